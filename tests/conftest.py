@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -73,6 +74,16 @@ def open_pocl() -> Device:
     if found.info.platform != PLATFORM:
         pytest.skip("this is of PoCL's only")
     return found
+
+
+D = TypeVar("D", bound=AnyDevice)
+
+
+def with_units(device: D, count: int) -> D:
+    """The device as if it had so many compute units, whatever this machine has: how many rows tiles
+    have, and what is kept for each unit, follows their number."""
+    device.info = replace(device.info, compute_units=count)
+    return device
 
 
 def roundings(device: AnyDevice) -> float:

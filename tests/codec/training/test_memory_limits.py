@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from conftest import open_mapping, open_opencl, small_pixels
+from conftest import open_mapping, open_opencl, small_pixels, with_units
 from networks import small_network
 
 from imgmlp.cli import decode, train
@@ -33,7 +33,7 @@ KILO = 1024
 
 def small_device(nbytes: int, at_once: int | None = None) -> Device:
     """PoCL with so much memory, with which every kernel runs by itself: batches take memory."""
-    device = open_opencl()
+    device = with_units(open_opencl(), 2)
     device.info = replace(device.info, memory=nbytes)
     device.max_allocation = at_once or nbytes
     return device

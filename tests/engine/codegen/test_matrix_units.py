@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import warps
+from conftest import with_units
 from test_block import blocks, filled, gradients, held, network
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, compiler, dtype, open_device
@@ -24,9 +24,8 @@ compiled = pytest.mark.skipif(warps.COMPILER is None, reason="there is no g++")
 
 @pytest.fixture
 def device() -> AnyDevice:
-    found = open_device("numpy:uops-group")
+    found = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
     found.has_matrix_units = True
-    found.info = replace(found.info, compute_units=1)  # so that groups have several tiles
     return found
 
 
@@ -169,7 +168,7 @@ def test_matrices_of_float32_stay_where_they_are_for_several_tiles(
 ) -> None:
     """The cache has them from the first tile on; of one tile each, groups take them slice by slice.
     Without sums in registers three groups a unit run at a time."""
-    device.info = replace(device.info, compute_units=units)
+    with_units(device, units)
     x, last = filled(device, 768, 64) * 2.0, filled(device, 64, 3)
     for n in range(2):
         x = (x @ (filled(device, 64, 64) * (n + 1)).realize()).relu()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping, open_pocl
+from conftest import MAPPINGS, open_mapping, open_pocl, with_units
 
 from imgmlp.engine import (
     AnyDevice,
@@ -113,7 +113,7 @@ def test_values_come_from_the_host_and_go_there_by_the_page_in_turn(device: AnyD
 
 def test_launches_of_several_steps_take_turns_as_well() -> None:
     """As those of one step do, and arguments behind what their groups count in."""
-    device, generator = open_pocl(), np.random.default_rng(0)
+    device, generator = with_units(open_pocl(), 2), np.random.default_rng(0)
 
     def drawn(*shape: int, name: str) -> Tensor:
         return Tensor(generator.normal(size=shape).astype(np.float32), device, name=name)

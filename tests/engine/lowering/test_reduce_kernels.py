@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import EMULATED, open_mapping
+from conftest import EMULATED, open_mapping, with_units
 from reference import close
 
 from imgmlp.engine import AnyDevice, Program, Tensor, open_device
@@ -72,8 +71,7 @@ def test_neighbours_are_read_one_after_the_other(name: str) -> None:
 
 def test_of_wide_rows_much_is_read_at_once() -> None:
     """Of 4,096 columns no line of 16 from each of many pages."""
-    device = open_device("numpy:uops")
-    device.info = replace(device.info, compute_units=2)
+    device = with_units(open_device("numpy:uops"), 2)
     found, _ = program(device, REDUCTIONS["columns"], 64, 4096)
     (code,) = found.stages.codes
     inner = [u.arg.count for u in code.uops if u.op is U.RANGE and u.arg.kind == "vector"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import with_units
 
 from imgmlp.engine import Device, Tensor, compile, compiler, open_device
 from imgmlp.engine.compiler import Stages
@@ -83,10 +83,9 @@ def test_one_of_two_blocks_runs_beside_the_other(beside: Procedure, side: Side) 
 
 def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, str]:
     """Of the block that runs beside others, in how many cuts, and the source."""
-    device, cuts, cut = open_device("numpy"), list[int](), block.cut_batch
+    device, cuts, cut = with_units(open_device("numpy"), units), list[int](), block.cut_batch
     assert isinstance(device, NumpyDevice)
     device.lanes, device.has_queues, device.has_matrix_units = "group", True, True
-    device.info = replace(device.info, compute_units=units)
     monkeypatch.setattr(block, "GROUPS_ASIDE", 1)
     monkeypatch.setattr(block, "cut_batch", lambda *of: (cuts.append(0), cut(*of))[1])
     found = compile(Two(device).step, device).stages

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import EMULATED, open_mapping, open_opencl, small_pixels
+from conftest import EMULATED, open_mapping, open_opencl, small_pixels, with_units
 from reference import close
 
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
@@ -241,7 +241,7 @@ def test_tiles_get_smaller_where_a_kernel_has_no_room(
     monkeypatch: pytest.MonkeyPatch, refused: int, rows: int | None, told: str
 ) -> None:
     monkeypatch.setattr("imgmlp.engine.runtime.program.LEAST_TILE", 32)
-    monkeypatch.setitem(MOST_ROWS, "one", 64)  # on any number of cores
+    monkeypatch.setitem(MOST_ROWS, "one", 64)
     tried: list[str] = []
 
     def shortage(_: Device, kernel: KernelHandle, lanes: int) -> str | None:
@@ -253,7 +253,7 @@ def test_tiles_get_smaller_where_a_kernel_has_no_room(
     monkeypatch.setattr(Device, "shortage", shortage)
     monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
     with pytest.warns(ImgmlpWarning, match=told) as warned:
-        program = gradients(open_mapping("one"))
+        program = gradients(with_units(open_mapping("one"), 2))
     assert {w.filename for w in warned} == {__file__}  # whoever compiles
     blocks = [k.rows for k in program.stages.procedure.kernels if isinstance(k, Block)]
     assert blocks == ([rows] if rows else [])

@@ -12,7 +12,7 @@ from weakref import ref
 
 import numpy as np
 import pytest
-from conftest import OPENCL, environment, open_mapping, open_opencl
+from conftest import OPENCL, environment, open_mapping, open_opencl, with_units
 
 from imgmlp.engine import (
     AnyDevice,
@@ -289,7 +289,7 @@ def test_a_step_and_its_smaller_tiles_are_two_entries(
     told: list[str] = []
     monkeypatch.setattr(program, "warn", lambda text, _: told.append(text))
     monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
-    device = open_mapping("one")
+    device = with_units(open_mapping("one"), 2)
     large = learning(device).executable.block_rows
     monkeypatch.setattr(Device, "shortage", lambda *_: None if told else "no room")
     assert learning(device).executable.block_rows == large // 2 > 0

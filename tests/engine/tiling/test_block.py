@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import EMULATED, open_mapping
+from conftest import EMULATED, open_mapping, with_units
 
 from imgmlp.engine import AnyDevice, Program, Tensor, cond, nn, open_device
 from imgmlp.engine import dtype as dt
@@ -108,8 +107,7 @@ def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
     [4, 32, 5, 12],  # a lane has the whole of its share at once; the last ones' tiles are uneven
 )
 def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) -> None:
-    device = open_device("numpy:uops-group")
-    device.info = replace(device.info, compute_units=1)  # so that tiles have many rows
+    device = with_units(open_device("numpy:uops-group"), 1)  # so that tiles have many rows
     table, weight = filled(device, 50, features), filled(device, features, 7)
     rng = np.random.default_rng(1)
     rows = Tensor(rng.integers(0, 50, 300).astype(np.int32), device)
@@ -135,8 +133,7 @@ def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) ->
 @pytest.mark.parametrize(("features", "stores"), [(37, 1), (37, 3), (40, 3)])
 def test_lanes_have_their_values_in_registers(features: int, stores: int) -> None:
     """No more than there is room for, and only unrolled loops reach them."""
-    device = open_device("numpy:uops-group")
-    device.info = replace(device.info, compute_units=1)  # so that tiles have many rows
+    device = with_units(open_device("numpy:uops-group"), 1)  # so that tiles have many rows
     x, weight = filled(device, 512, features), filled(device, features, 7)
     outputs = gradients((x.sin() @ weight).square().sum(), weight)
     outputs |= {f"rows{n}": (x.sin() * (n + 2.0)).node for n in range(stores - 1)}
@@ -162,8 +159,7 @@ def test_lanes_have_their_values_in_registers(features: int, stores: int) -> Non
 def test_lanes_beyond_a_tile_load_nothing() -> None:
     """Of 64 rows of 12 features each lane has two times four, the last lanes but once. The last
     tile's places are the last ones in memory: whoever looked further would be told."""
-    device = open_device("numpy:uops-group")
-    device.info = replace(device.info, compute_units=1)
+    device = with_units(open_device("numpy:uops-group"), 1)
     table, weight = filled(device, 50, 12), filled(device, 12, 7)
     places = np.random.default_rng(1).integers(0, 50, 256).astype(np.int32)
     rows = table.gather(Tensor(places, device))
@@ -176,9 +172,8 @@ def test_lanes_beyond_a_tile_load_nothing() -> None:
 @pytest.mark.parametrize(("hidden", "once"), [(64, True), (72, False)])
 def test_sums_that_lanes_keep_to_the_end_are_stored_once(hidden: int, once: bool) -> None:
     """A tile's sums of more than 64 columns are not kept: they are added to memory, from zero."""
-    device = open_device("numpy:uops-group")
+    device = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
     device.has_matrix_units = True
-    device.info = replace(device.info, compute_units=1)  # so that groups have several tiles
     outputs = network(device, 700, [8, hidden, 3], Tensor.relu)
     program = Program(device, outputs, [], precision="half")
     (block,) = blocks(program.stages.procedure)
@@ -352,9 +347,8 @@ def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:
 @pytest.mark.parametrize(("batch", "width", "kept"), [(512, 16, 3), (1111, 16, 3), (512, 80, 0)])
 def test_sums_that_lanes_keep_from_tile_to_tile(batch: int, width: int, kept: int) -> None:
     """In half precision, gradients of one tile each. Here NumPy multiplies, and rounds nothing."""
-    device = open_device("numpy:uops-group")
+    device = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
     device.has_matrix_units = True
-    device.info = replace(device.info, compute_units=1)  # so that each group has several tiles
     square = filled(device, width, width)  # a product that is stored as it is, and not added
     outputs = network(device, batch, [6, width, width, 3], lambda x: (x @ square).sin())
     found = Program(device, outputs, [], precision="half")

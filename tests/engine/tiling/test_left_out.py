@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import EMULATED, open_mapping
+from conftest import EMULATED, open_mapping, with_units
 
 from imgmlp.engine import AnyDevice, Program, Tensor
 from imgmlp.engine import dtype as dt
@@ -20,7 +20,7 @@ Chosen = Callable[[Any, Any], Any]  # of row numbers and a turn, int32
 
 @pytest.fixture(scope="module", params=["one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
+    return with_units(open_mapping(request.param), 2)  # of which each has several tiles
 
 
 def one_of_four(rows: Any, turn: Any) -> Any:
@@ -114,7 +114,7 @@ def test_tiles_are_left_out_of_sums_to_which_they_add_nothing(device: AnyDevice)
 def test_what_such_sums_need_is_all_that_is_guarded() -> None:
     """A product of either layer, which adds up its bias as well, of terms as they are; and what one
     of these alone reads."""
-    program, _ = step(open_mapping("numpy:procedure"), one_of_four)
+    program, _ = step(with_units(open_mapping("numpy:procedure"), 2), one_of_four)
     inner, *kernels = guarded(program)
     assert len(kernels) == 2
     (own,) = inner.writes()

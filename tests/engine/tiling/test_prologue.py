@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import EMULATED, open_mapping
+from conftest import EMULATED, open_mapping, with_units
 from reference import close
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device, optim
@@ -42,7 +42,7 @@ def descent(device: AnyDevice) -> tuple[Program, list[Tensor]]:
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
 def test_a_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
-    device = open_device("numpy")
+    device = with_units(open_device("numpy"), 2)
     device.lanes = lanes
     block, after = descent(device)[0].stages.procedure.kernels
     assert isinstance(block, Block)
@@ -55,7 +55,7 @@ def test_what_would_take_long_to_copy_is_copied_by_all_groups_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prologue, "MOST_COPIED", FEATURES * FEATURES - 1)
-    copied, block, _ = descent(open_device("numpy"))[0].stages.procedure.kernels
+    copied, block, _ = descent(with_units(open_device("numpy"), 2))[0].stages.procedure.kernels
     assert isinstance(copied, Fused)  # with the states that are set aside
     assert (FEATURES, FEATURES) in [k.shape for k in copied.members]
     assert isinstance(block, Block)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import warps
+from conftest import with_units
 from reference import close
 from test_block import blocks, filled, gradients, held
 
@@ -26,9 +27,8 @@ Network = Callable[[Tensor], Tensor]
 
 @pytest.fixture
 def device() -> AnyDevice:
-    found = open_device("numpy:uops-group")
+    found = with_units(open_device("numpy:uops-group"), 1)
     found.has_matrix_units = True
-    found.info = replace(found.info, compute_units=1)
     return found
 
 
