@@ -54,7 +54,7 @@ ELEMENTWISE = [
     Template(
         "f", "{x}.gelu()", "{x} / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * ({x} + 0.044715 * {x}**3)))"
     ),
-    Template("f", "{x}.gelu(exact=True)", "0.5 * {x} * (1 + erf({x} / np.sqrt(2)))"),
+    Template("f", "{x}.gelu(exact=True)", "0.5 * {x} * erfc(-{x} / np.sqrt(2))"),
     Template("f", "({x}.abs() + 0.5).reciprocal()", "1 / (np.abs({x}) + 0.5)"),
     Template("f", "{x} / ({y}.abs() + 0.5)", "{x} / (cast(np.abs({y}), 'f32') + 0.5)"),
     Template("f", "{c} / ({x}.square() + 0.5)", "{c} / (np.square({x}) + 0.5)"),

@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
-from operations import attend, conv, erf, linear, pooled, spread
+from operations import attend, conv, erf, erfc, linear, pooled, spread
 
 from imgmlp.engine import Tensor, cond, dtype, loop, nn
 
@@ -176,7 +176,7 @@ TENSOR_NAMES: dict[str, Any] = {
     "np": np, "nn": nn, "dtype": dtype, "Tensor": Tensor, "loop": loop, "cond": cond,
 }  # fmt: skip
 ARRAY_NAMES: dict[str, Any] = {
-    "np": np, "cast": cast, "looped": looped, "put": put, "added": added, "erf": erf, "conv": conv,
-    "spread": spread, "pooled": pooled, "linear": linear, "attend": attend,
+    "np": np, "cast": cast, "looped": looped, "put": put, "added": added, "erf": erf, "erfc": erfc,
+    "conv": conv, "spread": spread, "pooled": pooled, "linear": linear, "attend": attend,
     "chosen": lambda c, a, b: a() if c else b(),
 }  # fmt: skip

@@ -82,6 +82,7 @@ def linear(x: Any, size: tuple[int, int]) -> Any:
     for axis, n in zip((-2, -1), size, strict=True):
         old = np.arange(x.shape[axis])
         places = np.clip((np.arange(n) + 0.5) * old.size / n - 0.5, 0, old.size - 1)
+        places = (low := np.floor(places)) + np.float32(places - low)  # what either has is a float
         lines = [
             np.interp(places, old, line) for line in np.moveaxis(x, axis, -1).reshape(-1, old.size)
         ]
@@ -91,6 +92,10 @@ def linear(x: Any, size: tuple[int, int]) -> Any:
 
 def erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[float])(x)
+
+
+def erfc(x: Any) -> Any:
+    return np.vectorize(math.erfc, otypes=[float])(x)
 
 
 I, M = np.array([3, 0, 5, 3]), np.arange(7) % 3 > 0
