@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import open_mapping
+from conftest import open_mapping, with_units
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
 from imgmlp.engine.compiler import lower
@@ -99,7 +99,7 @@ def test_a_tile_that_is_read_before_all_lanes_wrote_it_is_a_race() -> None:
 
 @pytest.mark.parametrize(("size", "count"), [(1 << 16, 8), (1 << 15, 1), ((1 << 16) + 8, 1)])
 def test_lanes_take_several_elements_of_many(size: int, count: int) -> None:
-    device = open_mapping("numpy:uops-group")
+    device = with_units(open_mapping("numpy:uops-group"), 2)
     x = np.arange(size, dtype=np.float32)
     program = compile(lambda: {"y": Tensor(x, device) * 2}, device)
     (code,) = program.stages.codes
