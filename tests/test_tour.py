@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import open_opencl, open_pocl
+from conftest import open_opencl, open_pocl, with_units
 
 from imgmlp.engine import Device, Tensor, compile, cond, loop
 from imgmlp.engine.ir.kernel import render_procedure
@@ -107,7 +107,7 @@ def test_one_training_step_of_the_layer(device: Device) -> None:
 
 
 def test_two_layers_are_one_block() -> None:
-    device = open_pocl()  # on others a launch is of one step
+    device = with_units(open_pocl(), 2)  # on others a launch is of one step
 
     def whole(name: str, *shape: int) -> Tensor:
         return Tensor(np.ones(shape, np.float32), device, name=name)
