@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import Command, open_opencl
+from conftest import Command, open_mapping
 from reference import close
 
 from imgmlp.bench import report, speed
@@ -18,7 +18,7 @@ from imgmlp.bench.peak import FACTOR, Peak, described
 from imgmlp.bench.speed import Measured, Times, Turns
 from imgmlp.bench.start import seconds_to_first_step
 from imgmlp.codec.float_mlp import model
-from imgmlp.engine import Tensor, compile, open_device, optim
+from imgmlp.engine import Device, Tensor, compile, open_device, optim
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal
 
@@ -87,21 +87,29 @@ def test_numpy_by_hand_decodes_as_the_engine_does() -> None:
     assert np.abs(difference).max() <= 1
 
 
-@pytest.mark.parametrize("vector", [8, 16])
-def test_the_peaks_kernel_does_all_that_is_counted(vector: int) -> None:
-    device = open_opencl()
+@pytest.mark.parametrize(
+    ("mapping", "vector", "chains", "items"),
+    [("one", 8, 12, 1), ("one", 16, 12, 1), ("group", 1, 16, 4096)],
+)
+def test_the_peaks_kernel_does_all_that_is_counted(
+    mapping: str, vector: int, chains: int, items: int
+) -> None:
+    device = open_mapping(mapping)
+    assert isinstance(device, Device)
     if vector > device.peak_width:
         pytest.skip(f"{device.info.name} has no vectors of {vector}")
     device.peak_width = vector
     peak = Peak(device)
     peak.kernel(peak.items, peak.lanes, peak.out, FACTOR, peak.rounds)
-    wanted = sum(range(1, 13)) * math.exp(FACTOR * peak.rounds)
+    wanted = sum(range(1, chains + 1)) * math.exp(FACTOR * peak.rounds)
     assert np.allclose(peak.out, wanted, rtol=1e-2)  # float32 cannot hold 1 + 1e-9 exactly
-    assert peak.flops == 2 * 12 * vector * peak.rounds * device.info.compute_units
+    assert peak.items == items * device.info.compute_units
+    assert peak.flops == 2 * chains * vector * peak.rounds * peak.items
     found = peak.gflops(runs=1)
     assert math.isfinite(found)
     assert found > 0
-    assert f"multiply-adds in vectors of {vector}" in described(found, device)
+    told = f"in vectors of {vector}" in described(found, device)
+    assert told is (vector > 1)
 
 
 def measured() -> Measured:

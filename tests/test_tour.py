@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import open_opencl, open_pocl, with_units
+from conftest import open_mapping, open_pocl, with_units
 
 from imgmlp.engine import Device, Tensor, compile, cond, loop
 from imgmlp.engine.ir.kernel import render_procedure
@@ -23,7 +23,9 @@ PAGE = (Path(__file__).parent.parent / "docs" / "engine.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    return open_opencl()
+    found = open_mapping("one")
+    assert isinstance(found, Device)
+    return found
 
 
 def shown(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, open_opencl
+from conftest import Command, open_opencl, open_pocl
 
 from imgmlp.cli import prepare
 from imgmlp.codec import encoder, kinds
@@ -91,7 +91,7 @@ def test_a_second_time_everything_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(kinds, "compile_for", lambda *_: next(taken))
     some = [kinds.Kind("latent", 9, 5, Goal("lambda", 1e-3))]
     monkeypatch.setattr(kinds, "kinds", lambda _: some)
-    monkeypatch.setattr(prepare, "open_device", lambda _: open_opencl())
+    monkeypatch.setattr(prepare, "open_device", lambda _: open_pocl())
     terminal = Terminal()
     monkeypatch.setattr(terminal, "note", notes.append)
     monkeypatch.setattr(terminal, "done", notes.append)
