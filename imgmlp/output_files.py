@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -72,8 +73,9 @@ def write_atomically(
 ) -> None:
     """Have `write` fill a file that takes its name only once it is whole and on the disk.
 
-    Whatever goes wrong, the old file stays as it was, or none. Raises OutputError, also for a file
-    that is there by then and must not be replaced.
+    Whatever goes wrong, the old file stays as it was, or none. A new one in its place may be read
+    and written by whom it might. Raises OutputError, also for a file that is there by then and must
+    not be replaced.
     """
     path = Path(path)
     try:
@@ -86,6 +88,8 @@ def write_atomically(
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         sweep(whole)
         with _beside(whole) as (temporary, stream):
+            with contextlib.suppress(OSError):  # there is none yet, or nobody may be kept out here
+                shutil.copymode(whole, temporary)
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())

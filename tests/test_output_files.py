@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from conftest import environment
@@ -33,6 +36,21 @@ def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
     output_files.write_atomically(path, lambda stream: stream.write(b"new"))
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such permissions here")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_who_may_read_a_file_may_read_the_one_that_replaces_it(tmp_path: Path, mode: int) -> None:
+    """And nobody else, at any time."""
+    path, seen = tmp_path / "a", list[int]()
+    path.write_bytes(b"old")
+    path.chmod(mode)
+
+    def write(stream: BinaryIO) -> None:
+        seen.append(stat.S_IMODE(os.fstat(stream.fileno()).st_mode))
+
+    output_files.write_atomically(path, write)
+    assert [*seen, stat.S_IMODE(path.stat().st_mode)] == [mode, mode]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])

@@ -99,7 +99,8 @@ def _path(place: Path, key: str) -> Path:
 def _key(handle: int, info: DeviceInfo) -> str:
     """Differs where the outcome may: kernel_cache.py keeps processors apart."""
     told = [info.spec, info.platform, info.name, info.driver, info.version, info.compiled_for]
-    told += [shutil.which(name) or "" for name in LINKERS]  # nobody waits for a day then
+    path = os.environ.get("PATH", "")  # nothing is found without it, though which() would look
+    told += [shutil.which(name, path=path) or "" for name in LINKERS]  # nobody waits for a day then
     program = [str(Path(__file__).with_name(f"{name}.py")) for name in SOURCES]
     told += [_stamp(path) for path in (_library_of(handle), *program)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
@@ -184,7 +185,8 @@ def _tried(info: DeviceInfo) -> Outcome:
         believed = 0.0 if done.returncode else DAY
         return Outcome() if said[-1] == WORKS else Outcome(said[-1], believed)
     if NOT_LINKED in done.stderr:
-        return Outcome(f"it cannot link what it compiles: {INSTALL_LINKER}", DAY)
+        mend = INSTALL_LINKER if os.environ.get("PATH") else "set PATH, in which to look for ld"
+        return Outcome(f"it cannot link what it compiles: {mend}", DAY)
     last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
     problem = f"trying it ended by {child.ended_by(done.returncode)}: {last}"
     return Outcome(problem, DAY if -done.returncode in CRASHES else 0.0)

@@ -98,9 +98,23 @@ def test_a_linker_that_was_installed_may_change_the_outcome(
     keys = set()
     for found in ((), ("ld",), ("ld", "gcc")):
         here = dict.fromkeys(found, "/usr/bin")
-        monkeypatch.setattr(probe.shutil, "which", here.get)
+        monkeypatch.setattr(probe.shutil, "which", lambda name, here=here, **_: here.get(name))
         keys.add(probe._key(0, info))
     assert len(keys) == 3
+
+
+def test_without_a_path_to_look_for_a_linker_the_outcome_is_another(
+    monkeypatch: pytest.MonkeyPatch, info: DeviceInfo, place: Path, play: Callable[[str], None]
+) -> None:
+    """Whatever the system looks through then: what is found later is not believed to be missing."""
+    keys = {probe._key(0, info)}
+    play(f"echo error: {probe.NOT_LINKED} >&2; kill -ABRT $$")
+    monkeypatch.delenv("PATH")
+    keys.add(probe._key(0, info))
+    monkeypatch.setattr(probe.shutil, "which", lambda name, path=None: path and f"/usr/bin/{name}")
+    keys.add(probe._key(0, info))
+    assert len(keys) == 2
+    assert "set PATH" in ask(info)
 
 
 def test_a_reinstalled_driver_or_program_is_tried_again(
