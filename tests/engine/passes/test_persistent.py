@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import EMULATED, open_mapping, open_pocl
+from conftest import EMULATED, open_mapping, open_pocl, with_units
 from reference import close
 from test_prologue import descent
 
@@ -80,7 +80,7 @@ def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, units: int
 
 def test_a_phase_sees_what_the_one_before_stored_and_no_race_is_reported() -> None:
     """Of one launch, in which without phases the same would be a race."""
-    device = open_device("numpy:uops")
+    device = with_units(open_device("numpy:uops"), 2)  # each of which runs a group
     device.keeps_groups = True
     program = descent(device)[0]
     program.run()
