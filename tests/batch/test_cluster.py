@@ -207,7 +207,8 @@ def test_options_that_a_cluster_cannot_follow_are_refused(imgmlp: Command, tmp_p
         (("--jobs", "2"), "--jobs is for processes on this machine"),
     ):
         assert problem in imgmlp(*command, *wrong, check=2).stderr
-    nobody = imgmlp(*command, "--device", "9:9", check=6)  # which workers may have
+    soon = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
+    nobody = imgmlp(*command, "--device", "9:9", env=soon, check=6)  # which workers may have
     assert "no cluster answers" in nobody.stderr
     somewhere = imgmlp("encode", picture, "--out", out, "--cluster", "somewhere", check=2)
     assert "--cluster is 'somewhere'" in somewhere.stderr
