@@ -108,7 +108,7 @@ def test_the_peaks_kernel_does_all_that_is_counted(
     found = peak.gflops(runs=1)
     assert math.isfinite(found)
     assert found > 0
-    told = f"in vectors of {vector}" in described(found, device)
+    told = f"multiply-adds in vectors of {vector}" in described(found, device)
     assert told is (vector > 1)
 
 

@@ -50,7 +50,7 @@ static int floor_mod(int a, int b) {
 
 // The difference of two products, each of which is rounded. NVIDIA's compiler would make one
 // instruction of it and one product, which is not rounded then: a * b - c * d would not be 0 where
-// both are the same. Others do so within an expression only.
+// both are the same. PoCL's does so within an expression only.
 static float difference_of_products(float a, float b) {
 #ifdef __NV_CL_C_VERSION
   float found;

@@ -185,8 +185,8 @@ def _tried(info: DeviceInfo) -> Outcome:
         believed = 0.0 if done.returncode else DAY
         return Outcome() if said[-1] == WORKS else Outcome(said[-1], believed)
     if NOT_LINKED in done.stderr:
-        mend = INSTALL_LINKER if os.environ.get("PATH") else "set PATH, in which to look for ld"
-        return Outcome(f"it cannot link what it compiles: {mend}", DAY)
+        advice = INSTALL_LINKER if os.environ.get("PATH") else "set PATH, in which to look for ld"
+        return Outcome(f"it cannot link what it compiles: {advice}", DAY)
     last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
     problem = f"trying it ended by {child.ended_by(done.returncode)}: {last}"
     return Outcome(problem, DAY if -done.returncode in CRASHES else 0.0)

@@ -124,6 +124,10 @@ class Graph:
             for part in node.src:
                 if _base(part).op is not Op.BUFFER:  # which stands in memory, and is copied
                     self._keep(part)
+        elif node.op is Op.REDUCE_MAX and any(u.op is Op.EQ for u in self.users[node.src[0]]):
+            # Kernels may each round it otherwise: none of its values might be the largest.
+            if (compared := _base(node.src[0])).op in ELEMENTWISE:
+                self._keep(compared)
         elif node.op in (Op.LOOP, Op.COND):
             for source in node.src:
                 if source.op not in LOAD or source in _read_as_is(node):

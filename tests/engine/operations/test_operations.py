@@ -159,6 +159,26 @@ def test_the_difference_of_equal_products_is_nothing(device: AnyDevice) -> None:
     assert not program.read("roots").any()
 
 
+def test_the_largest_of_an_expression_is_one_of_its_values(device: AnyDevice) -> None:
+    """However its product is rounded in one kernel, and in others, which need that as well."""
+    draw = np.random.default_rng(0).normal
+    shapes = (500, 17), (500, 17), (17,)
+    a, b, c = (Tensor(draw(size=shape).astype(np.float32), device) for shape in shapes)
+
+    def step() -> dict[str, Tensor]:
+        product = a * b
+        largest = (product + c).max(1).sum() + (product * product).sum() * 1e-9
+        return {"slope": largest.gradient([a])[0]}
+
+    program = compile(step, device)
+    program.run()
+    chosen = (a.numpy() * b.numpy() + c.numpy()).argmax(1)[:, None] == np.arange(17)
+    assert np.allclose(program.read("slope"), b.numpy() * chosen, atol=1e-6)
+    places = compile(lambda: {"at": (a * b + c).argmax(1)}, device)
+    places.run()
+    assert np.array_equal(places.read("at"), chosen.argmax(1))
+
+
 def test_quotients_and_what_they_leave_are_numpys(device: AnyDevice) -> None:
     """Also where x / y is large, infinite or beside a whole number; of integers by 0 it is 0."""
     inf = np.inf
@@ -182,6 +202,7 @@ def test_quotients_and_what_they_leave_are_numpys(device: AnyDevice) -> None:
     for name, array in wanted.items():
         kind, units = array.dtype.kind, roundings(device) if name == "f4 //" else 0
         found = program.read(name)
+        assert found.shape == array.shape
         assert np.allclose(found, array, units * 2.0**-23, 0, equal_nan=kind == "f"), name
 
 
