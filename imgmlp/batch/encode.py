@@ -64,7 +64,7 @@ class Result:
             raise TrainingError(problem, hint="the best state is in the file; try another target")
         if self.missed is not None:
             advice = "try another target, a higher --effort or more --time"
-            if not self.metrics["steps"] or math.isinf(self.metrics["psnr"]):  # of one colour, say
+            if not self.metrics["steps"]:  # of one colour
                 advice = "no file of this picture is smaller"
             if self.beside:
                 advice = f"{self.beside:,} bytes of it are {_BESIDE}"
