@@ -52,7 +52,7 @@ class Without(LatentStep):
         latents, networks = super()._optimizers()
         if self.refreshed:
             rest = latent_step.BETAS, MEMORY, latent_step.EPSILON, self.shapes
-            return latents, optim.SOAP([self.flat], self.control[5], *rest)
+            return latents, optim.SOAP([self.flat], self.steering.networks, *rest)
         return latents, networks
 
     def _step(self) -> dict[str, Tensor]:

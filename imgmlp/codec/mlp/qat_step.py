@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from imgmlp.errors import OutOfMemoryError
 from imgmlp.image import counted, has_alpha
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 BATCH = 1024  # pixels in a step, if nothing else is wanted
 RATE = 6e-3  # learning rate of networks 88 wide; wider ones need a smaller one
@@ -46,6 +47,19 @@ EPSILON = 1e-12  # gradients of single weights can be as small as 1e-8
 _LEAST = 0.2  # steps by which the mean magnitude is taken to be larger when rates are counted
 
 
+class Steering(NamedTuple, Generic[T]):
+    """What `Control` comes to for a step: one float32 array on the device, in this order."""
+
+    noise: T  # as in Control, 0 or 1
+    rounding: T
+    price: T  # lambda, for each pixel
+    rate: T  # factor of the learning rates
+    per_run: T  # part of the run that a step is
+    per_warm_up: T  # and of the warm-up
+    weights: T  # their learning rate at its peak
+    sizes: T  # that of the steps' logarithms
+
+
 @dataclass
 class Control:
     """What the host decides while the step is replayed."""
@@ -56,13 +70,18 @@ class Control:
     price: float = 0.0  # lambda
     rate: float = 1.0  # factor of the learning rate
 
-    def array(self, pixels: int) -> Array:
-        """float32 [6], of what the device wants to know."""
-        warm_up = max(1.0, min(WARM_UP, self.steps / 20))
-        modes = [float(self.noise), float(self.rounding)]
-        rate = self.rate * min(1.0, USUAL_STEPS / self.steps) ** _BY_LENGTH
-        rates = [rate, 1 / self.steps, 1 / warm_up]
-        return np.array([*modes, self.price / pixels, *rates], np.float32)
+    def steering(self, pixels: int, peak: float) -> Steering[float]:
+        """What a step of so many pixels is told, whose weights have this learning rate at most."""
+        return Steering(
+            noise=float(self.noise),
+            rounding=float(self.rounding),
+            price=self.price / pixels,
+            rate=self.rate * min(1.0, USUAL_STEPS / self.steps) ** _BY_LENGTH,
+            per_run=1 / self.steps,
+            per_warm_up=1 / max(1.0, min(WARM_UP, self.steps / 20)),
+            weights=peak,
+            sizes=peak * STEP_RATE,
+        )
 
 
 def forward(flat: Tensor, shape: Shape, features: Tensor) -> Tensor:
@@ -118,12 +137,13 @@ class LearningStep(Resumable):
         self.flat = self._initial()
         self.sizes = Tensor(np.zeros(len(self.counts), np.float32), device, name="log2_steps")
         self.sums_of = Tensor(np.array(self.counts, np.float32), device, name="counts")
-        self.control = Tensor(np.zeros(8, np.float32), device, name="control")
+        self.control = Tensor(np.zeros(len(Steering._fields), np.float32), device, name="control")
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
         self.peak = RATE * math.sqrt(88 / shape.width) * (batch / BATCH) ** _BY_BATCH
-        self.adam = optim.AdamW([self.flat], self._rate(self.control[6]), BETAS, DECAY, EPSILON)
-        moving = self._rate(self.control[7]) * self.control[0]
+        told = self.steering
+        self.adam = optim.AdamW([self.flat], self._rate(told.weights), BETAS, DECAY, EPSILON)
+        moving = self._rate(told.sizes) * told.noise
         self.adam_sizes = optim.Adam([self.sizes], moving, BETAS, EPSILON)
         self.program: Program = compile(self._step, device)
 
@@ -159,29 +179,34 @@ class LearningStep(Resumable):
         found[self.places] = values
         return found
 
+    @property
+    def steering(self) -> Steering[Tensor]:
+        """What it is told, on the device."""
+        return Steering(*(self.control[n] for n in range(len(Steering._fields))))
+
     def _rate(self, peak: Tensor) -> Tensor:
-        done = self.count.cast(dtype.f32)
-        cosine = ((done * self.control[4] * math.pi).cos() + 1.0) * 0.5
-        warm = ((done + 1.0) * self.control[5]).minimum(1.0)
-        return warm * cosine * self.control[3] * peak
+        told, done = self.steering, self.count.cast(dtype.f32)
+        cosine = ((done * told.per_run * math.pi).cos() + 1.0) * 0.5
+        warm = ((done + 1.0) * told.per_warm_up).minimum(1.0)
+        return warm * cosine * told.rate * peak
 
     def _step(self) -> dict[str, Tensor]:
-        noise, rounding, price = (self.control[n] for n in range(3))
+        told = self.steering
         row, column = random_places(self.batch, self.size, self.seed, self.count)
         features = pixel_features(self.x, self.y, column, row)  # [batch, features]
         samples = self.pixels.gather(row * self.size[1] + column).cast(dtype.f32)
         step = self.sizes.exp2().gather(self.owner)  # [parameters]
         drawn = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2))
         draw = (drawn.contiguous().gather(self.numbers) - 0.5) * self.there
-        rounded = (_rounded(self.flat / step) * step - self.flat) * rounding
-        used = self.flat + step * draw * noise + rounded
+        rounded = (_rounded(self.flat / step) * step - self.flat) * told.rounding
+        used = self.flat + step * draw * told.noise + rounded
         answer = forward(used, self.room, features)
         difference = answer - (samples * (1 / 255) - 0.5)
         if self.channels in (2, 4):
             difference = difference * (samples - UNSEEN).minimum(1.0)
         error = difference.square().mean()
         (slope,) = error.gradient([used])
-        by_weight, by_size = self._rate_gradients(step, price)
+        by_weight, by_size = self._rate_gradients(step, told.price)
         self.adam.apply([slope + by_weight])
         by_noise = self._sums(slope * (used - self.flat)) * math.log(2)
         self.adam_sizes.apply([by_noise + by_size])
@@ -217,9 +242,8 @@ class LearningStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        found = control.array(self.width * self.height)
-        peaks = np.array([self.peak, self.peak * STEP_RATE], np.float32)
-        self.control.write(np.concatenate([found, peaks]))
+        steering = control.steering(self.width * self.height, self.peak)
+        self.control.write(np.array(steering, np.float32))
 
     def weigh(self) -> None:
         """Look at how large weights are, on which their price depends: they change slowly."""

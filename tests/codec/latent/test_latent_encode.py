@@ -29,7 +29,7 @@ from imgmlp.codec.latent.training import (
     rooms,
     rounding_search,
 )
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.latent_step import LatentStep, Steering
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import Budget
@@ -862,7 +862,7 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
             self.step.program.run(1)
         way_on = look(self, None)
         if self.done == 20:
-            rates.append(float(self.step.control.numpy()[5]))
+            rates.append(float(Steering(*self.step.control.numpy()).networks))
         return way_on
 
     monkeypatch.setattr(phases.LatentTrainer, "_look", exploding)

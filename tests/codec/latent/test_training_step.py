@@ -32,7 +32,7 @@ from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import hardening, latent_step, operations, phases, upsampling
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, part_of
-from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part
+from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part, Steering
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rooms import Room
 from imgmlp.codec.latent.training.windows import WindowedStep
@@ -482,7 +482,7 @@ def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_
     trainer.run(Run(should_stop=lambda: True))
     finer = phases.fineness(1e-5, step.pixels, 400)
     first = phases.control(0, 400, 1e-5).latents
-    assert step.control.numpy()[4] == pytest.approx(first * finer, rel=0.2)
+    assert Steering(*step.control.numpy()).latents == pytest.approx(first * finer, rel=0.2)
     assert trainer.state.finer == finer > 4
     networks = Search(step).run(1e-3)
     trainer.repeat(1e-3, networks)
@@ -631,9 +631,11 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     floats, grids = step.flat.numpy(), step.grids()
     at_once = {n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.shapes).items()}
     found = hardening.hardened(step, exponents, price, 60, lambda: False)
-    told = step.control.numpy()
+    tiles = Steering(*step.control.numpy()).tiles
     step.steer(phases.control(59, 60, price))
-    assert told[13] == step.control.numpy()[13] == latent_step.TILES  # by whose pace it is timed
+    assert (
+        tiles == Steering(*step.control.numpy()).tiles == latent_step.TILES
+    )  # by whose pace it is timed
     assert {name: tensor.exponent for name, tensor in found.items()} == exponents
     assert search._cost(found, price) < search._cost(at_once, price)
     same = np.concatenate(
@@ -1146,7 +1148,7 @@ def test_gradients_of_the_worst_picture_are_no_infinite_halves(
 
     def slopes() -> dict[str, Tensor]:
         error, bits = (costs.sum() for costs in step._forward(step.latents, step.flat))
-        loss = (error * (1 / channels) + bits * step.control[6]) * step.control[8]
+        loss = (error * (1 / channels) + bits * step.steering.price) * step.steering.scale
         return {f"{n}": g for n, g in enumerate(loss.gradient(outputs))}
 
     program = compile(slopes, step.device)

@@ -13,7 +13,7 @@ from conftest import small_pixels
 
 from imgmlp.codec.bitstream.quantize import quantize
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.qat_step import LearningStep
+from imgmlp.codec.mlp.qat_step import LearningStep, Steering
 from imgmlp.codec.mlp.training_phases import (
     FEWER,
     FREE,
@@ -67,10 +67,8 @@ def test_it_ends_rounded_and_near_its_budget(whole: MlpTrainer) -> None:
 
 
 def test_rounding_raises_the_learning_rate(whole: MlpTrainer) -> None:
-    rate = 3  # its place in the control
-    assert whole.step.control.numpy()[rate] == pytest.approx(
-        ROUNDED * make().step.control.numpy()[rate]
-    )
+    before, after = (Steering(*t.step.control.numpy()).rate for t in (make(), whole))
+    assert after == pytest.approx(ROUNDED * before)
 
 
 def between_steps(trainer: MlpTrainer) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,7 @@ from imgmlp.engine import (
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 # Tables for doubling maps, by a level and how many of them become as large as its grid.
 Takes = dict[tuple[int, int], list[Array]]
@@ -92,6 +93,27 @@ def levels_of(height: int, width: int, room: tuple[int, int] | None) -> int:
     return max(usual_levels(height, width), IN_LEAST if room == (LEAST, LEAST) else 0)
 
 
+class Steering(NamedTuple, Generic[T]):
+    """What `Control` comes to for a step: one float32 array on the device, in this order."""
+
+    inverse: T  # of the temperature of soft rounding
+    spread: T  # what makes soft rounding keep whole numbers
+    share: T  # of noise, as in Control, and so on
+    noise: T
+    latents: T
+    networks: T
+    price: T
+    rounding: T
+    scale: T  # times what the loss is
+    most: T  # that the norm of the networks' gradient may be
+    weights: T  # times the price that their bits cost
+    larger: T  # times what gradients are taken to be, beside EPSILON
+    apart: T
+    tiles: T
+    memory: T
+    momentum: T
+
+
 @dataclass
 class Control:
     """What the host decides while the step is replayed."""
@@ -109,18 +131,30 @@ class Control:
     memory: float = BETAS[1]  # what is left of networks' squared gradients in a step
     momentum: float = MOMENTUM  # what is left of latents' gradients, in windows
 
-    def array(self, channels: int, pixels: int, weights: float) -> Array:
-        """float32 [16], as the device wants it, of a step of so many pixels and samples of each,
-        where bits of weights cost so many times lambda.
+    def steering(self, channels: int, pixels: int, weights: float) -> Steering[float]:
+        """What a step of so many pixels and samples of each is told, where bits of weights cost so
+        many times lambda.
         """
-        t = self.temperature
-        soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise]
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
-        rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
-        larger = max(MEANT / max(self.price, 1e-9), 1.0)
-        last = CLIP * pixels, weights, larger, self.apart, self.tiles, self.memory
-        return np.array([*soft, *rates, *last, self.momentum], np.float32)
+        return Steering(
+            inverse=1 / self.temperature,
+            spread=0.5 / math.tanh(0.5 / self.temperature),
+            share=self.share,
+            noise=self.noise,
+            latents=self.latents,
+            networks=self.networks,
+            price=self.price,
+            rounding=float(self.rounding),
+            scale=scale,
+            most=CLIP * pixels,
+            weights=weights,
+            larger=max(MEANT / max(self.price, 1e-9), 1.0),
+            apart=self.apart,
+            tiles=self.tiles,
+            memory=self.memory,
+            momentum=self.momentum,
+        )
 
 
 def still(price: float) -> Control:
@@ -177,7 +211,8 @@ class LatentStep(Resumable):
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.candidate = Tensor(flat, device, name="candidate")  # to be judged
-        self.control = Tensor(Control(0.0).array(1, 1, 0.0), device, name="control")
+        steering = Control(0.0).steering(1, 1, 0.0)
+        self.control = Tensor(np.array(steering, np.float32), device, name="control")
         alpha = np.arange(self.channels) == self.channels - 1
         self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
@@ -191,9 +226,10 @@ class LatentStep(Resumable):
 
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
         """What moves the latents, and what moves the networks."""
-        of_latents, of_networks = (self.control[15], BETAS[1]), (BETAS[0], self.control[14])
-        latents = optim.Adam([self.latents], self.control[4], of_latents, EPSILON)
-        rates = self.control[5] * self.free
+        told = self.steering
+        of_latents, of_networks = (told.momentum, BETAS[1]), (BETAS[0], told.memory)
+        latents = optim.Adam([self.latents], told.latents, of_latents, EPSILON)
+        rates = told.networks * self.free
         return latents, optim.Adam([self.flat], rates, of_networks, EPSILON)
 
     def _compiled(
@@ -277,18 +313,22 @@ class LatentStep(Resumable):
 
     # --- the step ---
 
+    @property
+    def steering(self) -> Steering[Tensor]:
+        """What it is told, on the device."""
+        return Steering(*(self.control[n] for n in range(len(Steering._fields))))
+
     def _step(self) -> dict[str, Tensor]:
-        price, scale = self.control[6], self.control[8]
+        told = self.steering
+        price, scale, larger = told.price, told.scale, told.larger
         seen, slope = self._quantised()
         error, bits = (costs.sum() for costs in self._forward(seen, self.flat))
         loss = (error * (1 / self.channels) + bits * price) * scale
         by_seen, slopes = loss.gradient([seen, self.flat])
-        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * self.control[10])
-        larger = self.control[11]  # beside EPSILON
+        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * told.weights)
         self.adam_latents.apply([by_seen * (larger / scale) * slope])
         norm = by_flat.square().sum().sqrt()
-        most = self.control[9]
-        self.adam.apply([by_flat * (larger * most / norm.maximum(most))])
+        self.adam.apply([by_flat * (larger * told.most / norm.maximum(told.most))])
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits, "slopes": slopes}
 
@@ -330,13 +370,11 @@ class LatentStep(Resumable):
 
     def _quantised(self) -> tuple[Tensor, Tensor]:
         """The plane of grids as the networks see it, and the slopes of that."""
-        values = self.latents
-        inverse, spread, share, amount = (self.control[n] for n in range(4))
-        rounding = self.control[7]
-        noise = self._noise(share) * amount
-        once, first = operations.soft_round(values, inverse, spread)
-        twice, second = operations.soft_round(once + noise, inverse, spread)
-        seen = twice + (operations.nearest(values) - twice) * rounding
+        values, told = self.latents, self.steering
+        noise = self._noise(told.share) * told.noise
+        once, first = operations.soft_round(values, told.inverse, told.spread)
+        twice, second = operations.soft_round(once + noise, told.inverse, told.spread)
+        seen = twice + (operations.nearest(values) - twice) * told.rounding
         return _limited(seen) * self.taken, first * second * self.own
 
     def _noise(self, share: Tensor) -> Tensor:
@@ -346,7 +384,7 @@ class LatentStep(Resumable):
         gradients owe to it cancels as far as it is linear. (Where a GPU takes several steps of a
         window at once, an odd number of them leaves one without its other.)
         """
-        turn = self.count // self.control[12].cast(dtype.u32)
+        turn = self.count // self.steering.apart.cast(dtype.u32)
         bits = Tensor.random_bits(self.latents.shape, (self.seed, turn // 2))
         return operations.noise(bits, share) * (1.0 - (turn % 2).cast(dtype.f32) * 2.0)
 
@@ -369,7 +407,7 @@ class LatentStep(Resumable):
         every step; None for all of them."""
         if self.device.lanes == "group" or rows < MANY:
             return None
-        times = self.control[13]
+        times = self.steering.tiles
         turn = (Tensor.arange(rows) // TILE).cast(dtype.u32) + self.count
         return (turn % times.cast(dtype.u32)).eq(0).reshape(rows, 1), times
 
@@ -542,14 +580,13 @@ class LatentStep(Resumable):
     def _stand_still(self, flat: Array, price: float) -> None:
         """Take a step by which nothing moves, and after which the means of gradients are these."""
         self.flat.write(flat)
-        self.control.write(still(price).array(self.channels, self.pixels, self.weights))
+        self._tell(still(price))
         self.program.run()
 
     def _latent_slopes(self) -> list[Array]:
         """What that leaves of them."""
-        larger: float = self.control.numpy()[11]
         mean: Array = self.adam_latents.state()[0].numpy()
-        return self.extent.parts(mean / larger)
+        return self.extent.parts(mean / Steering(*self.control.numpy()).larger)
 
     def costs(self, extent: Extent, flat: Array) -> tuple[Array, list[Array]]:
         """What `judge` sums up, of one of the `windows`: squared errors, summed over channels, of
@@ -571,8 +608,7 @@ class LatentStep(Resumable):
 
     def _summed_slopes(self) -> Array:
         """What the last step leaves of them, over all of its pixels."""
-        scale = self.control.numpy()[8]  # of the loss
-        found: Array = self.program.read("slopes") / scale
+        found: Array = self.program.read("slopes") / Steering(*self.control.numpy()).scale
         return found
 
     @property
@@ -590,8 +626,11 @@ class LatentStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        control = replace(control, momentum=MOMENTUM)
-        self.control.write(control.array(self.channels, self.pixels, self.weights))
+        self._tell(replace(control, momentum=MOMENTUM))
+
+    def _tell(self, control: Control) -> None:
+        steering = control.steering(self.channels, self.pixels, self.weights)
+        self.control.write(np.array(steering, np.float32))
 
     @property
     def weights(self) -> float:
