@@ -82,11 +82,10 @@ def linear(x: Any, size: tuple[int, int]) -> Any:
     for axis, n in zip((-2, -1), size, strict=True):
         old = np.arange(x.shape[axis])
         places = np.clip((np.arange(n) + 0.5) * old.size / n - 0.5, 0, old.size - 1)
-        places = (low := np.floor(places)) + np.float32(places - low)  # what either has is a float
-        lines = [
-            np.interp(places, old, line) for line in np.moveaxis(x, axis, -1).reshape(-1, old.size)
-        ]
-        x = np.moveaxis(np.reshape(lines, (*np.moveaxis(x, axis, -1).shape[:-1], n)), -1, axis)
+        places = (low := np.floor(places)) + np.float32(places - low)
+        shares = np.float32(np.maximum(1 - np.abs(places[:, None] - old), 0))  # [n, old.size]
+        lines = np.moveaxis(x, axis, -1)[..., None, :]
+        x = np.moveaxis(np.sum(shares * lines, -1, where=shares > 0), -1, axis)
     return x
 
 
