@@ -38,6 +38,7 @@ from imgmlp.errors import FormatError, check_format
 Array = np.ndarray[Any, Any]
 
 LEAST, LARGEST = -64, 63  # latent
+FURTHEST = 2**29  # weights, in steps: what is coded is at most twice as far from a start
 LEVELS = 7
 MAX_LEVELS = 12
 MAX_HIDDEN = 128
@@ -173,12 +174,11 @@ class Quantized:
 
 
 def quantized(values: Array, exponent: int) -> Quantized:
-    """The nearest multiples of a step, halves up; what is not in reach of 32 bits, which no file
-    may have, is their end or 0."""
+    """The nearest multiples of a step, halves up. FURTHEST, which no file may have, is the most;
+    what is no number is 0."""
     with np.errstate(over="ignore"):
         steps = np.floor(np.ldexp(np.nan_to_num(np.float64(values)), exponent) + 0.5)
-    bounds = np.iinfo(np.int32)
-    return Quantized(np.clip(steps, bounds.min, bounds.max).astype(np.int32), exponent)
+    return Quantized(np.clip(steps, -FURTHEST, FURTHEST).astype(np.int32), exponent)
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,6 +90,14 @@ class Trainer(ABC, Generic[S, D]):
         assert self._good is not None
         return self._good
 
+    def settled(self) -> Snapshot:
+        """What to make a file of. Where numbers exploded after the last look, as where a limit ends
+        a run midway, the step goes back to the latest good state."""
+        found = self._sound()
+        if found is self._good:
+            self.step.restore(found.arrays)
+        return found
+
     def reached(self) -> str:
         return f"{self.step.done:,} of {self.state.steps:,} steps"
 

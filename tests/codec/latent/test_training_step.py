@@ -535,6 +535,18 @@ def test_networks_that_exploded_still_have_a_file(size: float) -> None:
     LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
 
 
+@pytest.mark.parametrize("size", [1e2, 1e8])
+def test_networks_whose_error_is_no_number_end_the_search(size: float) -> None:
+    """Where latents are large, weights of LARGEST_WEIGHT may still give none."""
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (100, 100, 3)).astype(np.uint8)
+    step = LatentStep(pixels, 0, open_device("numpy"))
+    step.write_grids([random.integers(-63, 64, grid.shape) for grid in step.grids()])
+    step.flat.write(step.flat.numpy() * np.float32(size))
+    networks = Search(step).run(1e-3)
+    LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
+
+
 def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() -> None:
     pixels = np.concatenate([picture(), np.zeros_like(picture()[:, :, :1])], axis=2)
     pixels[:, ::2, 3] = 255  # the rest is invisible

@@ -116,3 +116,16 @@ def test_a_stop_while_it_waits_keeps_where_it_is(tmp_path: Any) -> None:
     saved = checkpoint.load()
     assert saved is not None
     assert saved.arrays["done"] == 10
+
+
+def test_what_exploded_after_the_last_look_is_not_what_the_run_made() -> None:
+    trainer = begun()
+    good = trainer.settled()
+    assert good.arrays["done"] == 0
+    trainer.step.restore = trainer.step.__dict__.update
+    trainer.pause = None
+    assert trainer.run() == "done"
+    assert trainer.settled().arrays["done"] == 40
+    trainer.step.done = float("nan")
+    assert trainer.settled().arrays["done"] == 0
+    assert trainer.step.done == 0

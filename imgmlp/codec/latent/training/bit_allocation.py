@@ -83,11 +83,15 @@ class Search:
 
     def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
-        # while sums need too many bits
+        limited = False
         while (best := self._cost(self._rounded(self.exponents), price)) == math.inf:
-            if min(self.exponents.values()) <= COARSEST:
+            if limited:  # a file may have these, but what they give is no picture
+                break
+            limited = min(self.exponents.values()) <= COARSEST
+            if limited:
                 self._limit()
-            self.exponents = {n: max(e - 1, COARSEST) for n, e in self.exponents.items()}
+            else:  # sums need too many bits
+                self.exponents = {n: e - 1 for n, e in self.exponents.items()}
         for _ in range(rounds):
             before = best
             for name in self.floats:
@@ -215,7 +219,8 @@ class Search:
         return {name: self._made[name, exponents[name]] for name in self.floats}
 
     def _cost(self, networks: Mapping[str, Quantized], price: float) -> float:
-        """D + lambda R in mean squared error on [0, 1] and bits per pixel."""
+        """D + lambda R in mean squared error on [0, 1] and bits per pixel; infinity where a file
+        may not have these, or what they give is no number."""
         keys = [self._key(part, networks) for part in PARTS]
         asked = [key for key in keys if key not in self._judged]
         for part, _ in asked:
@@ -229,7 +234,8 @@ class Search:
         error, rate = (self._judged[key] for key in keys)
         cost = error * self.step.counted + price * rate
         cost = self._free + self._counts * (cost - self._free)
-        return cost + price * bits / self.step.pixels
+        cost += price * bits / self.step.pixels
+        return math.inf if math.isnan(cost) else cost
 
     def _key(self, part: Part, networks: Mapping[str, Quantized]) -> tuple[Part, bytes]:
         """The weights that one of what a step judges by depends on, which is asked for once."""
