@@ -160,12 +160,15 @@ class _Training:
         found = [path.stat() if path.is_file() else None for path in self.outputs.lasting()]
         return [None if one is None else (one.st_size, one.st_mtime_ns) for one in found]
 
-    def _check_again(self) -> None:
+    def _check_again(self, path: Path) -> None:
         """Refuse, as an OutputError, to replace what somebody has written since `check`."""
-        if self.force or self._looks() == self._before:
-            return
-        hint = "the same command goes on with --force, which replaces them"
-        raise OutputError("an output was written by somebody else in the meantime", hint=hint)
+        place = self.outputs.lasting().index(path)
+        if not self.force and self._looks()[place] != self._before[place]:
+            problem = f"{path} was written by somebody else in the meantime"
+            hint = "--force replaces it; -o, --png and --live choose other names"
+            if self.kept is not None:
+                hint = "the same command goes on with --force, which replaces it"
+            raise OutputError(problem, hint=hint)
 
     def introduce(self) -> None:
         """Say what is going to be done, and where."""
@@ -192,7 +195,6 @@ class _Training:
                 self.run.tell, self.run.should_stop = view.after(show), stop.requested
                 stop.requested()  # which is heard soon, as little is compiled here
                 trained = pipeline.train(self.picture, self.settings, self.device, self.run)
-            self._check_again()
             self._write(trained)
             how = "Done" if trained.stopped is None else trained.stopped.capitalize()
             done = f"{trained.steps:,} of {self.settings.steps:,} steps"
@@ -211,10 +213,12 @@ class _Training:
         if target == STANDARD:
             files.write_standard(data)
         else:
+            self._check_again(target)
             output_files.write_atomically(target, lambda stream: stream.write(data))
         if self.outputs.png is None:
             return
         try:
+            self._check_again(self.outputs.png)
             pictures.save_named(trained.pixels, self.outputs.png, self.picture.metadata)
         except OutputError as error:
             if target == STANDARD:

@@ -20,6 +20,7 @@ from imgmlp.cli import parsing
 from imgmlp.cli import train as training
 from imgmlp.cli.train import Outputs
 from imgmlp.codec.decoder import open_stored
+from imgmlp.codec.float_mlp import fit, npz
 from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.engine import list_devices
 from imgmlp.errors import Interrupted, OutputError
@@ -239,6 +240,43 @@ def test_what_somebody_writes_while_it_trains_stays_unless_forced(
     chosen = {"steps": 3, "batch": 64, "hidden": 8, "layers": 1, "features": 8}
     settings = parsing.training_settings("default", **chosen)
     outputs = Outputs(folder / "a.npz", folder / "a.png")
-    with nullcontext() if force else pytest.raises(OutputError, match="in the meantime"):
+    with nullcontext() if force else pytest.raises(OutputError, match=f"{name} was .* meantime"):
         training.run(terminal.Terminal(), picture, outputs, settings, "numpy", force)
     assert ((folder / name).read_bytes() == b"mine") is not force
+    if not force and name == "a.png":  # beside which the weights are written
+        with (folder / "a.npz").open("rb") as file:
+            assert npz.load(file).width == 31
+
+
+def test_weights_that_cannot_be_written_are_not_trained_again(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the run was."""
+    folder, steps = picture.parent, list[int]()
+    settings = parsing.training_settings("default", steps=3, batch=64, hidden=8, layers=1)
+    outputs = Outputs(folder / "a.npz", folder / "a.png")
+
+    write, go_on = training.output_files.write_atomically, fit._Replay.go_on
+
+    def run() -> None:
+        training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
+
+    def full(path: Path, *rest: Any) -> None:
+        if path.suffix == ".npz":
+            raise OutputError(f"cannot write {path}: disk full", hint="")
+        write(path, *rest)
+
+    def counted(replay: Any) -> None:
+        go_on(replay)
+        steps.append(replay.done)
+
+    monkeypatch.setattr(fit._Replay, "go_on", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.output_files, "write_atomically", full)
+        with pytest.raises(OutputError, match="disk full"):
+            run()
+    assert steps[-1] == 3
+    steps.clear()
+    run()
+    assert not steps
+    assert names(picture) == {"a.npz", "a.png"}

@@ -258,7 +258,7 @@ def fit(
     while replay.done < steps and not interrupted:
         replay.go_on()
         interrupted = run.stopping()
-        due = run.due(interrupted)
+        due = run.due(interrupted or replay.done == steps)  # files may have no room at the end
         if due or listener.diverged or replay.done % GOOD == 0 or replay.done == steps:
             replay.receiver.wait()
         if listener.diverged:
