@@ -126,6 +126,7 @@ class _Report:
     stop: StopRequest
     measured: list[Measured] = field(default_factory=list)
     kept: list[Checkpoint] = field(default_factory=list)
+    unfinished: bool = False  # whether some of these are of a picture that is not on the page
 
     def job(self, source: Path) -> files.Job:
         entry: Entry = {"file": str(source), "problem": None}
@@ -141,7 +142,12 @@ class _Report:
         what = dimensions(picture.width, picture.height, picture.channels)
         self.terminal.detail(f"{name}  {what}")
         run_of = self._runs(name, picture, job)
-        found = measure.measure(job, name, picture, run_of)
+        before = len(self.kept)
+        try:
+            found = measure.measure(job, name, picture, run_of)
+        except BaseException:
+            self.unfinished |= any(one.path.exists() for one in self.kept[before:])
+            raise
         self.measured.append(found)
         return found
 
@@ -166,7 +172,8 @@ class _Report:
         return run_of
 
     def write(self, job: Job) -> None:
-        """The page, after which nothing needs to be kept. Raises OutputError."""
+        """The page, after which nothing needs to be kept, unless another one is to have a picture
+        more. Raises OutputError."""
         about = page.About(
             codec=job.codec,
             effort=self.wanted.effort,
@@ -183,8 +190,12 @@ class _Report:
             output_files.write_atomically(
                 self.output, lambda stream: stream.write(text), self.force
             )
-        for one in self.kept:
-            one.remove(self.output)
+        if self.unfinished:
+            more = "the same command with --force goes on from there"
+            self.terminal.note(f"what was encoded is kept, as a picture failed: {more}")
+        else:
+            for one in self.kept:
+                one.remove(self.output)
         if len(text) > MOST:
             advice = "browsers take their time; fewer pictures or rates make it smaller"
             self.terminal.note(f"the page is larger than {size(MOST)}: {advice}")

@@ -20,7 +20,7 @@ from imgmlp.cli.compare import Wanted
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
-from imgmlp.errors import DeviceError, Interrupted, OutputError
+from imgmlp.errors import DeviceError, Interrupted, OutputError, PictureError
 from imgmlp.report import metrics
 from imgmlp.terminal import Terminal
 
@@ -172,6 +172,26 @@ def test_a_device_that_fails_loses_no_encoding(
     assert not (two[0].parent / "report.html").exists()
     assert run(two) == 0
     assert counted.files == 2 * count
+
+
+def test_a_picture_that_fails_midway_loses_no_encoding(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does the one before it, as the next page needs both."""
+    counted, count = Counted(monkeypatch), len(RATES)
+
+    def fails(*arguments: Any) -> Encoded:
+        if counted.files == count + 1:
+            raise PictureError("its second rate fails")
+        return counted(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode", fails)
+        assert run(two) == 1
+    assert "the same command with --force goes on from there" in capsys.readouterr().err
+    assert run(two, force=True) == 0
+    assert counted.files == 2 * count
+    assert {path.name for path in two[0].parent.iterdir()} == {"a.png", "b.png", "report.html"}
 
 
 def test_one_bad_picture_does_not_stop_the_others(
