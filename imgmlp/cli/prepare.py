@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from imgmlp.cli.folders import Request
 from imgmlp.codec import kinds
 from imgmlp.engine import open_device
 from imgmlp.errors import UsageError
@@ -18,7 +19,7 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
     if check:
         hint = "leave one of them out; a device that fails its check is not worth preparing"
         raise UsageError("--check and --prepare do not go together", hint=hint)
-    device = open_device(spec or "auto")
+    device = open_device(Request([], device=spec).one)
     terminal.note(device.info.describe())
     wanted = kinds.kinds(device)
     taken = dict[str, float]()

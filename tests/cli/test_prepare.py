@@ -108,5 +108,14 @@ def test_devices_that_compile_for_each_size_have_nothing_to_prepare(imgmlp: Comm
     assert json.loads(imgmlp("devices", "--prepare", "--json", "--device", "numpy").stdout) == {}
 
 
+def test_the_environment_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = list[str]()
+    monkeypatch.setenv("IMGMLP_DEVICE", "numpy,cpu")
+    terminal = Terminal()
+    monkeypatch.setattr(terminal, "note", notes.append)
+    prepare.run(terminal, as_json=False, spec=None)
+    assert notes[0].startswith("NumPy")
+
+
 def test_checking_and_preparing_are_two_commands(imgmlp: Command) -> None:
     assert "do not go together" in imgmlp("devices", "--check", "--prepare", check=2).stderr
