@@ -82,17 +82,18 @@ class _Encoder:
             ended = self._train(trainer)
             if ended == "interrupted":
                 raise self.run.interrupted(trainer.reached())
-            snapshot = trainer.snapshot()
+            snapshot = trainer.settled()
             if self.run.due(True):  # what follows may be stopped as well
                 self.run.keep(self._complete(snapshot))
             found, first = self._rounded(trainer)
+            found = replace(found, diverged=ended == "diverged")
             if self.best is None or self._distance(found) < self._distance(self.best):
                 self.best = found
             self.passes.add(trainer.state.price, first)
             steps = self.lengths.again(trainer.again)
             over = ended == "diverged" or not steps
             if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
-                return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
+                return replace(self.best, resumed=self.resumed)
             trainer.step.restore(snapshot.arrays)  # which rounding has changed
             price, until = self.passes.price(), self.lengths.until()
             trainer.repeat(price, first.model.networks, steps, until)
@@ -108,9 +109,10 @@ class _Encoder:
             state = LatentTrainerState.of(saved.values)
         steps = state.first or state.steps
         anew = self._anew(step, steps)
-        begin(step, self.picture.pixels, first, steps)
         self.passes.least = lengths.least_passes(steps)
-        if saved is not None:
+        if saved is None:
+            begin(step, self.picture.pixels, first, steps)
+        else:
             step.restore(saved.arrays)
             self.resumed = step.done
             self.passes.tried = saved.values["tried"]

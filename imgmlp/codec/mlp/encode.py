@@ -69,7 +69,7 @@ def encode(
         if encoder.best is None or encoder.distance(found) < encoder.distance(encoder.best):
             encoder.best = found
         if found.diverged or not encoder.again():
-            return encoder.best
+            return replace(encoder.best, resumed=encoder.resumed)
 
 
 class _Encoder:

@@ -889,6 +889,25 @@ def test_where_nothing_helps_the_last_good_state_is_the_file(
     assert container.parse(found.bytes).header.codec == "latent"
 
 
+@pytest.mark.parametrize("best", [0, 1])
+def test_a_file_of_before_a_pass_that_diverged_is_whole(
+    best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, passes = latent._Encoder._train, list[str]()
+
+    def diverging(self: latent._Encoder, trainer: LatentTrainer) -> str:
+        passes.append(train(self, trainer))
+        return passes[-1] if len(passes) == 1 else "diverged"
+
+    monkeypatch.setattr(latent._Encoder, "_train", diverging)
+    monkeypatch.setattr(
+        latent._Encoder, "_distance", lambda _, draft: draft.diverged is not bool(best)
+    )
+    found = run(Goal("bytes", 300))
+    assert passes == ["done", "done"]
+    assert found.diverged is (best == 1)
+
+
 def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None:
     large, small = (512, 768, 3), (128, 128, 3)
     assert forms.widths(small, math.inf) < forms.widths(large, math.inf)

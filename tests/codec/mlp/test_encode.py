@@ -231,6 +231,23 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     assert all(note.startswith("continuing after") for note in notes)
 
 
+def test_a_file_from_before_the_stop_is_one_of_a_run_that_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where what came after it was no better."""
+    before, after = Draft(b"1", {}), Draft(b"12", {}, resumed=7)
+
+    def begun(*_: object) -> SimpleNamespace:
+        never: dict[str, Any] = {"search": lambda: None, "again": lambda: False}
+        made = {"attempt": lambda: after, "distance": lambda draft: len(draft.bytes)}
+        return SimpleNamespace(best=before, resumed=7, **never, **made)
+
+    monkeypatch.setattr(mlp, "_Encoder", begun)
+    picture, device = Picture(small_pixels()), open_device("numpy")
+    found = mlp.encode(picture, Goal("bytes", 1), SHORT, device, Run())
+    assert (found.bytes, found.resumed) == (b"1", 7)
+
+
 def test_a_short_run_that_was_stopped_is_not_begun_again(tmp_path: Path) -> None:
     steps: list[int] = []
     checkpoint = Checkpoint(tmp_path / "c", "k")
