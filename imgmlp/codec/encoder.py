@@ -49,7 +49,7 @@ def workload(codec: Codec, level: int | None, seconds: float | None) -> Workload
     """Training of an effort from 1 to 9, or of the codec's own choice. Raises UsageError."""
     if codec == "latent":
         return latent.workload(level, seconds)
-    return target.workload(target.EFFORT if level is None else level, seconds)
+    return target.workload(level, seconds)
 
 
 def expected_seconds(

@@ -158,7 +158,7 @@ class Extent:
         there = -(-self.picture[axis] // 2**level)
         return max(0, (begin >> level) - halo), min(there, -(-end // 2**level) + halo)
 
-    def bounds(self, axis: int, level: int, halo: int = 0) -> Span:
+    def bounds(self, axis: int, level: int, halo: int) -> Span:
         """The same along an axis of the plane's grid."""
         first, end = self.span(axis, level, halo)
         moved = self.halo - (self.corner[axis] >> level)

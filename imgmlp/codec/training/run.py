@@ -37,9 +37,7 @@ class Progress:
     cost: float | None = None
 
     @staticmethod
-    def between(
-        first: Moment, last: Moment, steps: int, loss: float, preview: Any = None
-    ) -> Progress:
+    def between(first: Moment, last: Moment, steps: int, loss: float, preview: Any) -> Progress:
         """That of the last moment, at the pace since the first."""
         (before, begin), (step, end) = first, last
         pace = (step - before) / max(end - begin, 1e-9)

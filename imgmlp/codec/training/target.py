@@ -137,12 +137,13 @@ class Workload:
         return steps, wider
 
 
-def workload(level: int = EFFORT, seconds: float | None = None) -> Workload:
-    """Training of an effort from 1 to 9.
+def workload(level: int | None, seconds: float | None) -> Workload:
+    """Training of an effort from 1 to 9; of none, that of EFFORT.
 
-    Up to the default each level doubles the steps. Above it steps get wider: they bring as much
+    Up to that each level doubles the steps. Above it steps get wider: they bring as much
     as more of them, and GPUs take many pixels in little more time than few. Raises UsageError.
     """
+    level = EFFORT if level is None else level
     if not 1 <= level <= 9:
         raise UsageError(f"--effort is {level}", hint="use a whole number from 1 to 9")
     more = level - EFFORT

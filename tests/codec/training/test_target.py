@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -91,14 +92,15 @@ def test_of_files_that_keep_a_target_the_best_is_nearest() -> None:
 
 
 def test_each_effort_is_more_work() -> None:
-    levels = {level: target.workload(level) for level in range(1, 10)}
+    levels = {level: target.workload(level, None) for level in range(1, 10)}
+    assert target.workload(None, 2.0) == replace(levels[5], seconds=2.0)
     found = {level: (work.steps, work.wider) for level, work in levels.items()}
     assert [found[n] for n in (1, 4, 5, 9)] == [(3_750, 1), (30_000, 1), (60_000, 1), (60_000, 8)]
     products = [steps * wider for steps, wider in found.values()]
     assert all(1.5 * less <= more <= 2 * less for less, more in pairwise(products))
     for level in (0, 10):
         with pytest.raises(UsageError, match="--effort"):
-            target.workload(level)
+            target.workload(level, None)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Tables(NamedTuple):
 
 
 def upsampled(
-    x: Tensor, taps: Tensor, height: int, width: int, tables: Tables | None = None, halo: int = 0
+    x: Tensor, taps: Tensor, height: int, width: int, tables: Tables | None, halo: int
 ) -> Tensor:
     """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more; with a
     `halo`, of twice as many places without so many at either end.
