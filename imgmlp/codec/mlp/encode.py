@@ -26,7 +26,7 @@ from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rate_model import GLANCE, GLANCED_STEPS
 from imgmlp.codec.mlp.rounding_search import Rounding, Trial, read_back
 from imgmlp.codec.mlp.steps import Steps
-from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
+from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.run import Run
@@ -128,7 +128,7 @@ class _Encoder:
         if ended == "done":
             ended = self._run(trainer)
         seconds = before + time.perf_counter() - began
-        if trainer.state.phase < 2:  # it diverged, or was too short for looks
+        if trainer.state.phase < Phase.ROUNDING:  # it diverged, or was too short for looks
             trainer.fix_steps()
         if self._aims() and ended == "done":
             self._approach(trainer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ _LEAST_BY_BITS, _MOST_BY_BITS = 2.5, 6.0
 # Times the bits that a network gets to meet a quality, before noise begins and at its end, where it
 # hardly learns any more.
 FEWER, MORE, LAST = 0.85, 1.2, 1.08
-_START = 24.0, 64.0  # steps in the deviation of weights and of biases when noise begins
+_START, _START_OF_BIASES = 24.0, 64.0  # steps in their deviation when noise begins
 
 
 def still_to_come(gained: float, rest: float, weights: int) -> float:
@@ -67,10 +68,18 @@ def bits_for(missing: float, steps: int) -> float:
     return float(2 ** (missing / min(max(taken, _LEAST_BY_BITS), _MOST_BY_BITS)))
 
 
+class Phase(IntEnum):
+    """What weights are subject to, one after the other."""
+
+    FREE = 0
+    NOISE = 1
+    ROUNDING = 2
+
+
 @dataclass
 class MlpTrainerState(TrainerState):
     wider: int = 1  # times the usual pixels in a step
-    phase: int = 0  # 0 free, 1 noise, 2 rounding
+    phase: int = Phase.FREE
     budget: float = 0.0  # bits that it is to end with, as first given or changed since
     halfway: float = 0.0  # dB after half of the free steps
     choices: list[list[int]] = field(default_factory=list)  # step, finer of each layer
@@ -146,7 +155,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         had, as the learning rate was theirs."""
         state = self.state
         self._planned = max(self._planned, state.steps)
-        if self._most == 0 or state.phase > 0:
+        if self._most == 0 or state.phase > Phase.FREE:
             return 0
         return self._most if self.done < EARLY * state.steps else self._planned
 
@@ -157,24 +166,24 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     def _advance(self, done: int, reached: float) -> None:
         state, total = self.state, self.state.steps
         free = max(FREE * total, NOISY * total - NOISE)
-        if state.phase == 0 and done <= free / 2:
+        if state.phase == Phase.FREE and done <= free / 2:
             state.halfway = reached
-        if state.phase == 0 and done >= free:
+        if state.phase == Phase.FREE and done >= free:
             if self._goal is not None:
                 gained, weights = reached - state.halfway, self.step.shape.parameters
                 found = reached + still_to_come(gained, 1 - done / total, weights)
                 self._pay_for(self._goal + SPARE - found, FEWER, MORE)
             arrays = self.arrays()
             deviations = [float(np.sqrt(np.mean(a * a))) for a in arrays]
-            widths = [_START[a.ndim == 1] for a in arrays]
+            widths = [_START_OF_BIASES if a.ndim == 1 else _START for a in arrays]
             sizes = [d / w + 2.0**-20 for d, w in zip(deviations, widths, strict=True)]
             self.step.sizes.write(np.log2(sizes).astype(np.float32))
             self.step.weigh()
-            state.phase = 1
+            state.phase = Phase.NOISE
             self._steer()
-        if state.phase == 1 and done >= NOISY * total:
+        if state.phase == Phase.NOISE and done >= NOISY * total:
             self.fix_steps()
-        if state.phase == 2:
+        if state.phase == Phase.ROUNDING:
             self._draw((done / total - NOISY) / (1 - NOISY) * DRAWN)
 
     def fix_steps(self) -> None:
@@ -183,7 +192,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         choices = settle(self.arrays(), wished, self.state.budget)
         self.state.choices = [[c.step, c.finer] for c in choices]
         self.step.sizes.write(log_sizes(choices))
-        self.state.phase = 2
+        self.state.phase = Phase.ROUNDING
         self._steer()
 
     def _pay_for(self, missing: float, least: float, most: float) -> None:
@@ -204,15 +213,15 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def _reprice(self) -> None:
         state = self.state
-        if state.phase == 0:
+        if state.phase == Phase.FREE:
             return
         self.step.weigh()
         factor = (self._bits() / state.budget) ** 2
-        state.multiply_price(factor, most=2.0 if state.phase == 1 else 1.25)
+        state.multiply_price(factor, most=2.0 if state.phase == Phase.NOISE else 1.25)
         self._steer()
 
     def _bits(self) -> float:
-        if self.state.phase == 2:
+        if self.state.phase == Phase.ROUNDING:
             return total_bits(self.arrays(), self.choices())
         pairs = zip(self.arrays(), self._sizes(), strict=True)
         return sum(coded_bits(quantize(array, size)) for array, size in pairs)
@@ -223,7 +232,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def _steer(self) -> None:
         state = self.state
-        price = state.price if state.phase else 0.0
-        noise, rounding = state.phase == 1, state.phase == 2
+        price = 0.0 if state.phase == Phase.FREE else state.price
+        noise, rounding = (state.phase == one for one in (Phase.NOISE, Phase.ROUNDING))
         rate = state.slower * (ROUNDED if rounding else 1.0)
         self.step.steer(Control(state.steps, noise, rounding, price, rate))

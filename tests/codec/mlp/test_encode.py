@@ -23,6 +23,7 @@ from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, _Encoder
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.mlp.rounding_search import FULL, Rounding, Trial, overhead
 from imgmlp.codec.mlp.size_search import PILOT_RATE
+from imgmlp.codec.mlp.training_phases import Phase
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Run
@@ -348,7 +349,7 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
 
     def start(self: _Encoder, begin: Any) -> Any:
         shape = self.sizes.shape()
-        state = replace(begin(shape), phase=2)
+        state = replace(begin(shape), phase=Phase.ROUNDING)
         step = SimpleNamespace(shape=shape, done=state.steps)
         budget, reached = self.lengths.budget(shape), quality(shape, state.steps)
         made = {"arrays": lambda: (state.steps, budget), "choices": list, "quality": reached}

@@ -32,7 +32,7 @@ from imgmlp.codec.mlp.lengths import (
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, even
 from imgmlp.codec.mlp.size_search import COARSEST
-from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
+from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
 from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.compile_times import CompileTimes
@@ -328,7 +328,7 @@ def test_seconds_until_a_run_is_looked_at_count_once(monkeypatch: pytest.MonkeyP
     """A trainer adds them up by itself as well; those of another process are before these."""
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100)
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
-    state = SimpleNamespace(seconds=1000.0, phase=2)
+    state = SimpleNamespace(seconds=1000.0, phase=Phase.ROUNDING)
     step = SimpleNamespace(shape=encoder.sizes.shape())
     trainer: Any = SimpleNamespace(state=state, step=step, arrays=list, choices=list)
 
