@@ -23,7 +23,7 @@ from imgmlp.codec.mlp.estimate import (
 from imgmlp.codec.mlp.lengths import Lengths
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
-from imgmlp.codec.mlp.rate_model import GLANCE, GLANCED_STEPS
+from imgmlp.codec.mlp.rate_model import GLANCE, GLANCED_STEPS, Seen
 from imgmlp.codec.mlp.rounding_search import Rounding, Trial, read_back
 from imgmlp.codec.mlp.steps import Steps
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
@@ -113,7 +113,7 @@ class _Encoder:
             self._run(trainer)
             self.lengths.note_pace(trainer)
             weights, steps = trainer.step.shape.parameters, trainer.state.steps
-            self.lengths.learn([float(weights), float(steps), trainer.quality])
+            self.lengths.learn(Seen(float(weights), float(steps), trainer.quality))
 
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
@@ -225,7 +225,7 @@ class _Encoder:
             return 0
         workload = self.lengths.workload
         steps = workload.steps * workload.wider
-        return rivals(self.wanted.kind, operations(self.sizes.attempts[-1][2], steps))
+        return rivals(self.wanted.kind, operations(self.sizes.attempts[-1].size, steps))
 
     def _near(self) -> bool:
         """Whether the best file has the quality, and hardly more bytes than it seems to need."""

@@ -18,6 +18,7 @@ from imgmlp.codec.mlp.estimate import (
 )
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
+from imgmlp.codec.mlp.rate_model import Seen
 from imgmlp.codec.mlp.rounding_search import FINE, LONG, TRIED, Rounding, paid_weights
 from imgmlp.codec.mlp.size_search import BRIEF, LEAST, PILOT_RATE, SizeSearch, pilot_weights
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
@@ -168,8 +169,8 @@ class Lengths:
         self.searched = self.searched or (self.seconds is None and self.sizes.searched())
         return self.searched
 
-    def learn(self, pilot: list[float]) -> None:
-        """What a short run says of the network's size: its weights, steps and dB."""
+    def learn(self, pilot: Seen) -> None:
+        """What a short run says of the network's size."""
         self.sizes.pilots.append(pilot)
         if self.seconds is not None:
             self.sizes.foresee(self.fitting)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
 from imgmlp.codec.mlp.rooms import usual_frequencies
@@ -114,8 +115,7 @@ def usual_weights(wanted: Goal, pixels: int) -> float:
     return float(pixels * _USUAL_RATE * 2 ** ((wanted.value - _USUAL_QUALITY) / _GAIN) / BITS)
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What a run showed."""
 
     weights: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
@@ -55,6 +55,14 @@ def beside(shape: Shape, kind: Kind) -> list[Shape]:
     return rate_model.neighbours(shape, 1 if kind == "psnr" else BESIDE, BESIDE)
 
 
+class Attempt(NamedTuple):
+    """A network that was trained, and made a file of."""
+
+    paid: float  # weights of BITS each, that its bits would pay for
+    psnr: float
+    size: float  # weights that it has
+
+
 @dataclass
 class SizeSearch:
     """The network to train next. `most` are the weights that it may have."""
@@ -65,8 +73,8 @@ class SizeSearch:
     most: float
     weights: float  # that are paid for, BITS each
     size: float | None = None  # weights of the network, if it has more, of fewer bits each
-    pilots: list[list[float]] = field(default_factory=list)  # weights, steps, dB of short runs
-    attempts: list[list[float]] = field(default_factory=list)  # weights as paid for, dB, size
+    pilots: list[Seen] = field(default_factory=list)  # short runs
+    attempts: list[Attempt] = field(default_factory=list)
     rivals: int = 0  # attempts with networks beside the one that was found
     exchanged: bool = False  # whether another one took the place of the first
 
@@ -79,6 +87,8 @@ class SizeSearch:
     def restore(self, values: Mapping[str, Any]) -> None:
         for name in self.KEPT:
             setattr(self, name, values[name])
+        self.pilots = [Seen(*one) for one in values["pilots"]]
+        self.attempts = [Attempt(*one) for one in values["attempts"]]
 
     def shape(self) -> Shape:
         return self.shape_of(self.size or self.weights)
@@ -88,13 +98,13 @@ class SizeSearch:
 
     def tried(self, weights: float, psnr: float, size: float) -> None:
         """An attempt was made with so many weights as paid for, of a network with `size`."""
-        self.attempts.append([weights, min(psnr, MOST_TOLD), size])
+        self.attempts.append(Attempt(weights, min(psnr, MOST_TOLD), size))
 
     def searched(self) -> bool:
         """Whether short runs were made of a network near to the one that is wanted."""
         if len(self.pilots) < 2 or len(self.pilots) % 2:
             return False
-        near = abs(math.log2(self.weights / self.pilots[-1][0])) < FAR
+        near = abs(math.log2(self.weights / self.pilots[-1].weights)) < FAR
         return near or len(self.pilots) == PILOTS
 
     def foreseen(self) -> bool:
@@ -104,14 +114,14 @@ class SizeSearch:
         """
         if not self.pilots:
             return False
-        near = math.log2(self.pilots[0][0] / self.weights) < FAR
+        near = math.log2(self.pilots[0].weights / self.weights) < FAR
         return near or len(self.pilots) == BRIEF_PILOTS
 
     def foresee(self, steps: Callable[[float], float]) -> None:
         """Have the weights that are best in a limited time, of which `steps` tells the runs."""
         within = float(self.shape_of(1.0).parameters), self.most
-        last = Seen(*self.pilots[-1])
-        self.weights = rate_model.best_weights(self.wanted, self.samples, within, steps, last)
+        seen = self.pilots[-1]
+        self.weights = rate_model.best_weights(self.wanted, self.samples, within, steps, seen)
 
     @property
     def glances(self) -> bool:
@@ -141,12 +151,12 @@ class SizeSearch:
         else:
             wished = rate_model.weights_worth(self.wanted.value, self.samples, known)
         if not self.attempts:
-            tried, reach = self.pilots[-1][0], 2**FARTHEST
+            tried, reach = self.pilots[-1].weights, 2**FARTHEST
             wished = min(max(wished, tried / reach), tried * reach)
         self.weights = min(max(wished, self.shape_of(1.0).parameters), self.most)
         self.size = self._proven()
         if self.size is not None:
-            same = [Known(paid, psnr) for paid, psnr, size in self.attempts if size == self.size]
+            same = [Known(one.paid, one.psnr) for one in self.attempts if one.size == self.size]
             self.weights = min(rate_model.weights_for(self.wanted.value, same), self.most)
 
     def again(self, best: float, steps: Callable[[float], float]) -> bool:
@@ -183,7 +193,7 @@ class SizeSearch:
     def _untried(self) -> float | None:
         """The weights of the network that the target asks for, or of one beside it that is hardly
         larger than it may be."""
-        tried = {size for paid, _, size in self.attempts if self._alike(paid)}
+        tried = {one.size for one in self.attempts if self._alike(one.paid)}
         among = beside(self.shape_of(self.weights), self.wanted.kind)
         sizes = (float(shape.parameters) for shape in among)
         few = (size for size in sizes if size <= SPARE * self.most)
@@ -195,25 +205,26 @@ class SizeSearch:
         Some less than were enough: within one network bits count for less than between two.
         """
         least = self.wanted.value - TOLERANCE
-        own = [(paid, dB) for paid, dB, other in self.attempts if other == size]
-        enough = min(((paid, dB) for paid, dB in own if dB >= least), default=None)
+        own = [one for one in self.attempts if one.size == size]
+        enough = min((one.paid for one in own if one.psnr >= least), default=None)
         if enough is not None:
-            self.weights = min(self.weights, LESS * enough[0])
-        few = max((paid for paid, dB in own if dB < least), default=0.0)
+            self.weights = min(self.weights, LESS * enough)
+        few = max((one.paid for one in own if one.psnr < least), default=0.0)
         return self.weights * math.sqrt(LESS) > few
 
     def _needs(self) -> dict[float, float]:
         """The weights to pay for until networks of these sizes have the dB, by attempts near it,
         and by those that had more for no more than these need."""
-        sizes, goal = {size for *_, size in self.attempts}, self.wanted.value
-        known = {n: [Known(p, dB) for p, dB, size in self.attempts if size == n] for n in sizes}
+        known, goal = dict[float, list[Known]](), self.wanted.value
+        for one in self.attempts:
+            known.setdefault(one.size, []).append(Known(one.paid, one.psnr))
         needs = {size: rate_model.weights_for(goal, of) for size, of in known.items()}
         near = [n for n, of in known.items() if any(abs(o.psnr - goal) < NEARBY for o in of)]
         most = AS_MANY * min((needs[size] for size in near), default=0.0)
         return {
             size: needs[size]
             for size, of in known.items()
-            if size in near or any(one.psnr >= goal and one.weights <= most for one in of)
+            if size in near or any(o.psnr >= goal and o.weights <= most for o in of)
         }
 
     def _alike(self, paid: float) -> bool:
@@ -223,17 +234,18 @@ class SizeSearch:
     def make_do(self) -> None:
         """Take the network that is compiled, with as many bits as the wanted one would have."""
         if self.pilots:
-            self.size = self.pilots[-1][0]
+            self.size = self.pilots[-1].weights
             self.weights = max(self.weights, self.size * COARSEST / rate_model.BITS)
 
     def _known(self, steps: Callable[[float], float]) -> list[Known]:
         """Of attempts, or else what short runs would have given if they were as long."""
         if self.attempts:
-            return [Known(paid, psnr) for paid, psnr, _ in self.attempts]
-        pairs, found = (self.pilots[::2], self.pilots[1::2]), []
-        for (weights, _, before), (_, done, after) in zip(*pairs, strict=True):
-            longer = math.log2(max(1.0, steps(weights) / done))
-            found.append(Known(weights, after + rate_model.more_steps(after - before, longer)))
+            return [Known(one.paid, one.psnr) for one in self.attempts]
+        found = list[Known]()
+        for before, after in zip(self.pilots[::2], self.pilots[1::2], strict=True):
+            longer = math.log2(max(1.0, steps(before.weights) / after.steps))
+            more = rate_model.more_steps(after.psnr - before.psnr, longer)
+            found.append(Known(before.weights, after.psnr + more))
         return found
 
     def _proven(self) -> float | None:
@@ -243,5 +255,5 @@ class SizeSearch:
         more or less and as many bits differ by 0.3 dB either way.
         """
         goal, reach = self.wanted.value, SPARE * self.weights
-        sizes = [size for _, psnr, size in self.attempts if psnr >= goal and size <= reach]
-        return min(sizes, default=None)
+        good = (one.size for one in self.attempts if one.psnr >= goal and one.size <= reach)
+        return min(good, default=None)

@@ -22,7 +22,7 @@ from imgmlp.codec.mlp import estimate, integer_inference, rate_model, size_searc
 from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, _Encoder
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.mlp.rounding_search import FULL, Rounding, Trial, overhead
-from imgmlp.codec.mlp.size_search import PILOT_RATE
+from imgmlp.codec.mlp.size_search import PILOT_RATE, Attempt
 from imgmlp.codec.mlp.training_phases import Phase
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
@@ -310,11 +310,11 @@ def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has(
     """As if it had one weight, bits were so dear that it answered with one colour, to the end."""
     device = open_device("numpy")
     encoder = _Encoder(Picture(small_pixels()), Goal("psnr", 30), SHORT, device, Run())
-    encoder.sizes.attempts = [[200.0, 70.0, 300.0]]
+    encoder.sizes.attempts = [Attempt(200.0, 70.0, 300.0)]
     encoder.sizes.resize(encoder.lengths.whole)
     assert encoder.sizes.weights == encoder.sizes.shape().parameters
     small = encoder.sizes.shape()
-    encoder.sizes.attempts = [[encoder.sizes.weights, 28.0, encoder.sizes.weights]]
+    encoder.sizes.attempts = [Attempt(encoder.sizes.weights, 28.0, encoder.sizes.weights)]
     encoder.sizes.resize(encoder.lengths.whole)
     assert encoder.sizes.shape() != small
 
@@ -336,7 +336,7 @@ def test_small_pictures_may_have_more_weights_than_pixels() -> None:
     """As many bits as the pixels have; else a quality that bytes reach was out of reach."""
     picture = Picture(small_pixels())
     encoder = _Encoder(picture, Goal("psnr", 50), Workload(3750), open_device("numpy"), Run())
-    encoder.sizes.attempts = [[700.0, 30.0, 700.0]]
+    encoder.sizes.attempts = [Attempt(700.0, 30.0, 700.0)]
     encoder.sizes.resize(encoder.lengths.whole)
     assert encoder.sizes.weights == picture.pixels.nbytes * 8 / rate_model.BITS
 
@@ -402,10 +402,10 @@ def test_there_are_more_attempts_where_none_came_near(
     picture = Picture(np.resize(small_pixels(), (128, 128, 3)))
     encoder = _Encoder(picture, Goal("psnr", 29.44), Workload(60_000), open_device("numpy"), Run())
     tried = [10_513.0, 34.04], [2534.0, 25.65], [4895.0, 28.92], [5363.0, 29.33]
-    encoder.sizes.attempts = [[*attempt, attempt[0]] for attempt in tried]
+    encoder.sizes.attempts = [Attempt(*attempt, attempt[0]) for attempt in tried]
     encoder.sizes.weights, encoder.best = 5363.0, Draft(bytes(size), {"psnr": quality})
     assert encoder.again() is more
-    encoder.sizes.attempts += [[5500.0, 29.36, 5500.0]] * (MOST_ATTEMPTS - len(tried))
+    encoder.sizes.attempts += [Attempt(5500.0, 29.36, 5500.0)] * (MOST_ATTEMPTS - len(tried))
     assert not encoder.again()
 
 
@@ -453,7 +453,7 @@ def test_where_time_is_limited_there_are_none() -> None:
     limited = _Encoder(
         Picture(small_pixels()), Goal("bytes", 300), Workload(3, 60.0), open_device("numpy"), Run()
     )
-    limited.sizes.attempts.append([500.0, 30.0, 500.0])
+    limited.sizes.attempts.append(Attempt(500.0, 30.0, 500.0))
     assert limited._rivals() == 0
 
 

@@ -30,8 +30,9 @@ from imgmlp.codec.mlp.lengths import (
     Lengths,
 )
 from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.mlp.rate_model import Seen
 from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, even
-from imgmlp.codec.mlp.size_search import COARSEST
+from imgmlp.codec.mlp.size_search import COARSEST, Attempt
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
 from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -249,7 +250,7 @@ def test_a_limited_run_that_begins_too_well_or_badly_goes_on_with_another_networ
     assert np.sign(encoder.sizes.shape().parameters - shape.parameters) == larger
     seen = len(pauses)
     if not larger:
-        encoder.sizes.attempts = [[871.0, 24.0, 871.0]]
+        encoder.sizes.attempts = [Attempt(871.0, 24.0, 871.0)]
     assert encoder._suited(trainer) == (trainer, "done")  # once, and before any attempt
     assert len(pauses) == seen
 
@@ -479,7 +480,7 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=10)
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
     encoder.lengths.searched = True
-    encoder.sizes.pilots, encoder.sizes.weights = [[4000.0, 50.0, 22.0]], 3000.0
+    encoder.sizes.pilots, encoder.sizes.weights = [Seen(4000.0, 50.0, 22.0)], 3000.0
     encoder.lengths.afford()
     shape = encoder.sizes.shape()
     assert shape == rate_model.network_shape(4000.0, 3)
