@@ -37,7 +37,7 @@ from imgmlp.codec.latent.training.rooms import room_compiler
 from imgmlp.codec.latent.training.rounding_search import Rounding, Written
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
-from imgmlp.codec.training.passes import Passes
+from imgmlp.codec.training.passes import Passes, Tried
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.trainer import Ended
@@ -115,7 +115,7 @@ class _Encoder:
         else:
             step.restore(saved.arrays)
             self.resumed = step.done
-            self.passes.tried = saved.values["tried"]
+            self.passes.tried = [Tried(*one) for one in saved.values["tried"]]
             lengths.pace, lengths.judging = saved.values["pace"], saved.values["judging"]
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])

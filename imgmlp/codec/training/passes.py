@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
+from typing import NamedTuple
 
 from imgmlp.codec.training.search import Trial
 from imgmlp.codec.training.target import Goal
@@ -28,6 +29,13 @@ FURTHEST = 1.5  # doublings of the price, at most, at once
 HARDENED = 2  # doublings of a change of the price, at most, for passes that it did not turn round
 
 
+class Tried(NamedTuple):
+    """A run or a pass, before its file was changed for the target."""
+
+    price: float  # log2 of it
+    excess: float  # how much less would do
+
+
 @dataclass
 class Passes:
     """Of the last part of a run, each at a price nearer to the target's; `least` of them even if
@@ -36,11 +44,11 @@ class Passes:
 
     wanted: Goal
     least: int = 0
-    tried: list[list[float]] = field(default_factory=list)  # log2 of prices, what is too much there
+    tried: list[Tried] = field(default_factory=list)
 
     def add(self, price: float, first: Trial) -> None:
         """What a run or a pass at a price gave before it was changed for the target."""
-        self.tried.append([math.log2(price), self._excess(first)])
+        self.tried.append(Tried(math.log2(price), self._excess(first)))
 
     def _excess(self, first: Trial) -> float:
         """How much less would do, in dB or in doublings of the bytes; of a price, nothing."""
@@ -68,14 +76,14 @@ class Passes:
         """
         if self.wanted.kind == "lambda":
             return self.wanted.value
-        price, excess = self.tried[-1][0], self._left(len(self.tried) - 1)
+        price, excess = self.tried[-1].price, self._left(len(self.tried) - 1)
         price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
         return min(max(math.exp2(price), CHEAPEST), DEAREST)
 
     def _left(self, number: int) -> float:
         """How much is still too much at the end, after one of those that were tried."""
         saved = SAVED[self.wanted.kind] * max(self._least - number, 0)
-        return self.tried[number][1] - saved
+        return self.tried[number].excess - saved
 
     @property
     def to_come(self) -> int:
@@ -92,10 +100,10 @@ class Passes:
         The first pass says nothing of it: its price was another one most of the time.
         """
         usual, latest = SLOPES[self.wanted.kind], self.tried[1:][-2:]
-        if len(latest) < 2 or abs(latest[1][0] - latest[0][0]) < APART:
+        if len(latest) < 2 or abs(latest[1].price - latest[0].price) < APART:
             return usual / self._stubborn()
-        (price, excess), (later, now) = latest
-        measured = (now - excess) / (later - price)
+        before, now = latest
+        measured = (now.excess - before.excess) / (now.price - before.price)
         return -min(max(-measured, -usual / STEEP), -usual * STEEP)
 
     def _stubborn(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from imgmlp.codec.training.passes import MOST, SAVED, SLOPES, Passes
+from imgmlp.codec.training.passes import MOST, SAVED, SLOPES, Passes, Tried
 from imgmlp.codec.training.target import Goal
 
 
@@ -21,15 +21,17 @@ def test_the_price_of_a_pass_follows_from_the_latest_ones_alone() -> None:
     """Files of 359, 515 and 505 bytes where 396 are wanted: the first price is none to go back to,
     though it gave too little, because by now it would give too much as well.
     """
-    passes = Passes(Goal("bytes", 400), tried=[[-9.33, -0.14], [-9.68, 0.38], [-9.43, 0.35]])
+    tried = [Tried(-9.33, -0.14), Tried(-9.68, 0.38), Tried(-9.43, 0.35)]
+    passes = Passes(Goal("bytes", 400), tried=tried)
     assert math.log2(passes.price()) > -9.33 + 0.2
-    passes.tried += [[-8.4, -0.1]]  # a line through this one and the one before meets the target
+    # a line through this one and the one before meets the target
+    passes.tried.append(Tried(-8.4, -0.1))
     assert math.log2(passes.price()) == pytest.approx(-8.4 - 0.1 * 1.03 / 0.45)
 
 
 def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:
     """Even where it hits the target."""
-    passes = Passes(Goal("bytes", 3568), tried=[[-12.0, 0.2]])
+    passes = Passes(Goal("bytes", 3568), tried=[Tried(-12.0, 0.2)])
     assert not passes.enough(3536, 24.15, File(3924, 34.36))
     assert not passes.enough(3440, 33.70, File(3440, 33.70))  # nothing lost, but too little
     assert passes.enough(3520, 33.40, File(3600, 33.49))
@@ -58,7 +60,8 @@ def test_a_target_that_no_pass_hits_ends_after_the_last() -> None:
 
 def test_two_passes_at_nearly_one_price_tell_nothing_of_others() -> None:
     """Files of 30.28 and 30.32 dB where 30 are wanted, at the higher price more, are chance."""
-    passes = Passes(Goal("psnr", 30), tried=[[-8.3, 0.0], [-8.4, 0.28], [-8.21, 0.32]])
+    tried = [Tried(-8.3, 0.0), Tried(-8.4, 0.28), Tried(-8.21, 0.32)]
+    passes = Passes(Goal("psnr", 30), tried=tried)
     assert math.log2(passes.price()) == pytest.approx(-8.21 - 0.32 / SLOPES["psnr"])
 
 
@@ -67,12 +70,12 @@ def test_a_price_that_passes_do_not_follow_changes_faster() -> None:
     as usual, after four four times; not any more once they are on the other side.
     """
     passes, usual = Passes(Goal("bytes", 400)), -0.03 / SLOPES["bytes"]
-    passes.tried = [[-8.3, -0.1], [-8.4, 0.03], [-8.37, 0.03]]
+    passes.tried = [Tried(-8.3, -0.1), Tried(-8.4, 0.03), Tried(-8.37, 0.03)]
     for times in (1, 2, 4, 4):
-        price = passes.tried[-1][0]
+        price = passes.tried[-1].price
         assert math.log2(passes.price()) - price == pytest.approx(times * usual)
-        passes.tried += [[price + 0.03, 0.03]]
-    passes.tried += [[price + 0.1, -0.03]]
+        passes.tried += [Tried(price + 0.03, 0.03)]
+    passes.tried += [Tried(price + 0.1, -0.03)]
     assert math.log2(passes.price()) - (price + 0.1) == pytest.approx(-usual)
 
 
