@@ -204,6 +204,6 @@ def test_no_quality_has_no_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rounding, "one_colour", lambda *_: None)
     x = np.arange(40) % 2 * 255
     pixels = np.repeat(np.broadcast_to(x, (40, 40)).astype(np.uint8)[:, :, None], 3, 2)
-    found = encode(Picture(pixels), Goal("psnr", 30), workload(1), open_opencl(), codec="mlp")
+    found = encode(Picture(pixels), Goal("psnr", 30), workload(1, None), open_opencl(), codec="mlp")
     assert found.missed is None
     assert len(found.bytes) < 150
