@@ -81,7 +81,7 @@ def pooled(x: Any, join: Any, size: int, stride: int, padding: int = 0, fill: fl
 def linear(x: Any, size: tuple[int, int]) -> Any:
     for axis, n in zip((-2, -1), size, strict=True):
         old = np.arange(x.shape[axis])
-        places = np.clip((np.arange(n) + 0.5) * old.size / n - 0.5, 0, old.size - 1)
+        places = np.clip((np.arange(n) + 0.5) * old.size / n - 0.5, old.min(), old.max())
         places = (low := np.floor(places)) + np.float32(places - low)
         shares = np.float32(np.maximum(1 - np.abs(places[:, None] - old), 0))  # [n, old.size]
         lines = np.moveaxis(x, axis, -1)[..., None, :]
