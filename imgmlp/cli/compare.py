@@ -145,7 +145,7 @@ class _Report:
         before = len(self.kept)
         try:
             found = measure.measure(job, name, picture, run_of)
-        except BaseException:
+        except Exception:
             self.unfinished |= any(one.path.exists() for one in self.kept[before:])
             raise
         self.measured.append(found)

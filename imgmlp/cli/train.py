@@ -30,6 +30,8 @@ from imgmlp.report.live import LiveView
 from imgmlp.terminal import Terminal
 from imgmlp.text import duration, quoted, size
 
+REPLACING = "--force replaces it; -o, --png and --live choose other names"
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -65,9 +67,8 @@ class Outputs:
             files.check_terminal("weights", "imgmlp train photo.png -o - > weights.npz")
         own = [path for path in self.paths() if not output_files.is_special(path)]
         output_files.check_distinct(own, [source], "give every file a name of its own")
-        hint = "--force replaces it; -o, --png and --live choose other names"
         for path in self.paths():
-            output_files.check_output(path, path in replaced, hint)
+            output_files.check_output(path, path in replaced, REPLACING)
 
     def check_formats(self, picture: Picture | None = None) -> None:
         """Refuse, as a UsageError, names of pictures that cannot hold this one, or none at all."""
@@ -105,6 +106,12 @@ def run(
     training.check()
     training.introduce()
     training.report(training.train())
+
+
+def _look(path: Path) -> tuple[int, int] | None:
+    """Bytes and time of change of a file, if there is one."""
+    found = path.stat() if path.is_file() else None
+    return None if found is None else (found.st_size, found.st_mtime_ns)
 
 
 def _announce(terminal: Terminal, source: Path, picture: Picture, settings: Settings) -> None:
@@ -153,22 +160,15 @@ class _Training:
         """Refuse files that must not be replaced. Raises OutputError."""
         replaced = self.outputs.paths() if self.force else self.written_before()
         self.outputs.check(self.source, replaced)
-        self._before = self._looks()
-
-    def _looks(self) -> list[tuple[int, int] | None]:
-        """Bytes and time of change of the files that are written in the end."""
-        found = [path.stat() if path.is_file() else None for path in self.outputs.lasting()]
-        return [None if one is None else (one.st_size, one.st_mtime_ns) for one in found]
+        self._before = {path: _look(path) for path in self.outputs.lasting()}
 
     def _check_again(self, path: Path) -> None:
         """Refuse, as an OutputError, to replace what somebody has written since `check`."""
-        place = self.outputs.lasting().index(path)
-        if not self.force and self._looks()[place] != self._before[place]:
-            problem = f"{path} was written by somebody else in the meantime"
-            hint = "--force replaces it; -o, --png and --live choose other names"
-            if self.kept is not None:
-                hint = "the same command goes on with --force, which replaces it"
-            raise OutputError(problem, hint=hint)
+        if self.force or _look(path) == self._before[path]:
+            return
+        goes_on = "the same command goes on with --force, which replaces it"
+        problem = f"{path} was written by somebody else in the meantime"
+        raise OutputError(problem, hint=REPLACING if self.kept is None else goes_on)
 
     def introduce(self) -> None:
         """Say what is going to be done, and where."""

@@ -32,13 +32,14 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.bitstream.range_coder import MAX_MAGNITUDE
 from imgmlp.codec.latent.plane import REACH
 from imgmlp.errors import FormatError, check_format
 
 Array = np.ndarray[Any, Any]
 
 LEAST, LARGEST = -64, 63  # latent
-FURTHEST = 2**29  # weights, in steps: what is coded is at most twice as far from a start
+FURTHEST = MAX_MAGNITUDE // 2  # weight, in steps: its difference from a start can be coded too
 LEVELS = 7
 MAX_LEVELS = 12
 MAX_HIDDEN = 128

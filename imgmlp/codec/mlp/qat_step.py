@@ -70,9 +70,10 @@ class Control:
     price: float = 0.0  # lambda
     rate: float = 1.0  # factor of the learning rate
 
-    def steering(self, pixels: int, peak: float) -> Steering[float]:
-        """What a step of so many pixels is told, whose weights have this learning rate at most."""
-        return Steering(
+    def array(self, pixels: int, peak: float) -> Array:
+        """float32 [8], the Steering of a step of so many pixels, whose weights have this learning
+        rate at most."""
+        steering = Steering(
             noise=float(self.noise),
             rounding=float(self.rounding),
             price=self.price / pixels,
@@ -82,6 +83,7 @@ class Control:
             weights=peak,
             sizes=peak * STEP_RATE,
         )
+        return np.array(steering, np.float32)
 
 
 def forward(flat: Tensor, shape: Shape, features: Tensor) -> Tensor:
@@ -242,8 +244,7 @@ class LearningStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        steering = control.steering(self.width * self.height, self.peak)
-        self.control.write(np.array(steering, np.float32))
+        self.control.write(control.array(self.width * self.height, self.peak))
 
     def weigh(self) -> None:
         """Look at how large weights are, on which their price depends: they change slowly."""

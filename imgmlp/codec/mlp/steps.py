@@ -27,7 +27,7 @@ class Steps:
     def of(self, shape: Shape, wider: int, room: Shape) -> LearningStep:
         """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""
         if self._latest is None or self._latest[:3] != (shape, wider, room):
-            self._latest = None  # which is free then, unless a trainer has it
+            self._latest = None  # whose memory is free, unless a trainer goes on from it
             pixels, where = self._pixels, (self._device, BATCH * wider, room)
             step = within_memory(
                 partial(LearningStep, pixels, shape, SEED, *where),

@@ -32,7 +32,7 @@ from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_
 from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import hardening, latent_step, operations, phases, upsampling
-from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, part_of
+from imgmlp.codec.latent.training.bit_allocation import LARGEST_WEIGHT, Refinement, Search, part_of
 from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part, Steering
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rooms import Room
@@ -546,6 +546,7 @@ def test_networks_whose_error_is_no_number_end_the_search(size: float) -> None:
     step.flat.write(step.flat.numpy() * np.float32(size))
     networks = Search(step).run(1e-3)
     LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
+    assert max(abs(one.floats()).max() for one in networks.values()) <= LARGEST_WEIGHT
 
 
 def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() -> None:
@@ -644,11 +645,10 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     floats, grids = step.flat.numpy(), step.grids()
     at_once = {n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.shapes).items()}
     found = hardening.hardened(step, exponents, price, 60, lambda: False)
-    tiles = Steering(*step.control.numpy()).tiles
+    before = Steering(*step.control.numpy())
     step.steer(phases.control(59, 60, price))
-    assert (
-        tiles == Steering(*step.control.numpy()).tiles == latent_step.TILES
-    )  # by whose pace it is timed
+    after = Steering(*step.control.numpy())
+    assert before.tiles == after.tiles == latent_step.TILES  # by whose pace it is timed
     assert {name: tensor.exponent for name, tensor in found.items()} == exponents
     assert search._cost(found, price) < search._cost(at_once, price)
     same = np.concatenate(

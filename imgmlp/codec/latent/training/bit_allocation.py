@@ -83,15 +83,14 @@ class Search:
 
     def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
-        limited = False
-        while (best := self._cost(self._rounded(self.exponents), price)) == math.inf:
-            if limited:  # a file may have these, but what they give is no picture
-                break
+        best, limited = self._cost(self._rounded(self.exponents), price), False
+        while best == math.inf and not limited:
             limited = min(self.exponents.values()) <= COARSEST
-            if limited:
+            if limited:  # a file may have these, even if what they give is no picture
                 self._limit()
             else:  # sums need too many bits
                 self.exponents = {n: e - 1 for n, e in self.exponents.items()}
+            best = self._cost(self._rounded(self.exponents), price)
         for _ in range(rounds):
             before = best
             for name in self.floats:

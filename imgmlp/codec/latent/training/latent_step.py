@@ -131,13 +131,13 @@ class Control:
     memory: float = BETAS[1]  # what is left of networks' squared gradients in a step
     momentum: float = MOMENTUM  # what is left of latents' gradients, in windows
 
-    def steering(self, channels: int, pixels: int, weights: float) -> Steering[float]:
-        """What a step of so many pixels and samples of each is told, where bits of weights cost so
-        many times lambda.
+    def array(self, channels: int, pixels: int, weights: float) -> Array:
+        """float32 [16], the Steering of a step of so many pixels and samples of each, where bits of
+        weights cost so many times lambda.
         """
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
-        return Steering(
+        steering = Steering(
             inverse=1 / self.temperature,
             spread=0.5 / math.tanh(0.5 / self.temperature),
             share=self.share,
@@ -155,6 +155,7 @@ class Control:
             memory=self.memory,
             momentum=self.momentum,
         )
+        return np.array(steering, np.float32)
 
 
 def still(price: float) -> Control:
@@ -211,8 +212,7 @@ class LatentStep(Resumable):
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.candidate = Tensor(flat, device, name="candidate")  # to be judged
-        steering = Control(0.0).steering(1, 1, 0.0)
-        self.control = Tensor(np.array(steering, np.float32), device, name="control")
+        self.control = Tensor(Control(0.0).array(1, 1, 0.0), device, name="control")
         alpha = np.arange(self.channels) == self.channels - 1
         self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
@@ -580,7 +580,7 @@ class LatentStep(Resumable):
     def _stand_still(self, flat: Array, price: float) -> None:
         """Take a step by which nothing moves, and after which the means of gradients are these."""
         self.flat.write(flat)
-        self._tell(still(price))
+        self.control.write(still(price).array(self.channels, self.pixels, self.weights))
         self.program.run()
 
     def _latent_slopes(self) -> list[Array]:
@@ -626,11 +626,8 @@ class LatentStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        self._tell(replace(control, momentum=MOMENTUM))
-
-    def _tell(self, control: Control) -> None:
-        steering = control.steering(self.channels, self.pixels, self.weights)
-        self.control.write(np.array(steering, np.float32))
+        control = replace(control, momentum=MOMENTUM)
+        self.control.write(control.array(self.channels, self.pixels, self.weights))
 
     @property
     def weights(self) -> float:

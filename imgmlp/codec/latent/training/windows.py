@@ -155,8 +155,7 @@ class WindowedStep(WindowStep):
         self.extent = extent
         self._give(self.latents, extent.gathered(self._grids, HALO))
         weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
-        steering = self._control.steering(self.channels, extent.pixels, weights)
-        control = np.array(steering, np.float32)
+        control = self._control.array(self.channels, extent.pixels, weights)
         if not np.array_equal(control, self._told):
             self._give(self.control, control)
             self._told = control
