@@ -111,6 +111,7 @@ def test_devices_that_compile_for_each_size_have_nothing_to_prepare(imgmlp: Comm
 def test_the_environment_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = list[str]()
     monkeypatch.setenv("IMGMLP_DEVICE", "numpy,cpu")
+    monkeypatch.setattr(kinds, "kinds", lambda _: [])
     terminal = Terminal()
     monkeypatch.setattr(terminal, "note", notes.append)
     prepare.run(terminal, as_json=False, spec=None)

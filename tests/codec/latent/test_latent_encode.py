@@ -889,6 +889,22 @@ def test_where_nothing_helps_the_last_good_state_is_the_file(
     assert container.parse(found.bytes).header.codec == "latent"
 
 
+def test_what_explodes_after_the_last_look_is_not_in_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a limit ends a step of windows midway."""
+    train, usual = latent._Encoder._train, run(Goal("lambda", 1e-3))
+
+    def exploding(self: latent._Encoder, trainer: LatentTrainer) -> str:
+        ended = train(self, trainer)
+        trainer.step.flat.write(np.full(trainer.step.flat.shape, np.nan, np.float32))
+        return ended
+
+    monkeypatch.setattr(latent._Encoder, "_train", exploding)
+    found = run(Goal("lambda", 1e-3))
+    assert found.metrics["psnr"] > usual.metrics["psnr"] - 2
+
+
 @pytest.mark.parametrize("best", [0, 1])
 def test_a_file_of_before_a_pass_that_diverged_is_whole(
     best: int, monkeypatch: pytest.MonkeyPatch

@@ -536,6 +536,14 @@ def test_networks_that_exploded_still_have_a_file(size: float) -> None:
     LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
 
 
+def test_no_number_is_no_low_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    monkeypatch.setattr(step, "answer", lambda: math.nan)
+    search = Search(step)
+    assert search._cost(search._rounded(search.exponents), 1e-3) == math.inf
+    LatentModel(step.shape, grids_of(step), search.run(1e-3))  # which ends
+
+
 @pytest.mark.parametrize("size", [1e2, 1e8])
 def test_networks_whose_error_is_no_number_end_the_search(size: float) -> None:
     """Where latents are large, weights of LARGEST_WEIGHT may still give none."""
