@@ -1,13 +1,14 @@
-"""What picture files claim, beside what their bytes can hold: looked at before anything is decoded.
+"""What JPEG, JPEG 2000 and PCX files claim, beside what their bytes can hold: looked at before
+anything is decoded.
 
 Knows nothing of pixels. Pillow tells none of this: it fills what a JPEG lacks with gray, and walks
-through any number of scans and chunks.
+through any number of scans.
 """
 
 from __future__ import annotations
 
+import io
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -17,23 +18,11 @@ from typing import BinaryIO
 from PIL import Image, ImageFile
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import (
-    END,
-    PNG_START,
-    SCAN,
-    Chunk,
-    Segment,
-    chunks,
-    is_png,
-    segments,
-    tile_parts,
-)
+from imgmlp.image_parts import END, SCAN, Segment, segments, tile_parts
+from imgmlp.image_png import missing
 from imgmlp.text import by_command
 
 SCANS = 64  # of a JPEG; an encoder writes some ten
-CHUNKS = 4096  # of a PNG that may be of any length; of more each has SHORTEST bytes on average
-SHORTEST = 128
-LAST = 64  # bytes that a PNG's last chunk of pixels may lack before it is not decoded any more
 JPEG_END = b"\xff\xd9"
 _INTERVAL, _RESTART = 0xDD, re.compile(rb"\xff[\xd0-\xd7]")
 # Bits of a JPEG's block, by the marker of how it is coded: two codes, or one in the first scan of a
@@ -49,7 +38,9 @@ _FILLERS = (
 )
 _AHEAD = 16  # bytes; a decoder takes up to 8 more than it needs
 _TRIED = 32  # bytes that are offered to it one by one
-_BAND = 2**20  # pixels that are compared at a time, or bytes that are read
+_BAND = 2**20  # pixels that are compared at a time
+# Bytes of a PCX's head, and of the colours at its end; where the head says what they are.
+_PCX_HEAD, _PCX_COLOURS, _PCX_KIND, _PCX_GRAY = 128, 769, 68, 2
 
 Open = Callable[[bytes], ImageFile.ImageFile]
 
@@ -213,46 +204,22 @@ def _same(first: Image.Image, second: Image.Image) -> bool:
     return all(first.crop(box).tobytes() == second.crop(box).tobytes() for box in boxes)
 
 
-def check_png(stream: BinaryIO, path: Path) -> None:
-    """Refuse, as a PictureError, a PNG of countless chunks, an iPhone's, one that ends within its
-    pixels, and one whose pixels do not have their checksum, of which Pillow decodes others."""
-    stream.seek(0)
-    if not is_png(stream.read(len(PNG_START))):
-        return
-    for count, chunk in enumerate(chunks(stream, png=True), 1):
-        if chunk.kind == b"CgBI":
-            hint = by_command("convert it first", path, "ffmpeg -i {} converted.png")
-            problem = f"{path} is a PNG for iPhones (CgBI), which Pillow cannot read"
-            raise PictureError(problem, hint=hint)
-        if count > CHUNKS and chunk.then < SHORTEST * count:
-            hint = by_command("write it anew", path, "magick {} converted.png")
-            raise PictureError(f"{path} has more than {count - 1:,} tiny chunks", hint=hint)
-        if chunk.kind in (b"IDAT", b"fdAT") and (fault := _fault(stream, chunk)):
-            raise PictureError(f"{path} is {fault}", hint="get the file again")
-
-
 def check_jpeg2000(stream: BinaryIO, path: Path) -> None:
     """Refuse, as a PictureError, a JPEG 2000 that ends within the part of a tile."""
     end = max(tile_parts(stream), default=0)
-    missing = end - stream.seek(0, 2)
-    if missing > 0:
-        problem = f"{path} is truncated: {_missing(missing)}"
+    count = end - stream.seek(0, io.SEEK_END)
+    if count > 0:
+        problem = f"{path} is truncated: {missing(count)}"
         raise PictureError(problem, hint="get the file again")
 
 
-def _missing(count: int) -> str:
-    return f"{count:,} bytes of its pixels are missing" if count > 1 else "its last byte is missing"
-
-
-def _fault(stream: BinaryIO, chunk: Chunk) -> str:
-    """What is wrong with a chunk of pixels, at whose bytes the stream is; nothing if it lacks its
-    last bytes only, which may tell of no pixel, or is of a frame behind the first."""
-    found, left = zlib.crc32(chunk.kind), chunk.size
-    while left and (data := stream.read(min(left, _BAND))):
-        found, left = zlib.crc32(data, found), left - len(data)
-    told = stream.read(4)
-    if chunk.kind == b"IDAT" and left > LAST:
-        return f"truncated: {_missing(left)}"
-    if len(told) == 4 and int.from_bytes(told) != found:
-        return "damaged: a checksum is wrong"
-    return ""
+def check_pcx(image: Image.Image, stream: BinaryIO, path: Path) -> None:
+    """Refuse, as a PictureError, a PCX of numbered colours without them, which Pillow takes for
+    gray if the file does not end with them."""
+    stream.seek(0)
+    head = stream.read(_PCX_HEAD)
+    says_gray = head[_PCX_KIND] == _PCX_GRAY
+    stream.seek(-min(_PCX_COLOURS, stream.seek(0, io.SEEK_END)), io.SEEK_END)
+    if image.mode == "L" and not says_gray and stream.read(1) != b"\x0c":
+        problem = f"{path} is truncated: its colours, which should be its end, are missing"
+        raise PictureError(problem, hint="get the file again")

@@ -24,7 +24,15 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from imgmlp import image_beside, image_claims, image_coded, image_depth, image_frames, tiff_exif
+from imgmlp import (
+    image_beside,
+    image_claims,
+    image_coded,
+    image_depth,
+    image_frames,
+    image_png,
+    tiff_exif,
+)
 from imgmlp.errors import ImgmlpError, PictureError
 from imgmlp.library_messages import silent_libraries
 from imgmlp.text import by_command, printable
@@ -70,7 +78,7 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
     """
     icon = stream.read(len(ICON)) == ICON
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
-        image_claims.check_png(stream, path)
+        image_png.check_chunks(stream, path)
         image_beside.check(stream, path)
         image = Image.open(stream) if icon else _opened(stream, path)
         _check_format(image, path)
@@ -140,8 +148,11 @@ def _decoded(
     """The same picture with its pixels, of which no more are decoded than it says to have."""
     check_size(image, str(path))
     image_coded.check(image, stream, path)
+    image_png.check_pixels(image, stream, path, notes)
     if image.format == "JPEG2000":
         image_claims.check_jpeg2000(stream, path)
+    if image.format == "PCX":
+        image_claims.check_pcx(image, stream, path)
     # No picture inside of it, as icons and others have, may be larger than the whole.
     tiff = image.format == "TIFF"
     with _at_most(image.width * image.height), silent_libraries(tiff) as complaint:
@@ -293,7 +304,7 @@ def _pixels(
     jpeg = image_claims.jpeg(stream.read())
     jpeg.check(image.size, path)
     if not jpeg.has_end:
-        notes.append("the file's end is missing, but none of its pixels")
+        notes.append(image_png.END_MISSING)
     return jpeg.complete(image, lambda data: Image.open(io.BytesIO(data), formats=["JPEG"]))
 
 

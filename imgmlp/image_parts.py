@@ -65,21 +65,18 @@ def is_webp(start: bytes) -> bool:
 
 
 def chunks(stream: BinaryIO, png: bool) -> Iterator[Chunk]:
-    """Of a PNG or a WebP, each where the stream is at its bytes; what follows the end is nobody's.
-
-    Without IEND, the end of a PNG.
-    """
+    """Of a PNG or a WebP, each where the stream is at its bytes; none of what follows the end."""
     stream.seek(4)
     end = _ENDLESS if png else 8 + int.from_bytes(stream.read(4), "little")
     at = len(PNG_START) if png else 12
     stream.seek(at)
     while at < end and len(head := stream.read(8)) == 8:
         kind, count = (head[4:], head[:4]) if png else (head[:4], head[4:])
-        if png and kind == b"IEND":
-            return
         size = int.from_bytes(count, "big" if png else "little")
         at += 12 + size if png else 8 + size + size % 2
         yield Chunk(kind, size, at)
+        if png and kind == b"IEND":
+            return
         stream.seek(at)
 
 

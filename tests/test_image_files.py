@@ -9,6 +9,8 @@ import resource
 import struct
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import hostile
@@ -21,9 +23,9 @@ from PIL import Image, ImageFile, TiffImagePlugin, features
 from imgmlp import image as pictures
 from imgmlp import image_claims
 from imgmlp.errors import PictureError, UsageError
-from imgmlp.image_claims import LAST
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
 from imgmlp.image_parts import SCAN, segments
+from imgmlp.image_png import END_MISSING, LAST
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 MOST = 64  # MiB that refusing all of them may take
@@ -824,6 +826,111 @@ def test_a_png_whose_checksum_is_wrong_is_refused(tmp_path: Path) -> None:
             pictures.load(path)
     path.write_bytes(sound)
     assert np.array_equal(pictures.load(path).pixels, pixels)
+
+
+def png_of(
+    pixels: np.ndarray, rows: int, kind: int = 2, before: bytes = b"", more: int = 0
+) -> bytes:
+    """A PNG of 8 bits a sample that ends its data after so many rows, soundly."""
+    height, width = pixels.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    data = b"".join(b"\0" + row.tobytes() for row in pixels[:rows]) + bytes(more)
+    parts = ((b"IHDR", header), (b"", before), (b"IDAT", zlib.compress(data)), (b"IEND", b""))
+    return hostile.MAGIC + b"".join(hostile.chunk(*part) if part[0] else part[1] for part in parts)
+
+
+@pytest.mark.parametrize("wrap", [bytes, hostile.icns, hostile.ico])
+def test_a_png_whose_data_end_before_its_last_row_is_refused(
+    tmp_path: Path, wrap: Callable[[bytes], bytes]
+) -> None:
+    """Pillow takes the rows that are missing for black, checksums and all."""
+    side = {bytes: 33, hostile.icns: 256, hostile.ico: 16}[wrap]
+    pixels = np.random.default_rng(0).integers(1, 256, (side, side, 3), dtype=np.uint8)
+    path = tmp_path / "a"
+    for rows in (1, side // 2, side - 1):
+        path.write_bytes(wrap(png_of(pixels, rows)))
+        assert "its last rows are missing" in str(refusal(path))
+    for more in (0, 5):  # bytes behind the last row
+        path.write_bytes(wrap(png_of(pixels, side, more=more)))
+        np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
+
+
+def adam7(pixels: np.ndarray) -> list[bytes]:
+    """The rows of gray pixels, with their filters, in the order of interlaced passes."""
+    passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)]
+    passes += [(0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+    parts = [pixels[top::down, left::across] for left, top, across, down in passes]
+    return [b"\0" + row.tobytes() for part in parts for row in part if row.size]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (3, 5), (5, 4), (16, 17)])
+def test_an_interlaced_png_has_all_of_its_passes(tmp_path: Path, shape: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(1, 256, shape, dtype=np.uint8)
+    header = struct.pack(">IIBBBBB", shape[1], shape[0], 8, 0, 0, 0, 1)
+    rows, path = adam7(pixels), tmp_path / "a.png"
+    for count in range(len(rows) + 1):
+        data = zlib.compress(b"".join(rows[:count]))
+        parts = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
+        path.write_bytes(hostile.MAGIC + b"".join(hostile.chunk(*part) for part in parts))
+        if count < len(rows):
+            assert "its last rows are missing" in str(refusal(path))
+    np.testing.assert_array_equal(pictures.load(path).pixels[..., 0], pixels)
+
+
+def test_frames_of_a_png_up_to_the_one_that_is_taken_have_all_their_rows(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(1, 256, (3, 12, 10, 3), dtype=np.uint8)
+    frames[1, :5], frames[2, :, :3] = frames[0, :5], frames[1, :, :3]  # so that each is a part
+    first, *others = map(Image.fromarray, frames)
+    first.save(stream := io.BytesIO(), "PNG", save_all=True, append_images=others)
+    sound, path = stream.getvalue(), tmp_path / "a.png"
+    path.write_bytes(sound)
+    for number, frame in enumerate(frames, 1):
+        np.testing.assert_array_equal(pictures.load(path, frame=number).pixels, frame)
+    second = sound.index(b"fdAT") - 4
+    count = int.from_bytes(sound[second : second + 4])
+    body = sound[second + 8 : second + 8 + count]
+    rows = zlib.decompress(body[4:])
+    fewer = body[:4] + zlib.compress(rows[: len(rows) // 7])
+    path.write_bytes(sound[:second] + hostile.chunk(b"fdAT", fewer) + sound[second + 12 + count :])
+    np.testing.assert_array_equal(pictures.load(path, frame=1).pixels, frames[0])
+    for number in (2, 3):
+        with pytest.raises(PictureError, match="its last rows are missing"):
+            pictures.load(path, frame=number)
+
+
+def test_a_png_of_listed_colours_without_the_list_is_refused(tmp_path: Path) -> None:
+    """Pillow takes all of them for black."""
+    numbers, path = np.arange(64, dtype=np.uint8).reshape(8, 8), tmp_path / "a.png"
+    path.write_bytes(png_of(numbers, 8, kind=3))
+    assert "its colours are missing" in str(refusal(path))
+    colours = np.random.default_rng(0).integers(0, 256, (64, 3), dtype=np.uint8)
+    path.write_bytes(png_of(numbers, 8, 3, hostile.chunk(b"PLTE", colours.tobytes())))
+    np.testing.assert_array_equal(pictures.load(path).pixels, colours[numbers])
+
+
+def test_a_png_without_its_end_is_taken_and_that_is_said(tmp_path: Path) -> None:
+    path = save(Image.fromarray(RGB), tmp_path / "a.png")
+    sound = path.read_bytes()
+    assert pictures.load(path).notes == ()
+    for cut in (5, 8, 12, 16):
+        path.write_bytes(sound[:-cut])
+        found = pictures.load(path)
+        np.testing.assert_array_equal(found.pixels, RGB)
+        assert found.notes == (END_MISSING,)
+
+
+def test_a_pcx_of_listed_colours_without_the_list_is_refused(tmp_path: Path) -> None:
+    """Pillow takes their numbers for gray."""
+    path = save(Image.fromarray(RGB).resize((64, 64)).quantize(20), tmp_path / "a.pcx")
+    sound = path.read_bytes()
+    assert len(np.unique(pictures.load(path).pixels.reshape(-1, 3), axis=0)) > 1
+    for cut in (1, 300, 769):
+        path.write_bytes(sound[:-cut])
+        assert "its colours, which should be its end, are missing" in str(refusal(path))
+    gray = bytearray(save(Image.fromarray(GRAY[..., 0]), tmp_path / "b.pcx").read_bytes()[:-769])
+    gray[68] = 2  # says so
+    path.write_bytes(gray)
+    np.testing.assert_array_equal(pictures.load(path).pixels, GRAY)
 
 
 def test_what_libtiff_says_of_damage_that_pillow_takes_for_sound_is_a_note(
