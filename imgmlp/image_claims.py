@@ -18,7 +18,7 @@ from typing import BinaryIO
 from PIL import Image, ImageFile
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import END, SCAN, Segment, segments, tile_parts
+from imgmlp.image_parts import END, MOST_PARTS, SCAN, Segment, segments, tile_parts, tiles
 from imgmlp.image_png import missing
 from imgmlp.text import by_command
 
@@ -205,11 +205,16 @@ def _same(first: Image.Image, second: Image.Image) -> bool:
 
 
 def check_jpeg2000(stream: BinaryIO, path: Path) -> None:
-    """Refuse, as a PictureError, a JPEG 2000 that ends within the part of a tile."""
-    end = max(tile_parts(stream), default=0)
-    count = end - stream.seek(0, io.SEEK_END)
+    """Refuse, as a PictureError, a JPEG 2000 that ends within the part of a tile, or lacks tiles,
+    for which Pillow takes anything."""
+    parts = list(tile_parts(stream))
+    count = max((one.end for one in parts), default=0) - stream.seek(0, io.SEEK_END)
     if count > 0:
         problem = f"{path} is truncated: {missing(count)}"
+        raise PictureError(problem, hint="get the file again")
+    lacking = tiles(stream) - len({one.tile for one in parts})
+    if lacking > 0 and len(parts) < MOST_PARTS:
+        problem = f"{path} is damaged or truncated: {lacking:,} of its tiles are missing"
         raise PictureError(problem, hint="get the file again")
 
 

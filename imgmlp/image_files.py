@@ -156,8 +156,10 @@ def _decoded(
     # No picture inside of it, as icons and others have, may be larger than the whole.
     tiff = image.format == "TIFF"
     with _at_most(image.width * image.height), silent_libraries(tiff) as complaint:
-        _check_tiles(image, path)
-        found = _load(_by_libtiff(image, stream), stream, path, notes)
+        image = _by_libtiff(image, stream)
+        if tiff:
+            _check_tiles(image, path)
+        found = _load(image, stream, path, notes)
         if told := complaint():  # of what Pillow takes for sound
             notes.append(f"the file is damaged, and so may be the picture: {printable(told)}")
         return found
@@ -246,8 +248,15 @@ def _check_format(image: Image.Image, path: Path) -> None:
         raise PictureError(problem, hint=convert_hint(path))
 
 
-def _check_tiles(image: Image.Image, path: Path) -> None:
-    """Refuse a TIFF whose tiles are far larger than the picture that they cover."""
+def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
+    """Refuse a TIFF whose tiles are far larger than the picture, or do not cover it all.
+
+    Of these libtiff refuses those that it reads; Pillow itself takes what is missing for black,
+    and the file's first bytes for the pixels of a tile that it does not have.
+    """
+    if any(one.codec_name == "raw" and one.offset == 0 for one in image.tile) or _gaps(image):
+        problem = f"{path} is damaged, or leaves out parts that are black: some pixels are missing"
+        raise PictureError(problem, hint=convert_hint(path))
     tags = getattr(image, "tag_v2", {})
     width, height = tags.get(_TILE_WIDTH), tags.get(_TILE_HEIGHT)
     if not isinstance(width, int) or not isinstance(height, int):
@@ -256,6 +265,16 @@ def _check_tiles(image: Image.Image, path: Path) -> None:
         size = f"{image.width}×{image.height}"
         problem = f"{path} has tiles of {width}×{height} pixels for a picture of {size}"
         raise PictureError(problem, hint=convert_hint(path))
+
+
+def _gaps(image: ImageFile.ImageFile) -> bool:
+    """Whether its tiles have fewer pixels than it has."""
+    width, height = image.size[::-1] if _is_sideways(image) else image.size
+    covered = 0
+    for one in image.tile:
+        left, top, right, bottom = one.extents or (0, 0, width, height)
+        covered += max(0, min(right, width) - left) * max(0, min(bottom, height) - top)
+    return covered < width * height
 
 
 # --- pixels ---
@@ -342,9 +361,13 @@ def _is_apart(image: Image.Image) -> bool:
 
 def _turn_resolution(image: Image.Image) -> None:
     """Of a TIFF on its side: Pillow turns its pixels as it loads them, and nothing else."""
-    sideways = getattr(image, "tag_v2", {}).get(_ORIENTATION) in (5, 6, 7, 8)
-    if sideways and "dpi" in image.info:
+    if _is_sideways(image) and "dpi" in image.info:
         image.info["dpi"] = image.info["dpi"][::-1]
+
+
+def _is_sideways(image: Image.Image) -> bool:
+    orientation: object = getattr(image, "tag_v2", {}).get(_ORIENTATION)
+    return orientation in (5, 6, 7, 8)
 
 
 # --- refusals ---

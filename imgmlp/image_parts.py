@@ -6,6 +6,7 @@ Knows nothing of what the parts mean.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -17,7 +18,7 @@ _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _JP2_START = b"\0\0\0\x0cjP  \r\n\x87\n"
 CODESTREAM = b"\xff\x4f\xff\x51"  # how a JPEG 2000's begins (ITU T.800, A.5.1)
 _TILE_PART = b"\xff\x90"
-_MOST = 2**18  # parts of a JPEG 2000 that are looked at
+MOST_PARTS = 2**18  # of a JPEG 2000 that are looked at
 _ENDLESS = 2**63
 
 
@@ -80,31 +81,54 @@ def chunks(stream: BinaryIO, png: bool) -> Iterator[Chunk]:
         stream.seek(at)
 
 
-def tile_parts(stream: BinaryIO) -> Iterator[int]:
-    """Where each part of a tile ends in a JPEG 2000, as far as these are there (ITU T.800, A.4.2).
+@dataclass(frozen=True)
+class TilePart:
+    """A part of a JPEG 2000: of which tile, and where it ends."""
 
-    Of the last one it need not be told.
+    tile: int
+    end: int
+
+
+def tile_parts(stream: BinaryIO) -> Iterator[TilePart]:
+    """Of a JPEG 2000, as far as they are there (ITU T.800, A.4.2).
+
+    Where the last one ends need not be told: then it ends where it begins.
     """
     at = _codestream(stream)
     if _at(stream, at, 4) != CODESTREAM:
         return
     at += 2
     found = False
-    for _ in range(_MOST):
+    for _ in range(MOST_PARTS):
         head = _at(stream, at, 12)
         is_tile = head.startswith(_TILE_PART)
         size = int.from_bytes(head[6:10]) if is_tile else 2 + int.from_bytes(head[2:4])
-        if len(head) < 12 or size < 4 or head[0] != 0xFF or (found and not is_tile):
+        if len(head) < 12 or head[0] != 0xFF or (found and not is_tile):
             return
         found, at = is_tile, at + size
         if is_tile:
-            yield at
+            yield TilePart(int.from_bytes(head[4:6]), at)
+        if size < 4:
+            return
+
+
+def tiles(stream: BinaryIO) -> int:
+    """How many a JPEG 2000 says that it has (ITU T.800, B.3); 0 if it does not."""
+    head = _at(stream, _codestream(stream), 40)
+    if len(head) < 40 or not head.startswith(CODESTREAM):
+        return 0
+    right, bottom, _, _, width, height, left, top = struct.unpack(">8I", head[8:])
+    if not width or not height:
+        return 0
+    across: int = -((left - right) // width)
+    down: int = -((top - bottom) // height)
+    return across * down
 
 
 def _codestream(stream: BinaryIO) -> int:
     """Where it begins in a JPEG 2000 (ITU T.800, I.4), if it has one."""
     at = 0 if _at(stream, 0, 12) != _JP2_START else 12
-    for _ in range(_MOST):
+    for _ in range(MOST_PARTS):
         head = _at(stream, at, 16)
         size, begin = int.from_bytes(head[:4]), at + 8
         if size == 1:

@@ -24,7 +24,7 @@ from imgmlp import image as pictures
 from imgmlp import image_claims
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
-from imgmlp.image_parts import SCAN, segments
+from imgmlp.image_parts import CODESTREAM, SCAN, segments
 from imgmlp.image_png import END_MISSING, LAST
 
 RGB, GRAY = small_pixels(), small_pixels(1)
@@ -774,6 +774,47 @@ def test_a_jpeg_2000_that_ends_within_its_pixels_is_refused_before_they_are_deco
     head = b"\0\0\0\1free" + (20).to_bytes(8) + b"1234"  # a box that tells its size in 8 bytes
     path.write_bytes(data[:12] + head + data[12:-9])
     assert "7 bytes of its pixels are missing" in str(refusal(path))
+
+
+def test_a_jpeg_2000_without_some_of_its_tiles_is_refused(tmp_path: Path) -> None:
+    """Pillow takes anything for them, and a long time."""
+    data = save(Image.fromarray(RGB), tmp_path / "a.jp2").read_bytes()
+    codestream, header = data.index(CODESTREAM), data.index(b"ihdr") + 4
+    for width, height, count in ((2 * RGB.shape[1], 3 * RGB.shape[0], 5), (16_000, 16_000, 0)):
+        larger = bytearray(data)
+        larger[header : header + 8] = struct.pack(">II", height, width)
+        larger[codestream + 8 : codestream + 16] = struct.pack(">II", width, height)
+        (tmp_path / "b.jp2").write_bytes(larger)
+        said = f"{count} of its tiles are missing" if count else "of its tiles are missing"
+        assert said in str(refusal(tmp_path / "b.jp2"))
+    tiled = {"tile_size": (5, 4), "offset": (3, 2), "tile_offset": (1, 2)}
+    path = save(Image.fromarray(RGB), tmp_path / "c.jp2", **tiled)
+    np.testing.assert_array_equal(pictures.load(path).pixels, RGB)
+
+
+def tiff_field(data: bytearray, tag: int) -> tuple[int, int]:
+    """Where a TIFF's entry is, and what it tells of its value."""
+    at = int.from_bytes(data[4:8], "little") + 2
+    while int.from_bytes(data[at : at + 2], "little") != tag:
+        at += 12
+    return at, int.from_bytes(data[at + 8 : at + 12], "little")
+
+
+def test_a_tiff_without_some_of_its_strips_is_refused(tmp_path: Path) -> None:
+    """Pillow takes them for black, or the file's first bytes for their pixels."""
+    pixels = np.random.default_rng(0).integers(1, 256, (32, 9, 3), dtype=np.uint8)
+    path = save(Image.fromarray(pixels), tmp_path / "a.tif", tiffinfo={278: 8})
+    np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
+    sound = path.read_bytes()
+    offsets, height = (tiff_field(bytearray(sound), tag) for tag in (273, 257))
+    assert (sound[offsets[0] + 2], sound[height[0] + 2]) == (4, 4)  # 32 bits, as below
+    fewer, taller, sparse = (bytearray(sound) for _ in range(3))
+    fewer[offsets[0] + 4 : offsets[0] + 8] = (3).to_bytes(4, "little")
+    taller[height[0] + 8 : height[0] + 12] = (33).to_bytes(4, "little")
+    sparse[offsets[1] + 4 : offsets[1] + 8] = bytes(4)
+    for damaged in (fewer, taller, sparse):
+        path.write_bytes(damaged)
+        assert "some pixels are missing" in str(refusal(path))
 
 
 def test_a_png_that_ends_within_its_pixels_is_refused_before_they_are_decoded(

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import hostile
+import pytest
 
-from imgmlp.image_parts import END, SCAN, Chunk, Segment, chunks, segments, tile_parts
+from imgmlp.image_parts import (
+    END,
+    SCAN,
+    Chunk,
+    Segment,
+    TilePart,
+    chunks,
+    segments,
+    tile_parts,
+    tiles,
+)
 
 
 def test_segments_of_a_jpeg_are_found_over_gaps_and_what_fills_up() -> None:
@@ -42,24 +54,53 @@ def test_parts_of_tiles_are_found_behind_boxes_and_segments() -> None:
     segment = b"\xff\x52\0\4ab"
     tile = b"\xff\x90\0\x0a\0\0" + (14).to_bytes(4) + b"\0\1" + b"\xff\x93"
     stream = b"\xff\x4f\xff\x51\0\4ab" + segment + 2 * tile + b"\xff\xd9"
-    assert list(tile_parts(io.BytesIO(stream))) == [28, 42]
+    assert list(tile_parts(io.BytesIO(stream))) == [TilePart(0, 28), TilePart(0, 42)]
     boxes = (
         b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0\0\0\x0aonee12" + b"\0\0\0\1more" + bytes(7) + b"\x12ab"
     )
     for head in (b"\0\0\0\0jp2c", b"\0\0\0\1jp2c" + bytes(8)):
         data = boxes + head + stream
         begin = len(boxes + head)
-        assert list(tile_parts(io.BytesIO(data))) == [begin + 28, begin + 42]
+        ends = [begin + 28, begin + 42]
+        assert list(tile_parts(io.BytesIO(data))) == [TilePart(0, end) for end in ends]
 
 
 def test_what_has_no_tiles_has_no_parts_of_them() -> None:
-    untold = b"\xff\x90\0\x0a\0\0" + bytes(6) + b"\xff\x93abc"  # which lasts until the end
     for data in (
         b"",
         bytes(99),
         b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99),
         b"\xff\x4f\xff\x51" + bytes(99),
-        b"\xff\x4f\xff\x51\0\4ab" + untold,
         b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0\0\0\1more" + b"\xff" * 8 + bytes(99),  # too long
     ):
         assert list(tile_parts(io.BytesIO(data))) == []
+
+
+def test_the_last_part_of_a_tile_may_last_until_the_end() -> None:
+    untold = b"\xff\x90\0\x0a\0\7" + bytes(6) + b"\xff\x93abc"
+    data = b"\xff\x4f\xff\x51\0\4ab" + untold
+    assert list(tile_parts(io.BytesIO(data))) == [TilePart(7, 8)]
+
+
+@pytest.mark.parametrize(
+    ("image", "offset", "tile", "start", "count"),
+    [
+        ((9, 7), (0, 0), (9, 7), (0, 0), 1),
+        ((9, 7), (0, 0), (4, 4), (0, 0), 6),
+        ((9, 7), (3, 2), (4, 4), (0, 0), 9),
+        ((9, 7), (3, 2), (4, 4), (3, 1), 6),
+        ((9, 7), (0, 0), (0, 4), (0, 0), 0),
+    ],
+)
+def test_tiles_are_counted(
+    image: tuple[int, int],
+    offset: tuple[int, int],
+    tile: tuple[int, int],
+    start: tuple[int, int],
+    count: int,
+) -> None:
+    ends = [side + before for side, before in zip(image, offset, strict=True)]
+    size = struct.pack(">8I", *ends, *offset, *tile, *start)
+    data = b"\xff\x4f\xff\x51\0\x2f\0\0" + size + bytes(9)
+    assert tiles(io.BytesIO(data)) == count
+    assert tiles(io.BytesIO(data[:30])) == 0
