@@ -178,13 +178,15 @@ def _picture(
     if isinstance(image, np.ndarray):
         return pictures.from_array(image, alpha)
     hint = "give a file's name, a Pillow image or an array"
-    raise UsageError(f"a {type(image).__name__} is no picture", hint=hint)
+    raise UsageError(f"what is of type {type(image).__name__} is no picture", hint=hint)
 
 
 def _path(name: str | PathLike[str]) -> Path:
     """Raises UsageError for what names no file."""
     if not isinstance(name, str | PathLike) or not isinstance(fspath(name), str):
         raise UsageError(f"{name!r} names no file", hint="give a string or a path")
+    if not fspath(name):
+        raise UsageError("an empty name names no file", hint="give a string or a path")
     if "\0" in fspath(name):
         raise UsageError(f"{name!r} has a zero character", hint="check the name")
     return Path(name)
@@ -206,7 +208,7 @@ def _check_number(name: str, value: object, kind: type[float]) -> None:
 
 @_in_pythons_words
 def decode(
-    file: str | PathLike[str] | bytes,
+    file: str | PathLike[str] | bytes | bytearray | memoryview,
     *,
     size: tuple[int, int] | None = None,
     device: str = "auto",
@@ -233,10 +235,12 @@ def _device(spec: object) -> AnyDevice:
 
 
 def _stored(file: object) -> Stored:
-    if not isinstance(file, str | PathLike | bytes):
+    if isinstance(file, bytes | bytearray | memoryview):
+        return open_stored(bytes(file))
+    if not isinstance(file, str | PathLike):
         hint = "give its name, or its bytes"
-        raise UsageError(f"a {type(file).__name__} is no file", hint=hint)
-    return open_stored(file if isinstance(file, bytes) else _path(file))
+        raise UsageError(f"what is of type {type(file).__name__} is no file", hint=hint)
+    return open_stored(_path(file))
 
 
 def _check_pair(size: object) -> None:
@@ -246,7 +250,7 @@ def _check_pair(size: object) -> None:
         _check_number("size", number, int)
 
 
-def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
+def info(file: str | PathLike[str] | bytes | bytearray | memoryview) -> dict[str, Any]:
     """What an .imlp or .npz file (a path, or its bytes) says of itself, without decoding it.
 
     The same as `imgmlp info --json` prints. Raises FormatError for a file that is damaged, foreign

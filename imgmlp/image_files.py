@@ -386,6 +386,8 @@ def _is_readable(stream: BinaryIO) -> bool:
 def _unidentified(stream: BinaryIO, path: Path) -> PictureError:
     stream.seek(0)
     start = stream.read(16)
+    if not start:
+        return PictureError(f"{path} is empty", hint="give a PNG, JPEG, WebP or TIFF")
     name = Image.registered_extensions().get(path.suffix.lower(), "")
     if name not in Image.OPEN or Image.OPEN[name][1] is not None:
         name = next((name for name in Image.OPEN if _may_be(name, start)), "")

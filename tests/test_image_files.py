@@ -527,6 +527,12 @@ def bitmap_file(header: bytes) -> bytes:
     return b"BM" + struct.pack("<IHHI", 14 + len(header), 0, 0, 14 + len(header)) + header
 
 
+def test_of_an_empty_file_it_is_said_that_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.touch()
+    assert str(refusal(path)) == f"{path} is empty"
+
+
 def dds(four: bytes) -> bytes:
     kind = struct.pack("<II4s5I", 32, 4, four, 0, 0, 0, 0, 0)
     return b"DDS " + struct.pack("<7I44x", 124, 0x1007, 7, 9, 0, 0, 1) + kind + bytes(20)

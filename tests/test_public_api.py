@@ -160,6 +160,8 @@ def test_a_name_that_no_file_can_have_is_refused() -> None:
     for use in (imgmlp.encode, imgmlp.train, imgmlp.decode, imgmlp.info):
         with pytest.raises(imgmlp.ImgmlpError, match="zero character"):
             use("a\0b")
+        with pytest.raises(imgmlp.ImgmlpError, match="empty name"):
+            use("")
 
 
 def test_notes_say_what_of_the_picture_was_changed(tmp_path: Path) -> None:
@@ -204,8 +206,17 @@ def test_a_size_to_decode_to_is_two_whole_numbers(size: object) -> None:
 
 def test_what_is_no_file_at_all_is_refused() -> None:
     for use in (imgmlp.decode, imgmlp.info):
-        with pytest.raises(imgmlp.ImgmlpError, match="no file"):
+        with pytest.raises(imgmlp.ImgmlpError, match="type int is no file"):
             use(3)
+
+
+def test_bytes_of_a_file_may_be_of_any_kind() -> None:
+    data = (ROOT / "tests" / "golden" / "gray.imlp").read_bytes()
+    expected = np.asarray(imgmlp.decode(data, device="numpy"))
+    for kind in (bytearray, memoryview):
+        found = np.asarray(imgmlp.decode(kind(data), device="numpy"))
+        np.testing.assert_array_equal(found, expected)
+        assert imgmlp.info(kind(data)) == imgmlp.info(data)
 
 
 @pytest.mark.parametrize("colours", [1, 3])

@@ -260,7 +260,7 @@ def test_what_standard_input_holds_is_looked_at_as_a_file_is(tmp_path: Path) -> 
         assert_error(told, "standard input is compressed already")
         assert "imgmlp decode -" in told
     told = run(tmp_path, "encode", "-", "-o", "a.imlp").stderr.decode()
-    assert_error(told, "not a picture that Pillow can read")
+    assert_error(told, "standard input is empty", "give a PNG")
     assert "magick" not in told
     data = hostile.png(9, 7, rows=7)
     for_iphones = tmp_path / "a.png"
