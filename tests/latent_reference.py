@@ -35,9 +35,10 @@ Grid = list[list[int]]
 def tensors(N: bytes, W: bytes, channels: int) -> dict[str, tuple[list[int], int]]:
     """Numbers and exponent of each."""
     L, S, E, K = sizes(N)
-    found = shapes(L, S, E, K, channels, filtered=coded(N) >= 2**15, hyper=hyper(N))
+    filtered, has_hyper = coded(N) >= 2**15, hyper(N)
+    found = shapes(L, S, E, K, channels, filtered, has_hyper, extra(N))
     if N[0] >= 128:
-        return started(found, N[1], W)
+        return started(found, N[1], W, extra(N))
     steps = list(N[6:])
     if len(steps) != 2 * len(found):
         raise ValueError("wrong length")
@@ -57,20 +58,26 @@ def hyper(N: bytes) -> bool:
     return coded(N) >> 14 & 1 == 1
 
 
+def extra(N: bytes) -> int:
+    """X."""
+    return coded(N) >> 12 & 3
+
+
 def sizes(N: bytes) -> tuple[int, int, int, int]:
     """L, S, E and K."""
     return (N[0] - 128, *STARTS[N[1]][:3]) if N[0] >= 128 else (N[0], N[1], N[2], N[3])
 
 
 def shapes(
-    L: int, S: int, E: int, K: int, C: int, filtered: bool = False, hyper: bool = False
-) -> dict[str, tuple[int, ...]]:
+    L: int, S: int, E: int, K: int, C: int,
+    filtered: bool = False, hyper: bool = False, X: int = 0,
+) -> dict[str, tuple[int, ...]]:  # fmt: skip
     return {
         "entropy.0.weight": (K + 3 * hyper, E), "entropy.0.bias": (E,),
         "entropy.1.weight": (E, E), "entropy.1.bias": (E,),
         "entropy.2.weight": (E, 2), "entropy.2.bias": (2,),
         "upsampling": (L - 1, 4),
-        "synthesis.0.weight": (L + filtered, S), "synthesis.0.bias": (S,),
+        "synthesis.0.weight": (L + filtered + X, S), "synthesis.0.bias": (S,),
         "synthesis.1.weight": (S, S), "synthesis.1.bias": (S,),
         "synthesis.2.weight": (S, C), "synthesis.2.bias": (C,),
         "residual.0.weight": (3, 3, C, C), "residual.0.bias": (C,),
@@ -79,7 +86,7 @@ def shapes(
 
 
 def started(
-    found: dict[str, tuple[int, ...]], start: int, W: bytes
+    found: dict[str, tuple[int, ...]], start: int, W: bytes, X: int
 ) -> dict[str, tuple[list[int], int]]:
     stream, first = Stream(W), numbers_of_start(start)
     answer = {}
@@ -94,8 +101,9 @@ def started(
             row, s = size[-1], first[name]
             if name == "synthesis.0.weight":
                 own = s[7 * row :] or [0] * row  # the filter's
-                grids = len(numbers) // row - ("filter" in found)
-                s = [s[min(n, 6) * row + at] for n in range(grids) for at in range(row)] + own
+                grids = len(numbers) // row - ("filter" in found) - X
+                s = [s[min(n, 6) * row + at] for n in range(grids) for at in range(row)]
+                s += own * ("filter" in found) + [0] * (X * row)
             elif name == "entropy.0.weight":
                 s = s + [0] * (len(numbers) - len(s))  # those for hyperlatents
             elif name == "upsampling":
@@ -288,8 +296,10 @@ def picture(data: bytes) -> list[list[list[int]]]:
     found = tensors(N, sections["W"], header["channels"])
     stream, network = Stream(sections["L"]), Network("entropy", found)
     L, _, _, K = sizes(N)
-    there = coded(N) % 2**14
-    grids, hyperlatents = [], []
+    there = coded(N) % 2**12
+    grids, hyperlatents, others = [], [], list[Grid]()
+    for _ in range(extra(N)):
+        others.insert(0, grid(stream, network, K, height, width, []))
     for level in (6, 5, 4) if hyper(N) else ():
         size = -(-height // 2**level), -(-width // 2**level)
         zeros = [[[0] * size[1]] * size[0]] * 3
@@ -305,6 +315,7 @@ def picture(data: bytes) -> list[list[list[int]]]:
     maps = upsampled(grids, *found["upsampling"])
     if "filter" in found:
         maps.append(through(grids[0], *found["filter"]))
+    maps += [[[1024 * latent for latent in row] for row in one] for one in others]
     network = Network("synthesis", found)
     y = []
     for row in range(height):

@@ -33,11 +33,11 @@ def small_network(channels: int = 3, width: int = 8, frequencies: int = 3) -> Ne
 
 
 def started_latent_model(
-    height: int = 21, width: int = 26, channels: int = 3, number: int = 1, **has: bool
+    height: int = 21, width: int = 26, channels: int = 3, number: int = 1, **has: int
 ) -> LatentModel:
     """A model whose networks begin from a start and differ in few of their weights; one tensor is
-    another altogether, and steps are finer and coarser than the start's. It has a filter or
-    hyperlatents if `has` says so.
+    another altogether, and steps are finer and coarser than the start's. It has a filter,
+    hyperlatents or extra grids if `has` says so.
     """
     hidden, entropy = widths_of(number)
     model = small_latent_model(height, width, channels, synthesis=hidden, entropy=entropy, **has)
@@ -50,6 +50,9 @@ def started_latent_model(
             values = start.rounded(name, exponent) + differences
             if name == "entropy.0.weight":  # to whose rows for hyperlatents a start adds nothing
                 own = values[model.shape.neighbours :]
+                own += chance.integers(-9, 10, own.shape, np.int32)
+            if name == "synthesis.0.weight":  # nor to those for extra grids
+                own = values[len(values) - model.shape.extra :]
                 own += chance.integers(-9, 10, own.shape, np.int32)
             networks[name] = Quantized(values, exponent)
     return LatentModel(model.shape, model.latents, networks, number)

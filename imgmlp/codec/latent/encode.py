@@ -13,6 +13,7 @@ import numpy as np
 from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS
+from imgmlp.codec.latent.training.colour_detail import extra_grids
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
@@ -70,7 +71,9 @@ class _Encoder:
         self.lengths = Lengths(picture, wanted, workload, device, run)
         self.prices = Prices(picture, wanted)
         most = self.prices.most_weights()
-        self.forms = Forms(picture.pixels, device, self.lengths.short, most, self.lengths.long)
+        extra = extra_grids(picture.pixels, self.prices.first())
+        lengths = self.lengths.short, most, self.lengths.long
+        self.forms = Forms(picture.pixels, device, *lengths, extra)
         self.resumed = 0
         self.passes = Passes(wanted)
         self.best: Draft | None = None  # of the passes

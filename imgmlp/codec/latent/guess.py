@@ -26,7 +26,7 @@ def guessed(pixels: Array, shape: ModelShape, start: int) -> list[Array] | None:
     if start not in GUESSES or shape.channels != START_CHANNELS:
         return None
     found, samples = [], pixels
-    for _, weights in zip(shape.grids, _guesses(start), strict=False):
+    for _, weights in zip(range(shape.levels), _guesses(start), strict=False):
         parts = [_summed(band, weights) for band in _bands(samples, GUESSED_BY)]
         found.append(np.concatenate(parts))
         samples = halved(samples)

@@ -55,7 +55,7 @@ def bits(model: LatentModel) -> float:
 def in_order(model: LatentModel) -> Iterator[tuple[Array, Array | None]]:
     """The grids of a file in its order, each with the maps of hyperlatents above it, if any."""
     shape = model.shape
-    maps = Above(shape, model.latents[shape.levels :])
+    maps = Above(shape, model.latents[shape.levels :] if shape.hyper else ())
     for number in reversed(model.coded):
         above = maps.at(number) if shape.hyper and number < shape.levels else None
         yield model.latents[number], above

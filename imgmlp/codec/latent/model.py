@@ -16,8 +16,9 @@ In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
   as large as the latent's grid: from a coarser level by upsampling with BICUBIC, to levels below
   NEAREST the nearest value, from a finer level every second row and column. Of hyperlatents
   themselves it sees zeros there.
-- synthesis, for every pixel, of the maps x [levels], finest first, and behind them, if there is a
-  filter, the finest grid correlated with its 3x3 weights, with zeros past the edges:
+- synthesis, for every pixel, of the maps x [levels], finest first, behind them, if there is a
+  filter, the finest grid correlated with its 3x3 weights, with zeros past the edges, and extra
+  grids as they are:
   a(x W0 + b0) -> a(. W1 + b1) -> . W2 + b2 = y [channels], then two 3x3 convolutions with zeros
   past the edges: y + a(conv(y, K0) + c0) -> y + conv(y, K1) + c1. Black is -1/2, white 1/2.
 """
@@ -42,6 +43,7 @@ LEAST, LARGEST = -64, 63  # latent
 FURTHEST = MAX_MAGNITUDE // 2  # weight, in steps: its difference from a start can be coded too
 LEVELS = 7
 MAX_LEVELS = 12
+MAX_EXTRA = 3
 MAX_HIDDEN = 128
 MAX_WEIGHT = 2**15  # magnitude
 MAX_EXPONENT = 15  # of weights
@@ -87,6 +89,7 @@ class ModelShape:
     neighbours: int = len(NEIGHBOURS)
     filtered: bool = False  # whether synthesis sees the finest grid through a filter as well
     hyper: bool = False  # whether there are hyperlatents
+    extra: int = 0  # further grids as large as the finest
 
     def __post_init__(self) -> None:
         check_format(min(self.height, self.width) >= 1, "there is no picture of this size")
@@ -96,7 +99,9 @@ class ModelShape:
             check_format(1 <= width <= MAX_HIDDEN, f"a network's layers are {width} wide")
         known = 1 <= self.neighbours <= len(NEIGHBOURS)
         check_format(known, f"the entropy network has {self.neighbours} neighbours")
+        check_format(0 <= self.extra <= MAX_EXTRA, f"there are {self.extra} extra grids")
         if self.hyper:
+            check_format(not self.extra, "there are extra grids and hyperlatents")
             check_format(
                 self.levels > HYPERLATENTS[-1], f"{self.levels} grids have no hyperlatents"
             )
@@ -104,10 +109,10 @@ class ModelShape:
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of every grid, finest first, and behind them of hyperlatents."""
+        """(height, width) of every grid, finest first, and behind them of the others."""
         return tuple(
             (-(-self.height // (1 << level)), -(-self.width // (1 << level)))
-            for level in (*range(self.levels), *self.hyperlatents)
+            for level in (*range(self.levels), *self.others)
         )
 
     @property
@@ -116,9 +121,14 @@ class ModelShape:
         return HYPERLATENTS if self.hyper else ()
 
     @property
+    def others(self) -> tuple[int, ...]:
+        """The levels that the grids are as large as that are no levels themselves."""
+        return self.hyperlatents or (0,) * self.extra
+
+    @property
     def inputs(self) -> int:
         """What synthesis sees of a pixel: its value in every map."""
-        return self.levels + self.filtered
+        return self.levels + self.filtered + self.extra
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -205,12 +215,17 @@ class LatentModel:
 
     @property
     def seen(self) -> tuple[Array, ...]:
-        """The grids that synthesis sees."""
+        """The grids that are levels."""
         return self.latents[: self.shape.levels]
 
     @property
+    def extra(self) -> tuple[Array, ...]:
+        """Those that synthesis sees beside them."""
+        return self.latents[self.shape.levels :] if self.shape.extra else ()
+
+    @property
     def coded(self) -> list[int]:
-        """The numbers of grids that are in a file: hyperlatents, others if they are not zeros."""
+        """The numbers of grids that are in a file: levels if they are not zeros, all others."""
         levels = self.shape.levels
         return [n for n, grid in enumerate(self.latents) if n >= levels or grid.any()]
 

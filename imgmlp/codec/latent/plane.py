@@ -55,10 +55,10 @@ class Plane:
     """The finest grid, below it the next one, and beside that the others; zeros around each.
 
     Where that takes fewer positions, as of what is much higher than wide, each is below the one
-    before. Hyperlatents are below the grids that they are as large as.
+    before. Hyperlatents are below the grids that they are as large as, extra grids below all.
     """
 
-    grids: tuple[Grid, ...]  # finest first, hyperlatents last
+    grids: tuple[Grid, ...]  # finest first, those that are no levels last
     pitch: int
     rows: int
     coded: int  # rows whose bits are computed, from number `halo` on
@@ -66,16 +66,18 @@ class Plane:
     halo: int = 0
 
     @staticmethod
-    def of(height: int, width: int, levels: int, halo: int = 0, hyper: Sequence[int] = ()) -> Plane:
+    def of(
+        height: int, width: int, levels: int, halo: int = 0, others: Sequence[int] = ()
+    ) -> Plane:
         """For so many pixels, and so many values of every grid around those that they have; with
-        hyperlatents as large as the grids of some levels."""
+        hyperlatents as large as the grids of some levels, or others as large as the finest."""
         sizes = [
             (-(-height // 2**n) + 2 * halo, -(-width // 2**n) + 2 * halo) for n in range(levels)
         ]
-        usual = _laid_out(sizes, _places(sizes), halo, hyper)
-        if hyper:  # which have no place there
+        usual = _laid_out(sizes, _places(sizes), halo, others)
+        if any(others):  # which have no place there
             return usual
-        below = _laid_out(sizes, _one_below(sizes), halo, hyper)
+        below = _laid_out(sizes, _one_below(sizes), halo, others)
         return min(usual, below, key=lambda plane: plane.places + plane.pixels)
 
     @property
@@ -100,14 +102,18 @@ class Plane:
 
 
 def _laid_out(
-    sizes: Sequence[Size], places: Iterable[Size], halo: int, hyper: Sequence[int]
+    sizes: Sequence[Size], places: Iterable[Size], halo: int, others: Sequence[int]
 ) -> Plane:
     """With grids of such sizes, their halo included, at such places."""
     pairs = enumerate(zip(sizes, places, strict=True))
     grids = [Grid(*size, *place, n) for n, (size, place) in pairs]
-    if hyper:
-        below = grids[hyper[0]].row + grids[hyper[0]].height + REACH
-        grids += [replace(grids[n], row=below) for n in hyper]
+    if any(others):
+        below = grids[others[0]].row + grids[others[0]].height + REACH
+        grids += [replace(grids[n], row=below) for n in others]
+    else:
+        below = max(grid.row + grid.height for grid in grids) + REACH
+        step = grids[0].height + REACH
+        grids += [replace(grids[0], row=below + n * step) for n in range(len(others))]
     pitch = max(grid.column + grid.width + REACH for grid in grids)
     bottom = max(grid.row + grid.height for grid in grids)
     pitch = -(-pitch // ALIGN) * ALIGN
@@ -115,7 +121,7 @@ def _laid_out(
     # AROUND as rows use what is above them.
     counts = bottom - 2 * halo + AROUND, sizes[0][0]
     coded, pixel_rows = (-(-n // unit) * unit for n in counts)
-    rows = max(halo + coded, pixel_rows, bottom)
+    rows = max(halo + coded, bottom, *(g.row + pixel_rows for g in grids if g.level == 0))
     return Plane(tuple(grids), pitch, rows, coded, pixel_rows, halo)
 
 

@@ -18,6 +18,7 @@ from imgmlp.codec.latent.latents import Grids
 from imgmlp.codec.latent.latents_kernel import KernelGrids, KernelWriter, runs_alone
 from imgmlp.codec.latent.model import (
     MAX_EXPONENT,
+    MAX_EXTRA,
     NEIGHBOURS,
     VALUE_BITS,
     LatentModel,
@@ -39,6 +40,7 @@ _SIZES = 6  # bytes before the tensors'
 _STARTED = 128  # added to the first byte where networks have a start, which names their sizes
 # Added to the grids that are coded where there is a filter, and where there are hyperlatents.
 _FILTERED, _HYPER = 1 << 15, 1 << 14
+_EXTRA = 12  # where the number of extra grids is, in two bits
 _STARTED_SIZES = 4  # bytes of that section
 # With a start, before a tensor's numbers: its exponent less the usual one, whether they are no
 # differences, and the number of their distribution less _MIDDLE; and the distributions of these.
@@ -50,7 +52,7 @@ def write(model: LatentModel, device: AnyDevice | None = None) -> tuple[bytes, b
     """The data of sections N, W and L: the same bytes from every device, and without one."""
     shape, start = model.shape, start_of(model.start, model.shape)
     coded = sum(1 << level for level in model.coded if level < shape.levels)
-    flags = _FILTERED * shape.filtered | _HYPER * shape.hyper
+    flags = _FILTERED * shape.filtered | _HYPER * shape.hyper | shape.extra << _EXTRA
     there = (coded | flags).to_bytes(2, "big")
     if start.number:
         head = bytes([_STARTED | shape.levels, start.number]) + there
@@ -131,8 +133,8 @@ def read(
     if started:
         levels, widths = head[0] - _STARTED, (*widths_of(number), len(NEIGHBOURS))
     there = int.from_bytes(head[2:4] if started else head[4:_SIZES], "big")
-    has = there & _FILTERED > 0, there & _HYPER > 0
-    there &= ~(_FILTERED | _HYPER)
+    has = there & _FILTERED > 0, there & _HYPER > 0, there >> _EXTRA & MAX_EXTRA
+    there &= (1 << _EXTRA) - 1
     shape = ModelShape(size[1], size[0], channels, levels, *widths, *has)
     _check_products(shape)
     if started:
@@ -184,7 +186,7 @@ def _latents(
     data: bytes,
     device: AnyDevice,
 ) -> tuple[Array, ...]:
-    there |= -1 << shape.levels  # hyperlatents all are
+    there |= -1 << shape.levels  # all that are no levels
     sizes = {number: size for number, size in enumerate(shape.grids) if there >> number & 1}
     count = sum(map(math.prod, sizes.values()))
     good = count <= MAX_LATENTS_PER_BYTE * (len(data) + 2)
@@ -229,7 +231,8 @@ def _all_grids(
     levels, found = shape.levels, dict[int, Array]()
     for number in reversed(range(levels, len(shape.grids))):
         found[number] = grids.read(sizes[number])
-    maps = Above(shape, [found[number] for number in range(levels, len(shape.grids))])
+    own = [found[number] for number in range(levels, len(shape.grids))]
+    maps = Above(shape, own if shape.hyper else ())
     for number in sorted(set(sizes) - set(found), reverse=True):
         found[number] = grids.read(sizes[number], maps.at(number) if shape.hyper else None)
     return found

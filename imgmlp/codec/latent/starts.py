@@ -75,7 +75,8 @@ def start_of(number: int, shape: ModelShape) -> Start:
         if name == "synthesis.0.weight":
             grids, own = np.split(values, [LEVELS])  # and the filter's row, if it has one
             own = own if len(own) else np.zeros_like(grids[:1])
-            tensors[name] = np.concatenate([_rows(grids, shape.levels), own[: shape.filtered]])
+            seen = [_rows(grids, shape.levels), own[: shape.filtered]]
+            tensors[name] = np.pad(np.concatenate(seen), ((0, shape.extra), (0, 0)))
         elif name == "upsampling":
             tensors[name] = _rows(values, shape.levels - 1)
         elif name == "entropy.0.weight":  # to whose rows for hyperlatents it adds nothing

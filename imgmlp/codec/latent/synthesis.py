@@ -252,9 +252,12 @@ def _samples(answers: Array) -> Array:
 def maps_of(model: LatentModel, rows: Span, columns: Span) -> Array:
     """int32 [inputs, rows, columns], in 2**-VALUE_BITS: what synthesis sees of a part."""
     maps = upsample(model.seen, model.networks["upsampling"], rows, columns)
-    if not model.shape.filtered:
+    if not model.shape.filtered and not model.extra:
         return maps
-    return np.concatenate([maps, _filtered(model, rows, columns)[None]])
+    filtered = [_filtered(model, rows, columns)] if model.shape.filtered else []
+    there = slice(*rows), slice(*columns)
+    extra = [grid[there].astype(np.int32) << VALUE_BITS for grid in model.extra]
+    return np.concatenate([maps, np.stack([*filtered, *extra])])
 
 
 def _filtered(model: LatentModel, rows: Span, columns: Span) -> Array:

@@ -180,6 +180,7 @@ GOLDEN_FILES = {
     "start-4": (4, "a8e368279554f0a7"),
     "start-5": (5, "023aeae1a6b0f74e"),
     "start-6": (6, "2acf1a64860b77bb"),
+    "start-4-extra": (4, "652bd161c0907598"),
     "start-5-hyper": (5, "a1d135792ef33e2e"),
     "start-5-hyper-all": (5, "686b3da225dc4a6e"),  # with a weight for every hyperlatent
 }  # the start that a file's networks begin from, and the digest of its pixels
@@ -223,6 +224,32 @@ def test_hyperlatents_come_back_and_change_what_is_expected(
             changed = {"entropy.0.weight": replace(first, values=values)}
             without = replace(model, networks={**model.networks, **changed})
             assert latents.bits(without) != latents.bits(model), row
+
+
+@pytest.mark.parametrize("mapping", ["numpy", "one"])
+@pytest.mark.parametrize("extra", [1, 2, 3])
+def test_extra_grids_come_back_and_are_seen_by_synthesis(extra: int, mapping: str) -> None:
+    for filtered in (False, True):
+        for make in (small_latent_model, started_latent_model):
+            model = make(21, 26, filtered=filtered, extra=extra)
+            found = read(sections.write(model), model.shape, mapping)
+            assert_same(found, model)
+            picture = synthesize(found, open_mapping(mapping))
+            np.testing.assert_array_equal(picture, synthesize(model, open_device("numpy")))
+            for number in range(extra):
+                grids = [*model.latents]
+                grids[len(model.seen) + number] = np.zeros_like(grids[0])
+                other = replace(model, latents=tuple(grids))
+                assert (synthesize(other, open_device("numpy")) != picture).any(), number
+                assert_same(read(sections.write(other), model.shape, mapping), other)
+
+
+def test_more_extra_grids_than_a_file_can_have_are_refused() -> None:
+    for extra in (-1, 4):
+        with pytest.raises(FormatError, match="extra grids"):
+            ModelShape(40, 40, 3, 7, extra=extra)
+    with pytest.raises(FormatError, match="extra grids and hyperlatents"):
+        ModelShape(90, 70, 3, 7, hyper=True, extra=1)
 
 
 def test_hyperlatents_of_zeros_are_coded() -> None:
@@ -546,6 +573,16 @@ def test_the_document_is_enough_to_decode_hyperlatents(
     model = make(*size, 1, hyper=True)
     decoded = synthesize(model, open_device("numpy"))
     assert reference.picture(file_of(model)) == decoded.tolist()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (13, 22)])
+@pytest.mark.parametrize("extra", [1, 3])
+def test_the_document_is_enough_to_decode_extra_grids(size: tuple[int, int], extra: int) -> None:
+    for make in (small_latent_model, started_latent_model):
+        for filtered in (False, True):
+            model = make(*size, 3, filtered=filtered, extra=extra)
+            decoded = synthesize(model, open_device("numpy"))
+            assert reference.picture(file_of(model)) == decoded.tolist()
 
 
 @pytest.mark.parametrize("levels", [7, 9])

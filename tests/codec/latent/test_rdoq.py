@@ -49,9 +49,9 @@ def whole(pixels: Array, **sizes: Any) -> LatentStep:
     return filled(LatentStep(pixels, 0, open_device("numpy"), **STARTED | sizes))
 
 
-def parted(pixels: Array, window: tuple[int, int], hyper: bool = False) -> WindowedStep:
+def parted(pixels: Array, window: tuple[int, int], **sizes: Any) -> WindowedStep:
     """The same in windows."""
-    made = WindowedStep(pixels, 0, open_device("numpy"), **STARTED, window=window, hyper=hyper)
+    made = WindowedStep(pixels, 0, open_device("numpy"), **STARTED | sizes, window=window)
     filled(made)
     return made
 
@@ -91,13 +91,14 @@ def total(step: LatentStep, flat: Array, price: float = PRICE) -> float:
 
 
 @pytest.mark.parametrize(
-    ("size", "channels", "hyper"), [((66, 70), 3, False), ((20, 130), 4, True)]
+    ("size", "channels", "has"),
+    [((66, 70), 3, {}), ((20, 130), 4, {"hyper": True}), ((66, 70), 3, {"extra": 2})],
 )
 def test_costs_are_parts_of_what_is_judged_in_windows_as_in_the_whole_picture(
-    size: tuple[int, int], channels: int, hyper: bool
+    size: tuple[int, int], channels: int, has: dict[str, Any]
 ) -> None:
     pixels = picture(*size, channels)
-    step, windows = whole(pixels, hyper=hyper), parted(pixels, (64, 64), hyper)
+    step, windows = whole(pixels, **has), parted(pixels, (64, 64), **has)
     flat, found = step.flat.numpy(), list[list[Array]]()
     assert len(windows.windows) in (3, 4)
     assert (step.counted < 1) is (channels == 4)
@@ -109,7 +110,7 @@ def test_costs_are_parts_of_what_is_judged_in_windows_as_in_the_whole_picture(
         own = sum(float(part.sum(dtype=np.float64)) for part in bits)
         assert own == pytest.approx(rate * each.pixels, rel=1e-5)
         found.append([errors, *bits])
-    assert len(found[0]) == 1 + step.levels + 3 * hyper
+    assert len(found[0]) == 1 + step.levels + len(step.shape.others)
     for one, other in zip(*found, strict=True):
         assert np.allclose(one, other, rtol=1e-3, atol=1e-4)
 
@@ -147,10 +148,10 @@ def test_a_room_for_more_changes_neither_costs_nor_slopes() -> None:
             assert np.allclose(one, same, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("hyper", [False, True])
-def test_bits_of_a_latent_stand_where_it_does(hyper: bool) -> None:
-    """As plain NumPy has them; those of hyperlatents behind those of grids."""
-    step = whole(picture(12, 40), hyper=hyper)
+@pytest.mark.parametrize("has", [{}, {"hyper": True}, {"extra": 2}])
+def test_bits_of_a_latent_stand_where_it_does(has: dict[str, Any]) -> None:
+    """As plain NumPy has them; those of hyperlatents and extra grids behind those of levels."""
+    step = whole(picture(12, 40), **has)
     flat = step.flat.numpy()
     _, bits = step.costs(step.windows[0], flat)
     every = np.split(flat.astype(np.float64), np.cumsum([math.prod(s) for s in step.shapes]))
@@ -158,7 +159,9 @@ def test_bits_of_a_latent_stand_where_it_does(hyper: bool) -> None:
     grids = [np.floor(grid.astype(np.float64) + 0.5) for grid in step.grids()]
     seen, own = grids[: step.levels], grids[step.levels :]
     for n, (grid, found) in enumerate(zip(grids, bits, strict=True)):
-        above = maps_above(own, seen, n) if n < len(seen) else np.zeros((3, *grid.shape))
+        above = np.zeros((3, *grid.shape))
+        if step.shape.hyper and n < len(seen):
+            above = maps_above(own, seen, n)
         assert np.allclose(found, bits_of(grid, layers, above), rtol=1e-3, atol=1e-3), n
 
 
@@ -217,7 +220,13 @@ def differs(step: LatentStep, ways: list[Array], slopes: list[Array], loss: Any)
 
 @pytest.mark.parametrize(
     ("sizes", "price"),
-    [({}, 1e-4), ({}, 3e-2), ({"room": (32, 48)}, 3e-2), ({"hyper": True}, 1e-3)],
+    [
+        ({}, 1e-4),
+        ({}, 3e-2),
+        ({"room": (32, 48)}, 3e-2),
+        ({"hyper": True}, 1e-3),
+        ({"extra": 2}, 1e-3),
+    ],
 )
 def test_slopes_by_latents_are_differences_of_what_rounded_ones_cost(
     sizes: dict[str, Any], price: float, monkeypatch: pytest.MonkeyPatch

@@ -135,8 +135,16 @@ def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
 
 @pytest.mark.parametrize("size", [(1, 40), (64, 64), (33, 70), (512, 768)])
 @pytest.mark.parametrize("halo", [0, 4])
-def test_what_is_around_a_grid_in_a_plane_is_zero(size: tuple[int, int], halo: int) -> None:
-    plane = Plane.of(*size, usual_levels(*size), halo)
+@pytest.mark.parametrize("extra", [0, 2])
+def test_what_is_around_a_grid_in_a_plane_is_zero(
+    size: tuple[int, int], halo: int, extra: int
+) -> None:
+    plane = Plane.of(*size, usual_levels(*size), halo, (0,) * extra)
+    assert [grid.level for grid in plane.grids[len(plane.grids) - extra :]] == [0] * extra
+    for grid in plane.grids:
+        if grid.level == 0:  # so that it is seen as a map is, in the columns of pixels
+            assert grid.column == 0
+            assert grid.row + plane.pixel_rows <= plane.rows
     owners = np.zeros((plane.rows + REACH, plane.pitch + REACH), int)
     for grid in plane.grids:
         row, column = grid.row + REACH, grid.column + REACH
@@ -228,7 +236,8 @@ def reference(
     synthesis, (w, b, w2, b2), entropy = arrays[:6], arrays[6:10], arrays[10:16]
     every = [softened(softened(g)) for g in grids]
     seen, own = every[: step.levels], every[step.levels :]
-    bits = sum(float(np.sum(bits_of(g, entropy, maps_above(own, seen, n))))
+    hyper = own if step.shape.hyper else []
+    bits = sum(float(np.sum(bits_of(g, entropy, maps_above(hyper, seen, n))))
                for n, g in enumerate(seen))  # fmt: skip
     bits += sum(float(np.sum(bits_of(g, entropy, np.zeros((3, *g.shape))))) for g in own)
     maps = seen[-1][None]
@@ -239,6 +248,8 @@ def reference(
     if step.shape.filtered:
         of_finest = convolved(seen[0][..., None], arrays[-1].reshape(9, 1))
         maps = np.concatenate([maps, of_finest.transpose(2, 0, 1)])
+    if step.shape.extra:
+        maps = np.concatenate([maps, np.stack(own)])
     y = network(maps.transpose(1, 2, 0), synthesis)
     y = y + activated(convolved(y, w) + b)
     y = y + convolved(y, w2) + b2
@@ -322,6 +333,9 @@ ROOM = (32, 48)
         ("numpy:uops", {}),
         ("numpy:uops-group", {}),
         ("numpy:uops-group", STARTED | {"hyper": True}),
+        ("numpy", STARTED | {"extra": 1}),
+        ("numpy:uops", {"extra": 2}),
+        ("numpy:uops-group", STARTED | {"extra": 3}),
     ],
 )
 def test_gradients_of_a_whole_step_are_differences(
@@ -841,12 +855,12 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     assert latents.bits(model) / step.pixels == pytest.approx(bits, rel=0.03)
 
 
-@pytest.mark.parametrize("hyper", [False, True])
-def test_a_stream_takes_the_bits_that_training_counted(hyper: bool) -> None:
+@pytest.mark.parametrize("has", [{}, {"hyper": True}, {"extra": 2}])
+def test_a_stream_takes_the_bits_that_training_counted(has: dict[str, Any]) -> None:
     """Within half a percent, and the end of a stream; of thousands of them."""
     noise = np.random.default_rng(2).normal(128, 40, (40, 56, 1)).clip(0, 255).astype(np.uint8)
     sizes = {"hidden": 16, "entropy": 12, "start": 4}
-    step = LatentStep(noise, 1, open_device("numpy"), **sizes, hyper=hyper)
+    step = LatentStep(noise, 1, open_device("numpy"), **sizes | has)
     LatentTrainer(step, LatentTrainerState(25, 1e-4)).run()
     own = [np.rint(20 * draw(*grid.shape)) for grid in step.grids()[step.levels :]]
     step.write_grids([*step.grids()[: step.levels], *own])
@@ -869,6 +883,23 @@ def test_weights_of_hyperlatents_begin_where_they_tell_something_and_are_coded_a
     assert begun[-3:].all()
     assert np.array_equal(cheapest, start)
     assert not start[-3:].any()
+    step.steer(Control(1e-3))
+    step.run(3)
+    assert all(grid.all() for grid in step.grids()[step.levels :])
+
+
+def test_weights_of_extra_grids_begin_at_random_and_are_coded_as_from_0() -> None:
+    """So that there is something for the grids to move by, from nothing."""
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED, extra=2)
+    start = step.start.tensors["synthesis.0.weight"] / 2.0**11
+    begun, cheapest = (
+        networks_of(flat.numpy(), step.shapes)["synthesis.0.weight"]
+        for flat in (step.flat, step.cheapest)
+    )
+    assert np.array_equal(begun[:-2], start[:-2])
+    assert begun[-2:].all()
+    assert np.array_equal(cheapest, start)
+    assert not start[-2:].any()
     step.steer(Control(1e-3))
     step.run(3)
     assert all(grid.all() for grid in step.grids()[step.levels :])

@@ -74,18 +74,18 @@ def whole_numbers(step: LatentStep) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
-@pytest.mark.parametrize("hyper", [False, True])
+@pytest.mark.parametrize("has", [{}, {"hyper": True}, {"extra": 2}])
 @pytest.mark.parametrize(("size", "channels"), [((66, 70), 3), ((20, 130), 4)])
 def test_windows_are_judged_as_the_whole_picture_is(
-    size: tuple[int, int], channels: int, hyper: bool, lanes: Lanes,
+    size: tuple[int, int], channels: int, has: dict[str, Any], lanes: Lanes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Where lanes of a GPU look up what doubling takes, by tables that differ in each window."""
     monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
     pixels, device = picture(*size, channels), open_device("numpy")
     device.lanes = lanes
-    step = LatentStep(pixels, 0, device, **STARTED, hyper=hyper)
-    parted = WindowedStep(pixels, 0, device, **STARTED, window=WINDOW, hyper=hyper)
+    step = LatentStep(pixels, 0, device, **STARTED | has)
+    parted = WindowedStep(pixels, 0, device, **STARTED | has, window=WINDOW)
     assert len(parted.windows) in (3, 4)
     assert step.shape.filtered
     away = np.random.default_rng(1).standard_normal(step.flat.shape)
@@ -102,13 +102,14 @@ def test_windows_are_judged_as_the_whole_picture_is(
 @pytest.mark.parametrize("lanes", ["one", "group"])
 @pytest.mark.parametrize("kind", [WindowStep, WindowedStep])
 @pytest.mark.parametrize("window", [(128, 128), (80, 320)])
+@pytest.mark.parametrize("extra", [0, 2])
 def test_one_window_is_trained_as_the_whole_picture_is(
-    kind: type[WindowStep], window: tuple[int, int], lanes: Lanes
+    kind: type[WindowStep], window: tuple[int, int], extra: int, lanes: Lanes
 ) -> None:
     pixels, device = picture(75, 101), open_device("numpy")
     device.lanes = lanes
-    step = LatentStep(pixels, 0, device, **STARTED)
-    parted = kind(pixels, 0, device, **STARTED, window=window)
+    step = LatentStep(pixels, 0, device, **STARTED, extra=extra)
+    parted = kind(pixels, 0, device, **STARTED, window=window, extra=extra)
     for each in (step, parted):
         each.steer(Control(1e-3, noise=0.0))
         each.run(2)

@@ -54,13 +54,16 @@ class Forms:
         short: bool,
         most_weights: float,
         hyper: bool = False,
+        extra: int = 0,
     ) -> None:
         """`pixels` are uint8 [h, w, channels]; `short` says that a run is, so that compiling for
-        just one size does not pay, `hyper` that it is long enough for hyperlatents."""
+        just one size does not pay, `hyper` that it is long enough for hyperlatents, which pictures
+        of so many `extra` grids do without. These share no programs with others."""
         self.pixels, self.device, self.short = pixels, device, short
         self.name = ""  # of the form that was taken; what a checkpoint has for it
         self._widths = widths(pixels.shape, most_weights, is_quick(device, short))
-        self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
+        self.extra = extra
+        self.hyper = not extra and hyper and self._widths == widths(pixels.shape, math.inf)
 
     def first(self, name: str | None = None) -> LatentStep:
         """What a run begins with: of that name, if one is given, or the first for which there is
@@ -87,7 +90,7 @@ class Forms:
     @property
     def opens(self) -> bool:
         """Whether a run should begin in another form than it may go over to."""
-        return begins_elsewhere(self.pixels.shape, self.device, self.short)
+        return not self.extra and begins_elsewhere(self.pixels.shape, self.device, self.short)
 
     @property
     def opened(self) -> bool:
@@ -112,7 +115,7 @@ class Forms:
 
     def _whole_forms(self) -> dict[str, Callable[[], LatentStep]]:
         found: dict[str, Callable[[], LatentStep]] = {WHOLE: partial(self._whole, None)}
-        if shared := self.room:
+        if (shared := self.room) and not self.extra:
             found = {IN_A_ROOM: partial(self._whole, shared)} | found
         return found
 
@@ -131,13 +134,16 @@ class Forms:
         hidden, entropy = self._widths
         return LatentStep(
             self.pixels, SEED, self.device, hidden=hidden, entropy=entropy,
-            start=newest_start(self._widths), room=room, hyper=self.hyper,
+            start=newest_start(self._widths), room=room, hyper=self.hyper, extra=self.extra,
         )  # fmt: skip
 
     def _in_windows(self) -> LatentStep:
         kind = WindowedStep if windows_of(self.pixels.shape, self.device) > 1 else WindowStep
         start = newest_start(self._widths)
-        return kind(self.pixels, SEED, self.device, *self._widths, start, hyper=self.hyper)
+        return kind(
+            self.pixels, SEED, self.device, *self._widths, start,
+            hyper=self.hyper, extra=self.extra,
+        )  # fmt: skip
 
 
 def has_hyperlatents(shape: tuple[int, ...], steps: float) -> bool:

@@ -176,13 +176,15 @@ class LatentStep(Resumable):
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice,
         hidden: int = HIDDEN, entropy: int = ENTROPY, start: int = 0,
-        room: tuple[int, int] | None = None, hyper: bool = False,
+        room: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
         self.levels = levels_of(self.height, self.width, room)
         size = self.height, self.width, self.channels, self.levels
         filtered = hidden >= FILTERED  # whose weights would cost small pictures too much
-        self.shape = ModelShape(*size, hidden, entropy, filtered=filtered, hyper=hyper)  # in a file
+        self.shape = ModelShape(
+            *size, hidden, entropy, filtered=filtered, hyper=hyper, extra=extra
+        )  # in a file
         self.start = start_of(start, self.shape)
         self.counted: float = counted(pixels)
         self.seed, self.device = seed, device
@@ -237,7 +239,7 @@ class LatentStep(Resumable):
         precision: Precision = "float32", beside: Program | None = None,
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
-        own = self.plane, self.room is None, self.channels, self.shapes, self.seed
+        own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.shape.extra
         kind = type(self)
         depends_on = self.traced, *own, self.extent.halo
         compiled = partial(compile, step, device, precision=precision, beside=beside)
@@ -271,7 +273,7 @@ class LatentStep(Resumable):
         """What is in the plane at the beginning."""
         size = self.height, self.width
         rows, columns = self.room or size
-        plane = Plane.of(rows, columns, self.levels, hyper=self.shape.hyperlatents)
+        plane = Plane.of(rows, columns, self.levels, others=self.shape.others)
         return Extent(plane, size, (0, 0), size)
 
     def _frame(self) -> list[Tensor]:
@@ -293,6 +295,9 @@ class LatentStep(Resumable):
         ):  # but for hyperlatents', which noise alone would move from 0
             own = drawn["entropy.0.weight"][operations.NEIGHBOURS :]
             begun["entropy.0.weight"][operations.NEIGHBOURS :] = BESIDE * own
+        if "synthesis.0.weight" in begun and self.shape.extra:
+            own = drawn["synthesis.0.weight"][-self.shape.extra :]
+            begun["synthesis.0.weight"][-self.shape.extra :] = own
         return flat_of(drawn | begun)
 
     def _drawn(self) -> Array:
@@ -434,6 +439,9 @@ class LatentStep(Resumable):
         through = []
         if self.shape.filtered:
             through = [operations.Filter.apply(finest, taps[-1], self.plane)]
+        if self.shape.extra:
+            extra = self.plane.grids[self.levels :]
+            through += [seen[g.row : g.row + rows].reshape(1, self.plane.pixels) for g in extra]
         if self.levels == 1:
             return Tensor.concat([finest, *through], 0)
         views = [

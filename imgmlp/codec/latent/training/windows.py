@@ -45,14 +45,14 @@ class WindowStep(LatentStep):
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
-        window: tuple[int, int] | None = None, hyper: bool = False,
+        window: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
     ) -> None:  # fmt: skip
         self._window = window or window_size(pixels.shape, device)
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
-                         room=self._window, hyper=hyper)  # fmt: skip
+                         room=self._window, hyper=hyper, extra=extra)  # fmt: skip
 
     def _first_extent(self) -> Extent:
-        plane = Plane.of(*self._window, self.levels, HALO, self.shape.hyperlatents)
+        plane = Plane.of(*self._window, self.levels, HALO, self.shape.others)
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
     def _frame(self) -> list[Tensor]:
@@ -72,10 +72,10 @@ class WindowedStep(WindowStep):
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
-        window: tuple[int, int] | None = None, hyper: bool = False,
+        window: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
     ) -> None:  # fmt: skip
         self._picture = pixels
-        super().__init__(pixels, seed, device, hidden, entropy, start, window, hyper)
+        super().__init__(pixels, seed, device, hidden, entropy, start, window, hyper, extra)
         self.together = TOGETHER if is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()

@@ -1,0 +1,63 @@
+"""How many grids of its own size a picture needs: one, if its channels tell of the same details.
+
+Most pictures' do, and one grid beside the coarser ones holds them. Noise, dithering to few colours
+and whatever is to be nearly exact have details of their own in each channel, which no price buys
+as long as there is no grid for them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.latent.model import MAX_EXTRA
+from imgmlp.image import has_alpha
+
+Array = np.ndarray[Any, Any]
+
+PIXELS = 2**18  # that are looked at, at most
+# The squared error on [0, 1] that is left of what is worth its bits, of a price: three samples
+# share a pixel's bits, and each bit takes three fourths of a sample's error (2 ln 2 / 3).
+LEFT = 3 / (2 * math.log(2))
+# Bits a pixel of such details from which a grid for each channel pays (docs/compression-trials.md).
+# At a price of FINE and less the coarser grids do not get as near as is wanted: one more does from
+# fewer bits on, and all of them only where there is little else than noise.
+MANY = 2.0
+FINE, SOME, NOISE = 3e-5, 1.05, 4.0
+
+
+def extra_grids(pixels: Array, price: float) -> int:
+    """So many beside the finest, for uint8 [height, width, channels] at a price (lambda)."""
+    channels: int = pixels.shape[2]
+    bits = detail_bits(pixels, price)
+    if bits >= (NOISE if price <= FINE else MANY):
+        return min(channels - 1, MAX_EXTRA)
+    return int(price <= FINE and bits >= SOME)
+
+
+def detail_bits(pixels: Array, price: float) -> float:
+    """Bits a pixel that details cost beside the most of them that one grid can hold: what is
+    neither in means of 2 x 2 pixels, nor along the channels' principal axis."""
+    if min(pixels.shape[:2]) < 2 or pixels.shape[2] == 1:
+        return 0.0
+    details = _details(pixels)  # [n, channels]
+    if not len(details):
+        return 0.0
+    _, axes = np.linalg.eigh(details.T @ details)
+    beside = np.square(details @ axes[:, :-1]).sum(1)
+    return float(np.mean(np.log2(1 + beside / (LEFT * price))))
+
+
+def _details(pixels: Array) -> Array:
+    """float64 [n, channels]: on [0, 1], less the means of blocks of 2 x 2 pixels that are seen."""
+    height, width, channels = pixels.shape
+    rows = pixels[: height // 2 * 2, : width // 2 * 2].reshape(height // 2, 2, width // 2, 2, -1)
+    every = math.ceil(math.sqrt(height * width / PIXELS))
+    chosen = rows[::every, :, ::every].swapaxes(1, 2).reshape(-1, 4, channels)
+    blocks = chosen.astype(np.float64) / 255
+    if has_alpha(pixels):  # colours that nobody sees are none
+        blocks[..., :-1] *= blocks[..., -1:] > 0
+    found: Array = (blocks - blocks.mean(1, keepdims=True)).reshape(-1, channels)
+    return found
