@@ -21,6 +21,7 @@ from imgmlp.codec.latent.training.lengths import (
     MOST_STEPS,
     TRIED_BRIEFLY,
     Lengths,
+    foreseen,
     rdoq_budget,
     work,
     workload,
@@ -71,9 +72,8 @@ class _Encoder:
         self.lengths = Lengths(picture, wanted, workload, device, run)
         self.prices = Prices(picture, wanted)
         most = self.prices.most_weights()
-        extra = extra_grids(picture.pixels, self.prices.first())
         lengths = self.lengths.short, most, self.lengths.long
-        self.forms = Forms(picture.pixels, device, *lengths, extra)
+        self.forms = Forms(picture.pixels, device, *lengths, self._extra_grids())
         self.resumed = 0
         self.passes = Passes(wanted)
         self.best: Draft | None = None  # of the passes
@@ -100,6 +100,13 @@ class _Encoder:
             trainer.step.restore(snapshot.arrays)  # which rounding has changed
             price, until = self.passes.price(), self.lengths.until()
             trainer.repeat(price, first.model.networks, steps, until)
+
+    def _extra_grids(self) -> int:
+        if self.run.saved is not None:
+            return int(self.run.saved.values["extra"])
+        pixels = self.picture.pixels
+        steps = foreseen(pixels.shape, self.lengths.workload, self.device)
+        return extra_grids(pixels, self.prices.first(), steps)
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
@@ -212,6 +219,7 @@ class _Encoder:
         values |= {"judging": self.lengths.judging, "long": self.lengths.long}
         spent = self.lengths.spent + time.perf_counter() - self.run.began
         values |= {"spent": spent, "form": self.forms.name, "best": None}
+        values["extra"] = self.forms.extra
         arrays: dict[str, Array] = {}
         if self.best is not None:
             values["best"] = self.best.metrics

@@ -12,7 +12,7 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode, workload
 from imgmlp.codec.latent import decode as latent_decode
-from imgmlp.codec.latent.training.colour_detail import LEFT, detail_bits, extra_grids
+from imgmlp.codec.latent.training.colour_detail import LEFT, STEPS, detail_bits, extra_grids
 from imgmlp.codec.training.target import Goal, choose
 from imgmlp.engine import open_device
 from imgmlp.image import Picture
@@ -29,14 +29,15 @@ def test_noise_of_its_own_in_each_channel_has_a_grid_for_each() -> None:
         pixels = noise(40, 50, channels)
         if channels in (2, 4):
             pixels[..., -1] |= 1  # alpha that hides nothing
-        assert extra_grids(pixels, QUALITY_60) == extra
-        assert extra_grids(pixels, 1.0) == 0  # as nothing of it is worth its bits
+        assert extra_grids(pixels, QUALITY_60, STEPS) == extra
+        assert extra_grids(pixels, 1.0, STEPS) == 0  # as nothing of it is worth its bits
+        assert extra_grids(pixels, QUALITY_60, STEPS - 1) == 0  # in which they would stay nothing
 
 
 def test_channels_that_tell_of_the_same_details_share_a_grid() -> None:
     gray, slow = noise(40, 50, 1) / 2, np.linspace(0, 50, 50)[None, :, None]
     pixels = np.concatenate([gray, gray * 0.5 + slow, 100 - gray * 0.7], -1).astype(np.uint8)
-    assert extra_grids(pixels, QUALITY_60) == 0
+    assert extra_grids(pixels, QUALITY_60, STEPS) == 0
     assert detail_bits(pixels, QUALITY_60) < 0.1
 
 
@@ -44,11 +45,11 @@ def test_details_that_are_nearly_exact_have_one_more() -> None:
     """Rounding to whole levels is noise of a twelfth of a squared level."""
     gray = noise(40, 50, 1) / 4.0
     pixels = np.rint(np.concatenate([gray, gray * 0.7, gray * 1.3], -1)).astype(np.uint8)
-    assert [extra_grids(pixels, price) for price in (1e-4, 1e-5, 1e-8)] == [0, 0, 2]
+    assert [extra_grids(pixels, price, STEPS) for price in (1e-4, 1e-5, 1e-8)] == [0, 0, 2]
     prices = np.geomspace(1e-5, 1e-8, 100)
     for bits, extra in ((1.1, 1), (2.1, 1), (3.9, 1), (4.1, 2)):
         at = next(price for price in prices if detail_bits(pixels, price) > bits)
-        assert extra_grids(pixels, at) == extra
+        assert extra_grids(pixels, at, STEPS) == extra
 
 
 def test_bits_are_those_of_what_one_grid_leaves() -> None:
@@ -68,7 +69,7 @@ def test_nothing_is_seen_in_what_nobody_sees() -> None:
     pixels[..., 3] = 0
     assert detail_bits(pixels, 1e-4) == 0
     for size in ((1, 9, 3), (9, 1, 3), (1, 1, 3)):
-        assert extra_grids(noise(*size), 1e-5) == 0
+        assert extra_grids(noise(*size), 1e-5, STEPS) == 0
 
 
 def test_a_large_picture_is_looked_at_in_parts() -> None:

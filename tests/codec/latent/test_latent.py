@@ -491,7 +491,7 @@ def test_more_latents_than_bytes_can_hold_are_refused_before_there_is_memory_for
         (1, 0, "0 wide"),
         (2, 129, "129 wide"),
         (3, 25, "25 neighbours"),
-        (4, 63, "a grid that is not there"),
+        (4, 15, "a grid that is not there"),
         (4, 64, "grids have no hyperlatents"),
         (4, 191, "steps of the network take"),  # which those of a filter would be among
         (6, 16, "no such step"),

@@ -334,7 +334,7 @@ ROOM = (32, 48)
         ("numpy:uops-group", {}),
         ("numpy:uops-group", STARTED | {"hyper": True}),
         ("numpy", STARTED | {"extra": 1}),
-        ("numpy:uops", {"extra": 2}),
+        ("numpy:uops", STARTED | {"extra": 2}),
         ("numpy:uops-group", STARTED | {"extra": 3}),
     ],
 )

@@ -26,11 +26,15 @@ LEFT = 3 / (2 * math.log(2))
 # fewer bits on, and all of them only where there is little else than noise.
 MANY = 2.0
 FINE, SOME, NOISE = 3e-5, 1.05, 4.0
+STEPS = 300  # of a run, at least, for grids that begin from nothing
 
 
-def extra_grids(pixels: Array, price: float) -> int:
-    """So many beside the finest, for uint8 [height, width, channels] at a price (lambda)."""
+def extra_grids(pixels: Array, price: float, steps: float) -> int:
+    """So many beside the finest, for uint8 [height, width, channels] at a price (lambda), in a run
+    of so many steps."""
     channels: int = pixels.shape[2]
+    if steps < STEPS:
+        return 0
     bits = detail_bits(pixels, price)
     if bits >= (NOISE if price <= FINE else MANY):
         return min(channels - 1, MAX_EXTRA)

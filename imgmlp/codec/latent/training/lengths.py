@@ -224,11 +224,15 @@ def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> b
 
 
 def is_long(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
-    """Whether there are steps enough for hyperlatents; not by how fast just this device is."""
-    steps: float = for_pixels(workload.steps, shape[0] * shape[1])
+    """Whether there are steps enough for hyperlatents."""
+    return has_hyperlatents(shape, foreseen(shape, workload, device))
+
+
+def foreseen(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> float:
+    """Steps of a run, about; not by how fast just this device is."""
     if workload.seconds is not None or not workload.steps:
-        steps = _expected(shape, workload.seconds or USUAL, device)
-    return has_hyperlatents(shape, steps)
+        return _expected(shape, workload.seconds or USUAL, device)
+    return for_pixels(workload.steps, shape[0] * shape[1])
 
 
 def _expected(shape: tuple[int, ...], seconds: float, device: AnyDevice) -> float:
