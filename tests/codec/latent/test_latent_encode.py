@@ -979,22 +979,31 @@ def test_long_runs_of_large_pictures_have_hyperlatents() -> None:
     assert lengths.is_long((512, 768, 3), Workload(0), device) is False
 
 
-def test_a_run_with_hyperlatents_comes_to_a_file_and_goes_on_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flag", "described"), [(64, "7-16-16-3, 27-12-12-2"), (32, "9-16-16-3, 24-12-12-2")]
+)
+def test_a_run_with_more_grids_comes_to_a_file_and_goes_on_with_them(
+    flag: int, described: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lengths, "has_hyperlatents", lambda *_: True)
+    """With hyperlatents, or two extra grids, which a new run would not have by then."""
+
+    def have(many: bool) -> None:
+        monkeypatch.setattr(lengths, "has_hyperlatents", lambda *_: many and flag == 64)
+        monkeypatch.setattr(latent, "extra_grids", lambda *_: 2 * (many and flag == 32))
+
     pixels, target, work = small_pixels()[:6, :34].repeat(2, 1), Goal("lambda", 1e-3), Workload(8)
+    have(True)
     found = run(target, pixels, work)
     parts = {section.type: section.data for section in container.parse(found.bytes).sections}
-    assert parts["N"][2] & 64
-    assert found.metrics["network"].endswith(", 27-12-12-2")
+    assert parts["N"][2] & (64 + 32 + 16) == flag
+    assert found.metrics["network"] == described
     decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
     assert (decoded == found.pixels).all()
     checkpoint = Checkpoint(tmp_path / "c", "k")
     stop = stops_after(2)
     with pytest.raises(Interrupted):
         run(target, pixels, work, Run(None, stop, checkpoint=checkpoint))
-    monkeypatch.setattr(lengths, "has_hyperlatents", lambda *_: False)  # of a new run by now
+    have(False)
     rest = run(target, pixels, work, Run(checkpoint=checkpoint))
     assert rest.resumed > 0
     assert rest.bytes == found.bytes
