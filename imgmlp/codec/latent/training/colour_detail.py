@@ -26,7 +26,7 @@ LEFT = 3 / (2 * math.log(2))
 # fewer bits on, and all of them only where there is little else than noise.
 MANY = 2.0
 FINE, SOME, NOISE = 3e-5, 1.05, 4.0
-STEPS = 300  # of a run, at least, for grids that begin from nothing
+STEPS = 150  # of a run, at least: pictures that have fewer are large, and it is time that they lack
 
 
 def extra_grids(pixels: Array, price: float, steps: float) -> int:
