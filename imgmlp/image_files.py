@@ -30,10 +30,12 @@ from imgmlp import (
     image_coded,
     image_depth,
     image_frames,
+    image_misread,
     image_png,
     tiff_exif,
 )
 from imgmlp.errors import ImgmlpError, PictureError
+from imgmlp.image_misread import convert_hint, is_apart
 from imgmlp.library_messages import silent_libraries
 from imgmlp.text import by_command, printable
 
@@ -45,7 +47,7 @@ TILE_SHARE = 4  # times the picture's pixels that a tile may have
 ICON = b"\0\0\1\0"  # how a Windows icon begins
 DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
-_ORIENTATION, _PLANES = 274, 284  # TIFF's tags
+_ORIENTATION = 274  # TIFF's tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
 _UNSUPPORTED = (
     "unsupported",
@@ -64,11 +66,6 @@ _USUAL = {  # compressions of TIFF that libtiff always has
 # Pillow also logs what it finds wrong; a program that wants to see it can still listen.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 _one_at_a_time = threading.RLock()  # as Pillow's limit is one for all threads
-
-
-def convert_hint(path: Path | str) -> str:
-    """How to make a picture of it that can be read."""
-    return by_command("convert it to a PNG first", path, "magick {} converted.png")
 
 
 def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> Image.Image:
@@ -117,7 +114,8 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     if not fresh or stream is None:
         with refusals(io.BytesIO(), path):
             image.load()
-        if _is_apart(image) and image.info.get("compression") == "raw":
+        image_misread.check(image, path)
+        if is_apart(image) and image.info.get("compression") == "raw":
             hint = "give the file's name instead, or the image before it is loaded"
             raise PictureError(f"Pillow misreads {path}, whose planes are separate", hint=hint)
         return _whole(image, image_depth.depth(image), notes)
@@ -147,6 +145,7 @@ def _decoded(
 ) -> Image.Image:
     """The same picture with its pixels, of which no more are decoded than it says to have."""
     check_size(image, str(path))
+    image_misread.check(image, path)
     image_coded.check(image, stream, path)
     image_png.check_pixels(image, stream, path, notes)
     if image.format == "JPEG2000":
@@ -342,7 +341,7 @@ def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.Image
 
     Pillow itself, which reads those that are not compressed, takes all samples for plain bytes.
     """
-    if not _is_apart(image) or any(tile[0] != "raw" for tile in image.tile):
+    if not is_apart(image) or any(tile[0] != "raw" for tile in image.tile):
         return image
     page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True
@@ -352,11 +351,6 @@ def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.Image
         return again
     finally:
         TiffImagePlugin.READ_LIBTIFF = before
-
-
-def _is_apart(image: Image.Image) -> bool:
-    planes: object = getattr(image, "tag_v2", {}).get(_PLANES)
-    return planes == 2
 
 
 def _turn_resolution(image: Image.Image) -> None:

@@ -41,7 +41,7 @@ BELOW = {
 ORDER = """
     errors text kernels child source_digest engine output_files metadata library_messages
     image_parts image_beside image_png image_claims image_coded image_depth image_frames
-    tiff_exif image_files samples image
+    image_misread tiff_exif image_files samples image
     codec codec.decoder codec.encoder codec.kinds
     interrupt ending facts report batch terminal bench
     api pil imgmlp cli __main__
@@ -54,8 +54,8 @@ RESERVED = {
     "platformdirs": "engine.device.kernel_cache",
     "typer": "cli",
     "rich": "terminal",
-    "PIL": "image_png image_claims image_coded image_depth image_frames tiff_exif image_files "
-    "samples image report api pil",
+    "PIL": "image_png image_claims image_coded image_depth image_frames image_misread tiff_exif "
+    "image_files samples image report api pil",
     "numpy": "engine codec bench report samples image api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
