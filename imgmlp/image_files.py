@@ -287,6 +287,7 @@ def _load(
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
     exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
     _turn_resolution(image)
+    image_misread.mend(image)
     if bits == 16 and not image.mode.startswith("I") and "transparency" in image.info:
         raise OSError("unsupported: 16 bits a sample and a transparent colour")
     if image_depth.is_misread(image, bits):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 from imgmlp.errors import PictureError
 from imgmlp.text import by_command
 
+_WHITES = {"L;2": 3, "L;4": 15}  # by Pillow's names of gray of 2 and 4 bits
 _PLANES = 284  # TIFF's tag
 _ALIKE = ("LA", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
 
@@ -25,6 +26,23 @@ def check(image: Image.Image, path: Path) -> None:
     """Refuse, as a PictureError, an open image whose pixels would be others than its file's."""
     if image.format == "TIFF" and (why := _of_tiff(image)):
         raise PictureError(f"Pillow misreads {path}, {why}", hint=convert_hint(path))
+
+
+def mend(image: ImageFile.ImageFile) -> None:
+    """Have Pillow decode an open image as it should."""
+    if image.format == "PNG":
+        _scale_key(image)
+
+
+# --- PNG ---
+
+
+def _scale_key(image: ImageFile.ImageFile) -> None:
+    """Of gray of less than 8 bits: Pillow scales the samples, and not the transparent one."""
+    key, args = image.info.get("transparency"), image.tile[0].args if image.tile else ""
+    if isinstance(key, int) and args in _WHITES:
+        white = _WHITES[args]
+        image.info["transparency"] = (key & white) * (255 // white)
 
 
 # --- TIFF ---

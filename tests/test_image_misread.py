@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
-from hostile import refusal
+from hostile import MAGIC, chunk, refusal
 from PIL import Image
 
 from imgmlp import image as pictures
@@ -17,6 +19,25 @@ def pixels(data: bytes, frame: int | None = None) -> list[object]:
     """Of a file, row by row."""
     found: list[object] = pictures.load("a", alpha=True, data=data, frame=frame).pixels.tolist()
     return found
+
+
+# PNG
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("key", [0, 1])
+def test_the_transparent_gray_of_few_bits(bits: int, key: int) -> None:
+    """A PNG of two pixels, 0 and 1."""
+    header = struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0)
+    row = zlib.compress(b"\0" + (1 << 16 - 2 * bits).to_bytes(2))
+    parts = ((b"IHDR", header), (b"tRNS", bytes([0, key])), (b"IDAT", row), (b"IEND", b""))
+    step = 255 // (2**bits - 1)
+    data = MAGIC + b"".join(chunk(*part) for part in parts)
+    assert pixels(data) == [[[0, 255 * key], [step, 255 * (1 - key)]]]
+    for times in range(2):
+        with Image.open(io.BytesIO(data)) as image:
+            found = [pictures.from_image(image, alpha=True) for _ in range(times + 1)][-1]
+            assert found.pixels.tolist() == [[[0, 255 * key], [step, 255 * (1 - key)]]]
 
 
 # TIFF
