@@ -35,7 +35,7 @@ from imgmlp import (
     tiff_exif,
 )
 from imgmlp.errors import ImgmlpError, PictureError
-from imgmlp.image_misread import convert_hint, is_apart
+from imgmlp.image_misread import convert_hint, is_for_libtiff
 from imgmlp.library_messages import silent_libraries
 from imgmlp.text import by_command, printable
 
@@ -115,9 +115,6 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
         with refusals(io.BytesIO(), path):
             image.load()
         image_misread.check(image, path)
-        if is_apart(image) and image.info.get("compression") == "raw":
-            hint = "give the file's name instead, or the image before it is loaded"
-            raise PictureError(f"Pillow misreads {path}, whose planes are separate", hint=hint)
         return _whole(image, image_depth.depth(image), notes)
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
@@ -338,11 +335,8 @@ def _load_others(image: ImageFile.ImageFile) -> None:
 
 
 def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.ImageFile:
-    """The same, but a TIFF of separate planes is left to libtiff.
-
-    Pillow itself, which reads those that are not compressed, takes all samples for plain bytes.
-    """
-    if not is_apart(image) or any(tile[0] != "raw" for tile in image.tile):
+    """The same, but a TIFF that is not compressed is left to libtiff where Pillow misreads it."""
+    if not is_for_libtiff(image) or any(tile[0] != "raw" for tile in image.tile):
         return image
     page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImagePalette
 
 from imgmlp.errors import PictureError
 from imgmlp.text import by_command
 
 _WHITES = {"L;2": 3, "L;4": 15}  # by Pillow's names of gray of 2 and 4 bits
-_PLANES = 284  # TIFF's tag
+_PHOTOMETRIC, _STRIP_BYTES, _PLANES, _SUBSAMPLING = 262, 279, 284, 530  # TIFF's tags
+_COLOURS, _SAMPLE_FORMAT = 320, 339  # likewise
+_YCBCR, _SIGNED = 6, 2
 _ALIKE = ("LA", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
 
 
@@ -26,12 +28,25 @@ def check(image: Image.Image, path: Path) -> None:
     """Refuse, as a PictureError, an open image whose pixels would be others than its file's."""
     if image.format == "TIFF" and (why := _of_tiff(image)):
         raise PictureError(f"Pillow misreads {path}, {why}", hint=convert_hint(path))
+    if _is_signed(image):
+        hint = "convert it to 8 or 16 bits a sample without a sign first"
+        problem = f"{path} has signed samples, whose black and white are unknown"
+        raise PictureError(problem, hint=hint)
+
+
+def _is_signed(image: Image.Image) -> bool:
+    """Whether samples are that Pillow takes for others: of TIFFs of 8 bits, and FITS of 16."""
+    formats = _tag(image, _SAMPLE_FORMAT)
+    signed = image.mode == "L" and isinstance(formats, tuple) and _SIGNED in formats
+    return signed or (image.format == "FITS" and image.mode == "I;16")
 
 
 def mend(image: ImageFile.ImageFile) -> None:
     """Have Pillow decode an open image as it should."""
     if image.format == "PNG":
         _scale_key(image)
+    elif image.format == "TIFF" and (colours := _old_colours(image)):
+        image.palette = ImagePalette.raw("RGB;L", colours)
 
 
 # --- PNG ---
@@ -48,15 +63,47 @@ def _scale_key(image: ImageFile.ImageFile) -> None:
 # --- TIFF ---
 
 
-def is_apart(image: Image.Image) -> bool:
-    """Whether a TIFF's planes are separate."""
+def is_for_libtiff(image: Image.Image) -> bool:
+    """Whether Pillow itself reads a TIFF wrongly: takes the samples for plain bytes, one by one.
+
+    It does that where planes are separate, and where colours have fewer samples than brightness.
+    """
+    return _is_apart(image) or _is_subsampled(image)
+
+
+def _is_apart(image: Image.Image) -> bool:
     return _tag(image, _PLANES) == 2
 
 
+def _is_subsampled(image: Image.Image) -> bool:
+    """Whether a TIFF says so of YCbCr, or says nothing, which means the same, and is as short."""
+    if _tag(image, _PHOTOMETRIC) != _YCBCR:
+        return False
+    if (said := _tag(image, _SUBSAMPLING)) is not None:
+        return said != (1, 1)
+    counts = _tag(image, _STRIP_BYTES)
+    return isinstance(counts, tuple) and sum(counts) < 3 * image.width * image.height
+
+
 def _of_tiff(image: Image.Image) -> str:
-    if is_apart(image) and image.mode in _ALIKE:
+    if _is_apart(image) and image.mode in _ALIKE:
         return f"whose planes are separate ({image.mode})"
+    coded = image.info.get("compression")
+    if _is_subsampled(image) and _tag(image, _SUBSAMPLING) == (4, 4) and coded != "jpeg":
+        return "in which 4×4 pixels have one colour"  # right of some sizes only
+    if not getattr(image, "tile", ()) and is_for_libtiff(image) and coded == "raw":
+        return "whose planes are separate, or whose colours are those of several pixels"
+    if not getattr(image, "tile", ()) and _old_colours(image):
+        return "whose list of colours has 8 bits a sample"
     return ""
+
+
+def _old_colours(image: Image.Image) -> bytes:
+    """A TIFF's list of them if it has 8 bits instead of 16, as libtiff finds out; else nothing."""
+    found = _tag(image, _COLOURS)
+    if not isinstance(found, tuple) or image.mode not in ("P", "PA"):
+        return b""
+    return bytes(found) if 0 < max(found) < 256 else b""
 
 
 def _tag(image: Image.Image, tag: int) -> object:

@@ -7,6 +7,7 @@ import struct
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hostile import MAGIC, chunk, refusal
 from PIL import Image
@@ -57,11 +58,11 @@ def tiff(
     fields |= {int(name[1:]): value for name, value in tags.items()}
     entries = b""
     for tag, values in sorted(fields.items()):
-        field = struct.pack(f"<{len(values)}I", *values)
-        if len(values) > 1:
+        field = struct.pack(f"<{len(values)}H", *values).ljust(4, b"\0")
+        if len(field) > 4:
             field, begin = struct.pack("<I", len(data)), field
             data += begin
-        entries += struct.pack("<HHI", tag, 4, len(values)) + field
+        entries += struct.pack("<HHI", tag, 3, len(values)) + field
     data[:8] = b"II*\0" + struct.pack("<I", len(data))
     return bytes(data) + struct.pack("<H", len(fields)) + entries + bytes(4)
 
@@ -97,3 +98,63 @@ def test_nor_is_an_image_of_such_planes_taken_that_was_loaded_before(tmp_path: P
         image.load()
         with pytest.raises(PictureError, match="planes are separate"):
             pictures.from_image(image)
+
+
+@pytest.mark.parametrize("said", [{"_530": [2, 2]}, {}])
+def test_ycbcr_that_is_not_compressed_with_a_colour_for_four_pixels(
+    said: dict[str, list[int]],
+) -> None:
+    data = tiff(
+        (2, 4), 6, bytes([9, 99, 199, 30, 128, 128, 40, 50, 60, 70, 128, 128]), samples=3, **said
+    )
+    gray = np.array([[9, 99], [199, 30], [40, 50], [60, 70]])
+    np.testing.assert_allclose(np.array(pixels(data)), gray[:, :, None].repeat(3, 2), atol=1)
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        with pytest.raises(PictureError, match="colours are those of several"):
+            pictures.from_image(image)
+
+
+def test_ycbcr_that_does_not_say_how_it_is_sampled_may_have_all_colours() -> None:
+    found = pixels(tiff((2, 1), 6, bytes([9, 128, 128, 199, 128, 128]), samples=3))
+    assert found == [[[9, 9, 9], [199, 199, 199]]]
+
+
+def test_ycbcr_with_a_colour_for_sixteen_pixels_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff((4, 4), 6, bytes([*16 * [99], 128, 128]), samples=3, _530=[4, 4]))
+    assert "4×4 pixels have one colour" in str(refusal(path))
+
+
+def test_signed_samples_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff((2, 1), 1, b"\x7f\x80", _339=[2]))
+    assert "signed samples" in str(refusal(path))
+    path.write_bytes(tiff((2, 1), 1, b"\x7f\x80", _339=[1]))
+    assert pictures.load(path).pixels.tolist() == [[[127], [128]]]
+
+
+def test_listed_colours_of_8_bits(tmp_path: Path) -> None:
+    colours = [*range(256), *range(256)[::-1], *range(256)]
+    data = tiff((2, 1), 3, b"\1\xc8", _320=colours)
+    assert pixels(data) == [[[1, 254, 1], [200, 55, 200]]]
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        with pytest.raises(PictureError, match="colours has 8 bits"):
+            pictures.from_image(image)
+    assert pixels(tiff((2, 1), 3, b"\1\xc8", _320=COLOURS)) == [[[1] * 3, [200] * 3]]
+
+
+# FITS
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_fits_of_16_bits_is_signed_and_refused(tmp_path: Path, bits: int) -> None:
+    cards = {"SIMPLE": "T", "BITPIX": bits, "NAXIS": 2, "NAXIS1": 2, "NAXIS2": 1}
+    head = "".join(f"{name:8}= {value:>20}".ljust(80) for name, value in cards.items()) + "END"
+    path = tmp_path / "a.fits"
+    path.write_bytes(head.ljust(2880).encode() + bytes([7, 9] * (bits // 8)).ljust(2880, b"\0"))
+    if bits == 8:
+        assert pictures.load(path).pixels.tolist() == [[[7], [9]]]
+    else:
+        assert "signed samples" in str(refusal(path))
