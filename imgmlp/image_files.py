@@ -142,7 +142,7 @@ def _decoded(
 ) -> Image.Image:
     """The same picture with its pixels, of which no more are decoded than it says to have."""
     check_size(image, str(path))
-    image_misread.check(image, path)
+    image_misread.check(image, path, stream)
     image_coded.check(image, stream, path)
     image_png.check_pixels(image, stream, path, notes)
     if image.format == "JPEG2000":
@@ -284,7 +284,7 @@ def _load(
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
     exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
     _turn_resolution(image)
-    image_misread.mend(image)
+    image_misread.mend(image, stream)
     if bits == 16 and not image.mode.startswith("I") and "transparency" in image.info:
         raise OSError("unsupported: 16 bits a sample and a transparent colour")
     if image_depth.is_misread(image, bits):

@@ -5,7 +5,9 @@ Knows how the formats say what they hold. Knows nothing of what becomes of the p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image, ImageFile, ImagePalette
 
@@ -24,9 +26,16 @@ def convert_hint(path: Path | str) -> str:
     return by_command("convert it to a PNG first", path, "magick {} converted.png")
 
 
-def check(image: Image.Image, path: Path) -> None:
-    """Refuse, as a PictureError, an open image whose pixels would be others than its file's."""
-    if image.format == "TIFF" and (why := _of_tiff(image)):
+def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> None:
+    """Refuse, as a PictureError, an open image whose pixels would be others than its file's.
+
+    `stream` is its file, unless it was loaded before.
+    """
+    why = _of_tiff(image) if image.format == "TIFF" else ""
+    if stream is not None and image.format in _FAULTS:
+        stream.seek(0)
+        why = _FAULTS[image.format](image, stream)
+    if why:
         raise PictureError(f"Pillow misreads {path}, {why}", hint=convert_hint(path))
     if _is_signed(image):
         hint = "convert it to 8 or 16 bits a sample without a sign first"
@@ -41,10 +50,12 @@ def _is_signed(image: Image.Image) -> bool:
     return signed or (image.format == "FITS" and image.mode == "I;16")
 
 
-def mend(image: ImageFile.ImageFile) -> None:
+def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
     """Have Pillow decode an open image as it should."""
     if image.format == "PNG":
         _scale_key(image)
+    elif image.format == "PCX":
+        _widen_rows(image, stream)
     elif image.format == "TIFF" and (colours := _old_colours(image)):
         image.palette = ImagePalette.raw("RGB;L", colours)
 
@@ -58,6 +69,20 @@ def _scale_key(image: ImageFile.ImageFile) -> None:
     if isinstance(key, int) and args in _WHITES:
         white = _WHITES[args]
         image.info["transparency"] = (key & white) * (255 // white)
+
+
+# --- PCX ---
+
+
+def _widen_rows(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
+    """To as many bytes as a plane's are said to have: Pillow goes up to an even number only."""
+    stream.seek(0)
+    head = stream.read(68)
+    said, least = int.from_bytes(head[66:], "little"), -(-image.width * head[3] // 8)
+    if said > least:
+        (one,) = image.tile
+        mode = one.args[0] if isinstance(one.args, tuple) else one.args
+        image.tile = [one._replace(args=(mode, head[65] * said))]
 
 
 # --- TIFF ---
@@ -109,3 +134,6 @@ def _old_colours(image: Image.Image) -> bytes:
 def _tag(image: Image.Image, tag: int) -> object:
     found: object = getattr(image, "tag_v2", {}).get(tag)
     return found
+
+
+_FAULTS: dict[str, Callable[[Image.Image, BinaryIO], str]] = {}  # by format

@@ -158,3 +158,30 @@ def test_a_fits_of_16_bits_is_signed_and_refused(tmp_path: Path, bits: int) -> N
         assert pictures.load(path).pixels.tolist() == [[[7], [9]]]
     else:
         assert "signed samples" in str(refusal(path))
+
+
+# PCX
+
+
+def pcx(width: int, bits: int, planes: int, said: int, *rows: bytes) -> bytes:
+    """A PCX whose rows, of all planes, are filled up to so many bytes a plane."""
+    head = struct.pack("<4B6H", 10, 5, 1, bits, 0, 0, width - 1, len(rows) - 1, 72, 72)
+    head += bytes(range(48)) + struct.pack("<BBHH", 0, planes, said, 1) + bytes(58)
+    count = -(-width * bits // 8)
+    parts = [
+        row[at : at + count].ljust(said, b"\xff")
+        for row in rows
+        for at in range(0, len(row), count)
+    ]
+    return head + b"".join(bytes([0xC1, value]) for part in parts for value in part)
+
+
+@pytest.mark.parametrize("said", [2, 3, 4, 7, 60_000])
+def test_a_pcx_whose_rows_are_filled_up(said: int) -> None:
+    rows = bytes([1, 2, 3, 4, 5, 6]), bytes([11, 12, 13, 14, 15, 16])
+    found = [[[1, 3, 5], [2, 4, 6]], [[11, 13, 15], [12, 14, 16]]]
+    assert pixels(pcx(2, 8, 3, said, *rows)) == found
+    black = pcx(9, 1, 1, said, b"\x80\x80", b"\x7f\x00")
+    assert pixels(black) == [[[255], *[[0]] * 7, [255]], [[0], *[[255]] * 7, [0]]]
+    listed = pcx(8, 1, 4, said, b"\x80\x80\x80\x80", b"\1\0\1\0")
+    assert pixels(listed) == [[[45, 46, 47], *[[0, 1, 2]] * 7], [*[[0, 1, 2]] * 7, [15, 16, 17]]]
