@@ -290,7 +290,7 @@ def _load(
     if image_depth.is_misread(image, bits):
         problem = f"{path} has {bits} bits a sample, of which Pillow takes some white for black"
         raise PictureError(problem, hint=convert_hint(path))
-    loaded = _pixels(image, stream, path, notes)
+    loaded = image_misread.mended(_pixels(image, stream, path, notes), stream, path, notes)
     if loaded.mode == "P" and loaded.palette is None:  # of a picture inside of an icon
         loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
     if exif:

@@ -5,15 +5,19 @@ Knows how the formats say what they hold. Knows nothing of what becomes of the p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image, ImageFile, ImagePalette
+from PIL import Image, ImageFile, ImageOps, ImagePalette
 
 from imgmlp.errors import PictureError
 from imgmlp.text import by_command
 
+UNSAID = "it says that it has no alpha, so the last 8 of a pixel's 32 bits were dropped"
+_SUN_RUNS, _SUN_ORDERS = 2, {"BGRX": "XBGR", "RGBX": "XRGB"}  # a kind; Pillow's names of orders
+_XPM_COLOUR = re.compile(rb"[\t ]c[\t ]+#([0-9A-Fa-f]+)")
 _WHITES = {"L;2": 3, "L;4": 15}  # by Pillow's names of gray of 2 and 4 bits
 _PHOTOMETRIC, _STRIP_BYTES, _PLANES, _SUBSAMPLING = 262, 279, 284, 530  # TIFF's tags
 _COLOURS, _SAMPLE_FORMAT = 320, 339  # likewise
@@ -32,7 +36,7 @@ def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> Non
     `stream` is its file, unless it was loaded before.
     """
     why = _of_tiff(image) if image.format == "TIFF" else ""
-    if stream is not None and image.format in _FAULTS:
+    if stream is not None and isinstance(image, ImageFile.ImageFile) and image.format in _FAULTS:
         stream.seek(0)
         why = _FAULTS[image.format](image, stream)
     if why:
@@ -56,8 +60,19 @@ def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
         _scale_key(image)
     elif image.format == "PCX":
         _widen_rows(image, stream)
+    elif image.format == "SUN":
+        _fill_first(image)
     elif image.format == "TIFF" and (colours := _old_colours(image)):
         image.palette = ImagePalette.raw("RGB;L", colours)
+
+
+def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) -> Image.Image:
+    """A loaded image as its file has it. Says in `notes` what was left out. Raises PictureError."""
+    if loaded.format == "TGA":
+        return _targa(loaded, stream, path, notes)
+    if loaded.format == "PSD" and loaded.mode == "1":  # where 1 is black
+        return ImageOps.invert(loaded)
+    return loaded
 
 
 # --- PNG ---
@@ -83,6 +98,61 @@ def _widen_rows(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
         (one,) = image.tile
         mode = one.args[0] if isinstance(one.args, tuple) else one.args
         image.tile = [one._replace(args=(mode, head[65] * said))]
+
+
+# --- Sun ---
+
+
+def _sun(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
+    """Pillow does not skip the byte that makes the length of a row even, if runs are counted."""
+    head = stream.read(24)
+    bits, kind = int.from_bytes(head[12:16]), int.from_bytes(head[20:])
+    odd = -(-image.width * bits // 8) % 2
+    return "whose rows are filled up" if odd and kind == _SUN_RUNS else ""
+
+
+def _fill_first(image: ImageFile.ImageFile) -> None:
+    """Of a pixel's 32 bits the first 8 fill it up, where Pillow takes the last."""
+    for number, one in enumerate(image.tile):
+        several = isinstance(one.args, tuple)
+        args = one.args if isinstance(one.args, tuple) else (one.args,)
+        if args[0] in _SUN_ORDERS:
+            order = _SUN_ORDERS[args[0]]
+            image.tile[number] = one._replace(args=(order, *args[1:]) if several else order)
+
+
+# --- Targa ---
+
+
+def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) -> Image.Image:
+    """Without alpha if it says that it has none: Pillow takes other bits for it.
+
+    Refuses, as a PictureError, what has one bit of it: programs do not agree on what it means, and
+    Pillow takes 1 for transparent.
+    """
+    stream.seek(0)
+    head = stream.read(18)
+    kind, alpha = head[2] & 7, head[17] & 15
+    bits = {1: head[7], 2: head[16]}.get(kind)  # of a listed colour, or of a pixel
+    if bits != 16 and (bits != 32 or kind == 1 or alpha):  # Pillow lists 32 bits with alpha 0
+        return loaded
+    least, most = loaded.convert("RGBA").getchannel("A").getextrema()
+    if least != most and alpha:
+        problem = f"Pillow misreads {path}, of whose 16 bits a pixel one is alpha"
+        raise PictureError(problem, hint=convert_hint(path))
+    if least != most and bits == 32:
+        notes.append(UNSAID)
+    return loaded.convert("RGB")
+
+
+# --- XPM ---
+
+
+def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
+    """Pillow takes the last 24 bits of a colour's number."""
+    head = stream.read(image.tile[0].offset)
+    digits = {len(found) for found in _XPM_COLOUR.findall(head)} - {6}
+    return f"which has colours of {min(digits)} digits" if digits else ""
 
 
 # --- TIFF ---
@@ -136,4 +206,7 @@ def _tag(image: Image.Image, tag: int) -> object:
     return found
 
 
-_FAULTS: dict[str, Callable[[Image.Image, BinaryIO], str]] = {}  # by format
+_FAULTS: dict[str, Callable[[ImageFile.ImageFile, BinaryIO], str]] = {  # by format
+    "SUN": _sun,
+    "XPM": _xpm,
+}

@@ -14,6 +14,7 @@ from PIL import Image
 
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError
+from imgmlp.image_misread import UNSAID
 
 
 def pixels(data: bytes, frame: int | None = None) -> list[object]:
@@ -185,3 +186,75 @@ def test_a_pcx_whose_rows_are_filled_up(said: int) -> None:
     assert pixels(black) == [[[255], *[[0]] * 7, [255]], [[0], *[[255]] * 7, [0]]]
     listed = pcx(8, 1, 4, said, b"\x80\x80\x80\x80", b"\1\0\1\0")
     assert pixels(listed) == [[[45, 46, 47], *[[0, 1, 2]] * 7], [*[[0, 1, 2]] * 7, [15, 16, 17]]]
+
+
+# Targa, PSD, Sun, XPM
+
+
+def targa(alpha: int, bits: int, *values: int, listed: bool = False) -> bytes:
+    """A row of pixels of 16 or 32 bits, or of colours that are listed."""
+    data, count = b"".join(value.to_bytes(bits // 8, "little") for value in values), len(values)
+    kinds = (1, 1, 0, count, bits) if listed else (0, 2, 0, 0, 0)
+    head = struct.pack("<3B2HB4H2B", 0, *kinds, 0, 0, count, 1, 8 if listed else bits, 32 | alpha)
+    return head + data + (bytes(range(count)) if listed else b"") + bytes(26)  # a footer's size
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_targa_of_16_bits_without_alpha(listed: bool) -> None:
+    found = pixels(targa(0, 16, 0x8000 | 31 << 10, 31, listed=listed))
+    assert found == [[[255, 0, 0], [0, 0, 255]]]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_bit_of_alpha_that_differs_is_refused(tmp_path: Path, listed: bool) -> None:
+    path = tmp_path / "a.tga"
+    path.write_bytes(targa(1, 16, 0x8000 | 31 << 10, 31, listed=listed))
+    assert "one is alpha" in str(refusal(path))
+    for bit in (0, 0x8000):
+        alike = targa(1, 16, bit | 31 << 10, bit | 31, listed=listed)
+        assert pixels(alike) == [[[255, 0, 0], [0, 0, 255]]]
+
+
+def test_a_targa_of_32_bits_has_alpha_if_it_says_so() -> None:
+    assert pixels(targa(0, 32, 0x00010203, 0x00040506)) == [[[1, 2, 3], [4, 5, 6]]]
+    assert pixels(targa(8, 32, 0x00010203, 0x70040506)) == [[[1, 2, 3, 0], [4, 5, 6, 112]]]
+    found = pictures.load("a", data=targa(0, 32, 0x00010203, 0x70040506))
+    assert found.pixels.tolist() == [[[1, 2, 3], [4, 5, 6]]]
+    assert found.notes == (UNSAID,)
+
+
+def test_a_psd_of_one_bit_has_1_for_black() -> None:
+    data = b"8BPS" + struct.pack(">H6xHIIHH", 1, 1, 1, 8, 1, 0) + bytes(14) + b"\x80"
+    assert pixels(data) == [[[0], *[[255]] * 7]]
+
+
+def sun(width: int, bits: int, kind: int, data: bytes) -> bytes:
+    """A Sun raster."""
+    height = len(data) // (-(-width * bits // 16) * 2)
+    return struct.pack(">8I", 0x59A66A95, width, height, bits, len(data), kind, 0, 0) + data
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_a_sun_raster_of_32_bits_has_what_fills_them_up_first(kind: int) -> None:
+    data = sun(4, 32, kind, bytes([7, 3, 2, 1] * 4 + [0, 6, 5, 4] * 4))
+    first, second = ([3, 2, 1], [6, 5, 4]) if kind == 3 else ([1, 2, 3], [4, 5, 6])
+    assert pixels(data) == [[first] * 4, [second] * 4]
+
+
+def test_a_sun_raster_of_run_lengths_whose_rows_are_filled_up_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.ras"
+    path.write_bytes(sun(3, 8, 2, bytes([1, 2, 3, 0, 4, 5, 6, 0])))
+    assert "rows are filled up" in str(refusal(path))
+    for kind, width in ((1, 3), (2, 4)):
+        path.write_bytes(sun(width, 8, kind, bytes([1, 2, 3, 0, 4, 5, 6, 0])))
+        assert pictures.load(path).pixels[:, :3].tolist() == [[[1], [2], [3]], [[4], [5], [6]]]
+
+
+@pytest.mark.parametrize("colour", ["#f00", "#ffff00000000", "#ff0000"])
+def test_the_colours_of_an_xpm_have_six_digits(tmp_path: Path, colour: str) -> None:
+    path = tmp_path / "a.xpm"
+    path.write_text(f'/* XPM */\nstatic char *a[] = {{\n"1 1 1 1",\n"a c {colour}",\n"a"\n}};\n')
+    if len(colour) == 7:
+        assert pictures.load(path).pixels.tolist() == [[[255, 0, 0]]]
+    else:
+        assert f"colours of {len(colour) - 1} digits" in str(refusal(path))
