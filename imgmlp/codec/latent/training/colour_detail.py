@@ -18,9 +18,9 @@ from imgmlp.image import has_alpha
 Array = np.ndarray[Any, Any]
 
 PIXELS = 2**18  # that are looked at, at most
-# The squared error on [0, 1] that is left of what is worth its bits, of a price: three samples
-# share a pixel's bits, and each bit takes three fourths of a sample's error (2 ln 2 / 3).
-LEFT = 3 / (2 * math.log(2))
+# Of a price, the squared error on [0, 1] that is left in a sample which is worth its bits: one more
+# bit would save ln 4 of it (rate of a Gaussian), and so a third of that in a mean over three.
+LEFT = 3 / math.log(4)
 # Bits a pixel of such details from which a grid for each channel pays (docs/compression-trials.md).
 # At a price of FINE and less the coarser grids do not get as near as is wanted: one more does from
 # fewer bits on, and all of them only where there is little else than noise.
@@ -42,13 +42,12 @@ def extra_grids(pixels: Array, price: float, steps: float) -> int:
 
 
 def detail_bits(pixels: Array, price: float) -> float:
-    """Bits a pixel that details cost beside the most of them that one grid can hold: what is
-    neither in means of 2 x 2 pixels, nor along the channels' principal axis."""
+    """Of each pixel log2(1 + d / (LEFT * price)), in the mean, where d is the square of what is
+    neither in means of 2 x 2 pixels, nor along the channels' principal axis there, which one grid
+    can hold."""
     if min(pixels.shape[:2]) < 2 or pixels.shape[2] == 1:
         return 0.0
     details = _details(pixels)  # [n, channels]
-    if not len(details):
-        return 0.0
     _, axes = np.linalg.eigh(details.T @ details)
     beside = np.square(details @ axes[:, :-1]).sum(1)
     return float(np.mean(np.log2(1 + beside / (LEFT * price))))
