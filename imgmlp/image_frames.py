@@ -64,7 +64,11 @@ def _choose_page(image: Image.Image, wanted: int) -> bool:
     found = list(islice(_own_pages(image), max(0, wanted) + 2)) or [0]
     if not 0 <= wanted < len(found):
         raise EOFError
-    image.seek(found[wanted])
+    if image.tell() > 0:
+        if found[wanted] > 0:
+            image.seek(0)  # so that it is looked at anew, and refused if Pillow cannot read it
+        image.info.clear()  # where Pillow leaves what other pages have
+        image.seek(found[wanted])
     return len(found) > wanted + 1
 
 
@@ -74,6 +78,9 @@ def _own_pages(image: Image.Image) -> Iterator[int]:
             image.seek(page)
         except EOFError:
             return
+        except Exception as error:  # of a page that Pillow cannot read, which may not be wanted
+            if isinstance(error, MemoryError) or image.tell() != page:
+                raise
         tags = getattr(image, "tag_v2", {})
         if not tags.get(_KIND, 0) & (_REDUCED | _MASK) and tags.get(_OLD_KIND) != _OLD_REDUCED:
             yield page

@@ -253,6 +253,37 @@ def test_frames_count_a_tiffs_pages_and_not_their_reduced_copies(tmp_path: Path)
     np.testing.assert_array_equal(pictures.load(only).pixels, RGB)
 
 
+def test_pages_that_pillow_cannot_read_do_not_hinder_others(tmp_path: Path) -> None:
+    """Among pages of which the second holds the filters of a camera's sensor, and a mask."""
+    path = tiff_pages(tmp_path / "a.tif", 0, 0, 0, 4)
+    data = bytearray(path.read_bytes())
+    for page, photometric in ((1, 32803), (3, 4)):
+        at = tiff_field(data, 262, page)[0] + 8
+        data[at : at + 2] = struct.pack("<H", photometric)
+    path.write_bytes(data)
+    sound = tiff_pages(tmp_path / "b.tif", 0, 0, 0)
+    for number in (1, 3):
+        found, expected = (pictures.load(one, frame=number).pixels for one in (path, sound))
+        np.testing.assert_array_equal(found, expected)
+    assert pictures.load(path).notes == ("only its first frame is taken; --frame chooses another",)
+    with pytest.raises(PictureError, match="unknown pixel mode"):
+        pictures.load(path, frame=2)
+    with pytest.raises(UsageError) as caught:
+        pictures.load(path, frame=4)
+    assert "there are 3" in caught.value.hint
+
+
+def test_a_page_has_nothing_of_another_page(tmp_path: Path) -> None:
+    profiles = (None, b"one", None, b"other")
+    with TiffImagePlugin.AppendingTiffWriter(tmp_path / "a.tif", True) as writer:
+        for profile in profiles:
+            Image.fromarray(RGB).save(writer, "TIFF", icc_profile=profile)
+            writer.newFrame()
+    for number, profile in enumerate(profiles, 1):
+        assert pictures.load(tmp_path / "a.tif", frame=number).icc == profile
+    assert pictures.load(tmp_path / "a.tif").icc is None
+
+
 def test_a_frame_far_away_is_not_looked_for(tmp_path: Path) -> None:
     path = frames(tmp_path / "a b.gif")
     with pytest.raises(UsageError, match="beyond the first 2,048") as caught:
@@ -798,9 +829,12 @@ def test_a_jpeg_2000_without_some_of_its_tiles_is_refused(tmp_path: Path) -> Non
     np.testing.assert_array_equal(pictures.load(path).pixels, RGB)
 
 
-def tiff_field(data: bytearray, tag: int) -> tuple[int, int]:
-    """Where a TIFF's entry is, and what it tells of its value."""
+def tiff_field(data: bytearray, tag: int, page: int = 0) -> tuple[int, int]:
+    """Where an entry of a TIFF's page is, and what it tells of its value."""
     at = int.from_bytes(data[4:8], "little") + 2
+    for _ in range(page):
+        then = at + 12 * int.from_bytes(data[at - 2 : at], "little")
+        at = int.from_bytes(data[then : then + 4], "little") + 2
     while int.from_bytes(data[at : at + 2], "little") != tag:
         at += 12
     return at, int.from_bytes(data[at + 8 : at + 12], "little")
