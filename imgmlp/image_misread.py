@@ -6,6 +6,7 @@ Knows how the formats say what they hold. Knows nothing of what becomes of the p
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -13,11 +14,15 @@ from typing import BinaryIO
 from PIL import Image, ImageFile, ImageOps, ImagePalette
 
 from imgmlp.errors import PictureError
+from imgmlp.image_parts import CODESTREAM, chunks
 from imgmlp.text import by_command
 
 UNSAID = "it says that it has no alpha, so the last 8 of a pixel's 32 bits were dropped"
 _SUN_RUNS, _SUN_ORDERS = 2, {"BGRX": "XBGR", "RGBX": "XRGB"}  # a kind; Pillow's names of orders
 _XPM_COLOUR = re.compile(rb"[\t ]c[\t ]+#([0-9A-Fa-f]+)")
+_BACK, _SOURCE = 2, 0  # ways of an animated PNG to leave a frame, and to draw one
+_JP2_LAB = re.compile(rb"colr\x01..\0\0\0\x0e", re.DOTALL)
+_HEAD = 2**24  # bytes in which a JPEG 2000 says what its channels are
 _WHITES = {"L;2": 3, "L;4": 15}  # by Pillow's names of gray of 2 and 4 bits
 _PHOTOMETRIC, _STRIP_BYTES, _PLANES, _SUBSAMPLING = 262, 279, 284, 530  # TIFF's tags
 _COLOURS, _SAMPLE_FORMAT = 320, 339  # likewise
@@ -84,6 +89,20 @@ def _scale_key(image: ImageFile.ImageFile) -> None:
     if isinstance(key, int) and args in _WHITES:
         white = _WHITES[args]
         image.info["transparency"] = (key & white) * (255 // white)
+
+
+def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
+    """Pillow draws an animation over the picture before it, also if that is no part of it.
+
+    It does not matter where the first frame replaces all of it, for good.
+    """
+    if image.tell() == 0 or not getattr(image, "default_image", False):
+        return ""
+    whole = struct.pack(">4I", *image.size, 0, 0)
+    firsts = (stream.read(26) for one in chunks(stream, png=True) if one.kind == b"fcTL")
+    first = next(firsts, b"").ljust(26)
+    replaces = first[4:20] == whole and first[24] != _BACK and first[25] == _SOURCE
+    return "" if replaces else "whose frames begin over a picture that is none of them"
 
 
 # --- PCX ---
@@ -155,6 +174,25 @@ def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     return f"which has colours of {min(digits)} digits" if digits else ""
 
 
+# --- JPEG 2000 ---
+
+
+def _jpeg2000(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
+    """Pillow takes CIELab for RGB, and channels as they come (ITU T.800, I.5.3)."""
+    head = stream.read(_HEAD).partition(CODESTREAM)[0]
+    if _JP2_LAB.search(head):
+        return "whose colours are CIELab"
+    said = head.partition(b"cdef")[2]
+    count = min(int.from_bytes(said[:2]), max(0, len(said) - 2) // 6)
+    channels = list(struct.iter_unpack(">3H", said[2 : 2 + 6 * count]))
+    colours = [number for number, kind, _ in channels if kind == 0]
+    moved = any(kind == 0 and place not in (0, number + 1) for number, kind, place in channels)
+    before = any(
+        kind in (1, 2) and number < max(colours, default=0) for number, kind, _ in channels
+    )
+    return "whose channels are not in the usual order" if moved or before else ""
+
+
 # --- TIFF ---
 
 
@@ -207,6 +245,8 @@ def _tag(image: Image.Image, tag: int) -> object:
 
 
 _FAULTS: dict[str, Callable[[ImageFile.ImageFile, BinaryIO], str]] = {  # by format
+    "JPEG2000": _jpeg2000,
+    "PNG": _png,
     "SUN": _sun,
     "XPM": _xpm,
 }

@@ -42,6 +42,29 @@ def test_the_transparent_gray_of_few_bits(bits: int, key: int) -> None:
             assert found.pixels.tolist() == [[[0, 255 * key], [step, 255 * (1 - key)]]]
 
 
+def test_an_animation_over_a_picture_that_is_none_of_its_frames(tmp_path: Path) -> None:
+    """Two pixels of gray, and frames over the first one, or over both."""
+
+    def frame(number: int, *values: int, back: int = 0, over: int = 0) -> bytes:
+        control = struct.pack(">5I2H2B", number, len(values), 1, 0, 0, 1, 10, back, over)
+        body = (number + 1).to_bytes(4) + zlib.compress(bytes([0, *values]))
+        return chunk(b"fcTL", control) + chunk(b"fdAT", body)
+
+    begin = MAGIC + chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, 8, 0, 0, 0, 0))
+    begin += chunk(b"acTL", bytes(8)[:3] + b"\2" + bytes(4))
+    begin += chunk(b"IDAT", zlib.compress(b"\0\x07\x07"))
+    sound = begin + frame(0, 8, 9) + frame(2, 5) + chunk(b"IEND", b"")
+    found = [pixels(sound, number) for number in (1, 2, 3)]
+    assert found == [[[[7], [7]]], [[[8], [9]]], [[[5], [9]]]]
+    path = tmp_path / "a.png"
+    for first in (frame(0, 8), frame(0, 8, 9, back=2), frame(0, 8, 9, over=1)):
+        path.write_bytes(begin + first + frame(2, 5) + chunk(b"IEND", b""))
+        assert pictures.load(path, frame=1).pixels.tolist() == [[[7], [7]]]
+        for number in (2, 3):
+            with pytest.raises(PictureError, match="begin over a picture that is none of them"):
+                pictures.load(path, frame=number)
+
+
 # TIFF
 
 
@@ -258,3 +281,47 @@ def test_the_colours_of_an_xpm_have_six_digits(tmp_path: Path, colour: str) -> N
         assert pictures.load(path).pixels.tolist() == [[[255, 0, 0]]]
     else:
         assert f"colours of {len(colour) - 1} digits" in str(refusal(path))
+
+
+# JPEG 2000
+
+
+def jp2(*boxes: tuple[bytes, bytes], space: int = 16) -> bytes:
+    """A JPEG 2000 of one red pixel with more boxes in its header."""
+    Image.new("RGB", (1, 1), "red").save(stream := io.BytesIO(), "JPEG2000", no_jp2=True)
+    inner = [(b"ihdr", struct.pack(">IIHBBBB", 1, 1, 3, 7, 7, 0, 0))]
+    inner += [(b"colr", b"\1\0\0" + space.to_bytes(4)), *boxes]
+    header = b"".join(box(*one) for one in inner)
+    parts = (b"jP  ", b"\r\n\x87\n"), (b"ftyp", b"jp2 \0\0\0\0jp2 "), (b"jp2h", header)
+    return b"".join(box(*one) for one in (*parts, (b"jp2c", stream.getvalue())))
+
+
+def box(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", 8 + len(data)) + kind + data
+
+
+@pytest.mark.parametrize(
+    ("channels", "sound"),
+    [
+        (((0, 0, 1), (1, 0, 2), (2, 0, 3)), True),
+        (((2, 0, 3), (1, 0, 2), (0, 0, 1)), True),
+        (((0, 0, 3), (1, 0, 2), (2, 0, 1)), False),
+        (((0, 1, 0), (1, 0, 2), (2, 0, 3)), False),
+    ],
+)
+def test_the_channels_of_a_jpeg_2000_in_the_usual_order(
+    tmp_path: Path, channels: tuple[tuple[int, int, int], ...], sound: bool
+) -> None:
+    path = tmp_path / "a.jp2"
+    order = b"".join(struct.pack(">3H", *one) for one in channels)
+    path.write_bytes(jp2((b"cdef", len(channels).to_bytes(2) + order)))
+    if sound:
+        assert pictures.load(path).pixels.tolist() == [[[255, 0, 0]]]
+    else:
+        assert "not in the usual order" in str(refusal(path))
+
+
+def test_a_jpeg_2000_of_cielab_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jp2"
+    path.write_bytes(jp2(space=14))
+    assert "CIELab" in str(refusal(path))
