@@ -5,9 +5,12 @@ Knows how the formats say what they hold. Knows nothing of what becomes of the p
 
 from __future__ import annotations
 
+import io
 import re
 import struct
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +23,7 @@ from imgmlp.text import by_command
 UNSAID = "it says that it has no alpha, so the last 8 of a pixel's 32 bits were dropped"
 _SUN_RUNS, _SUN_ORDERS = 2, {"BGRX": "XBGR", "RGBX": "XRGB"}  # a kind; Pillow's names of orders
 _XPM_COLOUR = re.compile(rb"[\t ]c[\t ]+#([0-9A-Fa-f]+)")
+_CLEAR = 2  # how a frame of a GIF may be left
 _BACK, _SOURCE = 2, 0  # ways of an animated PNG to leave a frame, and to draw one
 _JP2_LAB = re.compile(rb"colr\x01..\0\0\0\x0e", re.DOTALL)
 _HEAD = 2**24  # bytes in which a JPEG 2000 says what its channels are
@@ -103,6 +107,53 @@ def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     first = next(firsts, b"").ljust(26)
     replaces = first[4:20] == whole and first[24] != _BACK and first[25] == _SOURCE
     return "" if replaces else "whose frames begin over a picture that is none of them"
+
+
+# --- GIF ---
+
+
+def _gif(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
+    """Pillow has no alpha to leave a frame with if the first has none, and goes on leaving them so.
+
+    It takes "unspecified" for the way in which the frame before was left.
+    """
+    first, *others = [*islice(_ways(stream), image.tell())] or [(0, False)]
+    ways = [way for way, _ in (first, *others)]
+    if any(before >= _CLEAR and way == 0 for before, way in pairwise(ways)):
+        return "whose frames are not all said to stay"
+    cleared = any(way == _CLEAR and key for way, key in others)
+    return (
+        "whose frames are cleared, and do not begin with alpha" if cleared and not first[1] else ""
+    )
+
+
+def _ways(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
+    """How each frame of a GIF is left, and whether it has a transparent colour (GIF89a, 23)."""
+    flags = 0
+    _skip_colours(stream, stream.read(13)[10:11])
+    while kind := stream.read(1):
+        if kind == b"!":
+            control = stream.read(1) == b"\xf9"
+            blocks = list(_blocks(stream))
+            flags = blocks[0][0] if control and blocks else flags
+        elif kind == b",":
+            yield flags >> 2 & 7, bool(flags & 1)
+            flags = 0
+            _skip_colours(stream, stream.read(9)[8:])
+            stream.read(1)
+            deque(_blocks(stream), 0)
+        elif kind != b"\0":
+            return
+
+
+def _skip_colours(stream: BinaryIO, flags: bytes) -> None:
+    if flags and flags[0] & 128:
+        stream.seek(3 << (flags[0] & 7) + 1, io.SEEK_CUR)
+
+
+def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+    while (size := stream.read(1)) not in (b"", b"\0"):
+        yield stream.read(size[0])
 
 
 # --- PCX ---
@@ -245,6 +296,7 @@ def _tag(image: Image.Image, tag: int) -> object:
 
 
 _FAULTS: dict[str, Callable[[ImageFile.ImageFile, BinaryIO], str]] = {  # by format
+    "GIF": _gif,
     "JPEG2000": _jpeg2000,
     "PNG": _png,
     "SUN": _sun,

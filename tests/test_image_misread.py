@@ -65,6 +65,38 @@ def test_an_animation_over_a_picture_that_is_none_of_its_frames(tmp_path: Path) 
                 pictures.load(path, frame=number)
 
 
+# GIF
+
+
+def gif(*frames: tuple[int, int, int | None, bytes]) -> bytes:
+    """Three pixels of gray, red, green or blue; frames have a place, a way to leave, and a key."""
+    data = b"GIF89a" + struct.pack("<HHBBB", 3, 1, 0x91, 0, 0) + bytes([10] * 3)
+    data += b"\xff\0\0\0\xff\0\0\0\xff"
+    for left, way, key, values in frames:
+        codes = [code for value in values for code in (4, value)] + [5]  # of 3 bits
+        coded = sum(code << 3 * at for at, code in enumerate(codes)).to_bytes(3, "little")
+        data += b"!\xf9\4" + bytes([way << 2 | (key is not None), 0, 0, key or 0, 0])
+        data += b"," + struct.pack("<4HB", left, 0, len(values), 1, 0) + b"\2\3" + coded + b"\0"
+    return data + b";"
+
+
+def test_frames_of_a_gif_that_pillow_clears_wrongly_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.gif"
+    red, grey = (0, 1, None, b"\1\1\1"), (2, 1, None, b"\0")
+    path.write_bytes(gif(red, (0, 2, 3, b"\3\2"), grey))
+    assert pictures.load(path, frame=2).pixels.tolist() == [[[255, 0, 0], [0, 255, 0], [255, 0, 0]]]
+    with pytest.raises(PictureError, match="do not begin with alpha"):
+        pictures.load(path, frame=3, alpha=True)
+    clear = (0, 2, 3, b"\3\1\1")
+    path.write_bytes(gif(clear, (0, 0, 3, b"\3\2"), grey))
+    with pytest.raises(PictureError, match="not all said to stay"):
+        pictures.load(path, frame=3, alpha=True)
+    path.write_bytes(gif(clear, (0, 1, 3, b"\3\2"), grey))
+    found = pictures.load(path, frame=3, alpha=True).pixels
+    assert found[..., 3].tolist() == [[0, 255, 255]]
+    assert found[0, 1:, :3].tolist() == [[0, 255, 0], [10, 10, 10]]
+
+
 # TIFF
 
 
