@@ -121,10 +121,9 @@ def _gif(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     ways = [way for way, _ in (first, *others)]
     if any(before >= _CLEAR and way == 0 for before, way in pairwise(ways)):
         return "whose frames are not all said to stay"
-    cleared = any(way == _CLEAR and key for way, key in others)
-    return (
-        "whose frames are cleared, and do not begin with alpha" if cleared and not first[1] else ""
-    )
+    if not first[1] and any(way == _CLEAR and key for way, key in others):
+        return "whose frames are cleared, and do not begin with alpha"
+    return ""
 
 
 def _ways(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
@@ -133,9 +132,10 @@ def _ways(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
     _skip_colours(stream, stream.read(13)[10:11])
     while kind := stream.read(1):
         if kind == b"!":
-            control = stream.read(1) == b"\xf9"
-            blocks = list(_blocks(stream))
-            flags = blocks[0][0] if control and blocks else flags
+            control, blocks = stream.read(1) == b"\xf9", _blocks(stream)
+            said = next(blocks, b"")
+            flags = said[0] if control and said else flags
+            deque(blocks, 0)
         elif kind == b",":
             yield flags >> 2 & 7, bool(flags & 1)
             flags = 0
@@ -287,7 +287,8 @@ def _old_colours(image: Image.Image) -> bytes:
     found = _tag(image, _COLOURS)
     if not isinstance(found, tuple) or image.mode not in ("P", "PA"):
         return b""
-    return bytes(found) if 0 < max(found) < 256 else b""
+    narrow = all(isinstance(one, int) and 0 <= one < 256 for one in found)
+    return bytes(found) if narrow and any(found) else b""
 
 
 def _tag(image: Image.Image, tag: int) -> object:
