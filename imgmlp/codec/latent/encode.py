@@ -17,6 +17,7 @@ from imgmlp.codec.latent.training.colour_detail import extra_grids
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
+    COMPILES,
     LAST_PASSES,
     MOST_STEPS,
     TRIED_BRIEFLY,
@@ -104,8 +105,10 @@ class _Encoder:
     def _extra_grids(self) -> int:
         if self.run.saved is not None:
             return int(self.run.saved.values["extra"])
-        pixels = self.picture.pixels
-        steps = foreseen(pixels.shape, self.lengths.workload, self.device)
+        pixels, workload = self.picture.pixels, self.lengths.workload
+        if workload.seconds is not None and workload.seconds < COMPILES:
+            return 0
+        steps = foreseen(pixels.shape, workload, self.device)
         return extra_grids(pixels, self.prices.first(), steps)
 
     def _begun(self) -> LatentTrainer:

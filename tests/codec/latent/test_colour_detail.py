@@ -12,8 +12,10 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode, workload
 from imgmlp.codec.latent import decode as latent_decode
+from imgmlp.codec.latent.encode import _Encoder
 from imgmlp.codec.latent.training.colour_detail import LEFT, STEPS, detail_bits, extra_grids
-from imgmlp.codec.training.target import Goal, choose
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Goal, Workload, choose
 from imgmlp.engine import open_device
 from imgmlp.image import Picture
 
@@ -94,6 +96,16 @@ def test_db_that_one_grid_does_not_reach_are_reached() -> None:
     found = encoded(noise(16, 16, 3), Goal("psnr", 40))
     assert found.missed is None
     assert found.metrics["psnr"] > 39.8
+
+
+@pytest.mark.parametrize(("seconds", "extra"), [(29.0, 0), (31.0, 2), (None, 2)])
+def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
+    seconds: float | None, extra: int
+) -> None:
+    found = _Encoder(
+        Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy"), Run()
+    )
+    assert found.forms.extra == extra
 
 
 def encoded(pixels: np.ndarray, wanted: Goal) -> Encoded:

@@ -73,7 +73,8 @@ class Forms:
             name = IN_WINDOWS
         wanted = forms if name is None else {name: forms[name]}
         return within_memory(
-            partial(self._taken, wanted), partial(too_large, self.pixels, self.device)
+            partial(self._taken, wanted),
+            partial(too_large, self.pixels, self.device, extra=self.extra),
         )
 
     def whole(self) -> LatentStep | None:
@@ -182,7 +183,9 @@ def _weights(hidden: tuple[int, int], channels: int) -> int:
     return sum(int(np.prod(size)) for size in shape.tensors.values())
 
 
-def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:
+def too_large(
+    pixels: Array, device: AnyDevice, error: OutOfMemoryError, extra: int = 0
+) -> OutOfMemoryError:
     """What to say where the step does not fit in a device's memory, and which picture would."""
     height, width, channels = pixels.shape
 
@@ -190,8 +193,8 @@ def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutO
         pixels = np.zeros((height, width, channels), np.uint8)
         hidden, entropy = widths(pixels.shape, math.inf)
         if fits_windows(pixels.shape, device):  # which were tried last
-            return WindowedStep(pixels, SEED, device, hidden, entropy, 0)
-        return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy)
+            return WindowedStep(pixels, SEED, device, hidden, entropy, 0, extra=extra)
+        return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy, extra=extra)
 
     what = f"training a latent model of {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)

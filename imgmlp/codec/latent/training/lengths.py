@@ -64,7 +64,9 @@ TOO_FEW = 30  # below which latents are far from what they can be
 AT_LEAST = 0.25
 # Of the steps of a short run, by a power of how many windows there are, and at least.
 BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
-BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures of any size
+# Seconds of a limit up to which a program should serve pictures of any size, and of one from which
+# there is time for what no other picture needs.
+BRIEF, COMPILES = 60.0, 30.0
 USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 25  # steps that take as long as the search for rounded networks, of what they compute
 SEARCHED = 50  # networks that it judges, about: a GPU waits for the host then
