@@ -50,6 +50,9 @@ def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> Non
         why = _FAULTS[image.format](image, stream)
     if why:
         raise PictureError(f"Pillow misreads {path}, {why}", hint=convert_hint(path))
+    if stream is None and (late := _of_loaded_tiff(image)):
+        hint = "give the file's name instead, or the image before it is loaded"
+        raise PictureError(f"Pillow misreads {path}, {late}", hint=hint)
     if _is_signed(image):
         hint = "convert it to 8 or 16 bits a sample without a sign first"
         problem = f"{path} has signed samples, whose black and white are unknown"
@@ -275,11 +278,14 @@ def _of_tiff(image: Image.Image) -> str:
     coded = image.info.get("compression")
     if _is_subsampled(image) and _tag(image, _SUBSAMPLING) == (4, 4) and coded != "jpeg":
         return "in which 4×4 pixels have one colour"  # right of some sizes only
-    if not getattr(image, "tile", ()) and is_for_libtiff(image) and coded == "raw":
-        return "whose planes are separate, or whose colours are those of several pixels"
-    if not getattr(image, "tile", ()) and _old_colours(image):
-        return "whose list of colours has 8 bits a sample"
     return ""
+
+
+def _of_loaded_tiff(image: Image.Image) -> str:
+    """What is read rightly from the file, and cannot be put right any more."""
+    if is_for_libtiff(image) and image.info.get("compression") == "raw":
+        return "whose planes are separate, or whose colours are those of several pixels"
+    return "whose list of colours has 8 bits a sample" if _old_colours(image) else ""
 
 
 def _old_colours(image: Image.Image) -> bytes:

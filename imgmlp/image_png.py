@@ -7,7 +7,6 @@ what is missing where the data of pixels end early. Knows nothing of pixels.
 from __future__ import annotations
 
 import io
-import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ _ADAM7 = (
     *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
 )
 _ICONS = ("ICO", "ICNS")  # formats that hold PNGs
-_ICON = 2**25  # bytes of an icon in which PNGs are looked for
+_ICON, _PNGS = 2**25, 64  # bytes of an icon in which PNGs are looked for, and how many of them
 
 
 def check_chunks(stream: BinaryIO, path: Path) -> None:
@@ -62,14 +61,14 @@ def check_pixels(image: Image.Image, stream: BinaryIO, path: Path, notes: list[s
 
     Says in `notes` if only the end of a PNG is missing.
     """
+    most = image.width * image.height
     if image.format == "PNG":
-        if not _check_rows(stream, path, image.tell()):
+        if not _check_rows(stream, path, image.tell(), most):
             notes.append(END_MISSING)
     elif image.format in _ICONS:
         stream.seek(0)
-        data = stream.read(_ICON)
-        for found in re.finditer(re.escape(PNG_START), data):
-            _check_rows(io.BytesIO(data[found.start() :]), path, 0)
+        for inner in stream.read(_ICON).split(PNG_START, _PNGS)[1:]:
+            _check_rows(io.BytesIO(PNG_START + inner), path, 0, most)
 
 
 def missing(count: int) -> str:
@@ -99,8 +98,8 @@ class _Inflated:
         return self._left > 0 and self._inflater.eof
 
 
-def _check_rows(stream: BinaryIO, path: Path, last: int) -> bool:
-    """Of a PNG's frames up to one; returns whether the file has its end."""
+def _check_rows(stream: BinaryIO, path: Path, last: int, most: int) -> bool:
+    """Of a PNG's frames up to one, of so many pixels at most; returns whether it has its end."""
     number, header, coloured, inflated = 0, b"", False, None
     for chunk in chunks(stream, png=True):
         if chunk.kind == b"IEND":
@@ -115,7 +114,7 @@ def _check_rows(stream: BinaryIO, path: Path, last: int) -> bool:
         elif chunk.kind in (b"IDAT", b"fdAT") and number <= last:
             if header[_KIND:][:1] == _NUMBERED and not coloured:
                 raise _damaged(path, "its colours")
-            inflated = inflated or _Inflated(_needed(header))
+            inflated = inflated or _Inflated(_needed(header, most))
             before = 4 if chunk.kind == b"fdAT" else 0  # its own number
             stream.seek(before, io.SEEK_CUR)
             for data in _pieces(stream, chunk.size - before):
@@ -129,11 +128,14 @@ def _damaged(path: Path, what: str) -> PictureError:
     return PictureError(problem, hint="get the file again")
 
 
-def _needed(header: bytes) -> int:
-    """Bytes of all rows and their filters (PNG, section 7.2); 0 if the header is nonsense."""
+def _needed(header: bytes, most: int) -> int:
+    """Bytes of all rows and their filters (PNG, section 7.2); 0 if the header is nonsense, or says
+    more than `most` pixels, which Pillow refuses."""
     if len(header) < 13:
         return 0
     width, height, depth, kind, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    if width * height > most:
+        return 0
     needed = 0
     for left, top, across, down in _ADAM7 if interlaced else _WHOLE:
         columns, rows = -((left - width) // across), -((top - height) // down)

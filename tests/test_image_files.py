@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import hostile
 import numpy as np
@@ -21,7 +22,7 @@ from hostile import refusal
 from PIL import Image, ImageFile, TiffImagePlugin, features
 
 from imgmlp import image as pictures
-from imgmlp import image_claims
+from imgmlp import image_claims, image_png
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
 from imgmlp.image_parts import CODESTREAM, SCAN, segments
@@ -934,6 +935,26 @@ def test_a_png_whose_data_end_before_its_last_row_is_refused(
     for more in (0, 5):  # bytes behind the last row
         path.write_bytes(wrap(png_of(pixels, side, more=more)))
         np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
+
+
+def test_what_else_is_in_an_icon_takes_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts of PNGs without end, and one that claims more pixels than the icon has."""
+    pixels = np.random.default_rng(0).integers(1, 256, (16, 16, 3), dtype=np.uint8)
+    icon, path = hostile.ico(png_of(pixels, 16)), tmp_path / "a.ico"
+    path.write_bytes(icon + hostile.png(20_000, 20_000, rows=3))
+    np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
+    looked, check = list[object](), image_png._check_rows
+
+    def counted(stream: BinaryIO, *others: Any) -> bool:
+        looked.append(stream)
+        return check(stream, *others)
+
+    monkeypatch.setattr(image_png, "_check_rows", counted)
+    path.write_bytes(icon + hostile.MAGIC * 10_000)
+    np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
+    assert len(looked) == image_png._PNGS
 
 
 def adam7(pixels: np.ndarray) -> list[bytes]:

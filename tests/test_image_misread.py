@@ -167,8 +167,9 @@ def test_ycbcr_that_is_not_compressed_with_a_colour_for_four_pixels(
     np.testing.assert_allclose(np.array(pixels(data)), gray[:, :, None].repeat(3, 2), atol=1)
     with Image.open(io.BytesIO(data)) as image:
         image.load()
-        with pytest.raises(PictureError, match="colours are those of several"):
+        with pytest.raises(PictureError, match="colours are those of several") as caught:
             pictures.from_image(image)
+        assert "before it is loaded" in caught.value.hint
 
 
 def test_ycbcr_that_does_not_say_how_it_is_sampled_may_have_all_colours() -> None:
@@ -196,8 +197,9 @@ def test_listed_colours_of_8_bits(tmp_path: Path) -> None:
     assert pixels(data) == [[[1, 254, 1], [200, 55, 200]]]
     with Image.open(io.BytesIO(data)) as image:
         image.load()
-        with pytest.raises(PictureError, match="colours has 8 bits"):
+        with pytest.raises(PictureError, match="colours has 8 bits") as caught:
             pictures.from_image(image)
+        assert "before it is loaded" in caught.value.hint
     assert pixels(tiff((2, 1), 3, b"\1\xc8", _320=COLOURS)) == [[[1] * 3, [200] * 3]]
 
 
