@@ -13,16 +13,13 @@ import numpy as np
 from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS
-from imgmlp.codec.latent.training.colour_detail import extra_grids
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
-    COMPILES,
     LAST_PASSES,
     MOST_STEPS,
     TRIED_BRIEFLY,
     Lengths,
-    foreseen,
     rdoq_budget,
     work,
     workload,
@@ -73,8 +70,8 @@ class _Encoder:
         self.lengths = Lengths(picture, wanted, workload, device, run)
         self.prices = Prices(picture, wanted)
         most = self.prices.most_weights()
-        lengths = self.lengths.short, most, self.lengths.long
-        self.forms = Forms(picture.pixels, device, *lengths, self._extra_grids())
+        lengths = self.lengths.short, most, self.lengths.long, self.lengths.extra
+        self.forms = Forms(picture.pixels, device, *lengths)
         self.resumed = 0
         self.passes = Passes(wanted)
         self.best: Draft | None = None  # of the passes
@@ -101,15 +98,6 @@ class _Encoder:
             trainer.step.restore(snapshot.arrays)  # which rounding has changed
             price, until = self.passes.price(), self.lengths.until()
             trainer.repeat(price, first.model.networks, steps, until)
-
-    def _extra_grids(self) -> int:
-        if self.run.saved is not None:
-            return int(self.run.saved.values["extra"])
-        pixels, workload = self.picture.pixels, self.lengths.workload
-        if workload.seconds is not None and workload.seconds < COMPILES:
-            return 0
-        steps = foreseen(pixels.shape, workload, self.device)
-        return extra_grids(pixels, self.prices.first(), steps)
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
@@ -219,10 +207,9 @@ class _Encoder:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
         values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.lengths.pace}
-        values |= {"judging": self.lengths.judging, "long": self.lengths.long}
+        values |= {name: getattr(self.lengths, name) for name in ("judging", "long", "extra")}
         spent = self.lengths.spent + time.perf_counter() - self.run.began
         values |= {"spent": spent, "form": self.forms.name, "best": None}
-        values["extra"] = self.forms.extra
         arrays: dict[str, Array] = {}
         if self.best is not None:
             values["best"] = self.best.metrics

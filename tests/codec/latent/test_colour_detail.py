@@ -12,8 +12,8 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode, workload
 from imgmlp.codec.latent import decode as latent_decode
-from imgmlp.codec.latent.encode import _Encoder
-from imgmlp.codec.latent.training.colour_detail import LEFT, STEPS, detail_bits, extra_grids
+from imgmlp.codec.latent.training import colour_detail, lengths
+from imgmlp.codec.latent.training.colour_detail import STEPS, detail_bits, extra_grids
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload, choose
 from imgmlp.engine import open_device
@@ -43,27 +43,33 @@ def test_channels_that_tell_of_the_same_details_share_a_grid() -> None:
     assert detail_bits(pixels, QUALITY_60) < 0.1
 
 
-def test_details_that_are_nearly_exact_have_one_more() -> None:
-    """Rounding to whole levels is noise of a twelfth of a squared level."""
-    gray = noise(40, 50, 1) / 4.0
-    pixels = np.rint(np.concatenate([gray, gray * 0.7, gray * 1.3], -1)).astype(np.uint8)
-    assert [extra_grids(pixels, price, STEPS) for price in (1e-4, 1e-5, 1e-8)] == [0, 0, 2]
-    prices = np.geomspace(1e-5, 1e-8, 100)
-    for bits, extra in ((1.1, 1), (2.1, 1), (3.9, 1), (4.1, 2)):
-        at = next(price for price in prices if detail_bits(pixels, price) > bits)
-        assert extra_grids(pixels, at, STEPS) == extra
+@pytest.mark.parametrize(
+    ("price", "bits", "extra"),
+    [
+        *[(8e-4, 1.9, 0), (8e-4, 2.1, 2), (8e-4, 9.0, 2)],
+        *[(3.1e-5, 1.9, 0), (2.9e-5, 1.0, 0), (2.9e-5, 1.1, 1), (2.9e-5, 3.9, 1), (2.9e-5, 4.1, 2)],
+    ],
+)
+def test_so_many_bits_make_so_many_grids(
+    price: float, bits: float, extra: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them where so little error is wanted that coarser grids do not get there."""
+    monkeypatch.setattr(colour_detail, "detail_bits", lambda *_: bits)
+    assert extra_grids(noise(4, 4, 3), price, STEPS) == extra
 
 
-def test_bits_are_those_of_what_one_grid_leaves() -> None:
-    """Of two channels with one at rest nothing is left; of two of the same strength, one."""
-    one = np.zeros((20, 20, 3), np.uint8)
-    one[..., 1] = noise(20, 20)
-    assert detail_bits(one, 1e-3) == 0
-    checks = np.indices((20, 20)).sum(0) % 2 * 128
-    stripes = np.indices((20, 20))[0] % 2 * 100
-    two = np.stack([checks, stripes, np.zeros((20, 20), int)], -1).astype(np.uint8)
-    left = (50 / 255) ** 2  # of the weaker one, in every pixel
-    assert detail_bits(two, 1e-3) == pytest.approx(math.log2(1 + left / (LEFT * 1e-3)), rel=1e-6)
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_bits_are_those_of_what_one_grid_leaves(channels: int) -> None:
+    """Of channels with one that is not at rest nothing is left; of two, the weaker one."""
+    one = np.zeros((20, 20, channels), np.uint8)
+    one[..., -1] = 255  # alpha, or white
+    one[..., 0] = noise(20, 20)
+    assert detail_bits(one, 1e-3) == pytest.approx(0, abs=1e-9)
+    two = one.copy()
+    two[..., 0] = np.indices((20, 20)).sum(0) % 2 * 128
+    two[..., -1] = 255 - np.indices((20, 20))[0] % 2 * 100
+    left, bit = (50 / 255) ** 2, math.log(4) / channels / 1e-3
+    assert detail_bits(two, 1e-3) == pytest.approx(math.log2(1 + left * bit), rel=1e-6)
 
 
 def test_nothing_is_seen_in_what_nobody_sees() -> None:
@@ -75,9 +81,13 @@ def test_nothing_is_seen_in_what_nobody_sees() -> None:
 
 
 def test_a_large_picture_is_looked_at_in_parts() -> None:
-    pixels = noise(2000, 2000, 3)
-    part = detail_bits(pixels[:400, :400], 1e-3)
-    assert detail_bits(pixels, 1e-3) == pytest.approx(part, rel=0.02)
+    """All over: a quarter of this one is noise, wherever that is."""
+    part = noise(1000, 1000, 3)
+    for row, column in np.ndindex(2, 2):
+        pixels = np.zeros((2000, 2000, 3), np.uint8)
+        pixels[1000 * row :, 1000 * column :][:1000, :1000] = part
+        quarter = detail_bits(part, 1e-3) / 4
+        assert detail_bits(pixels, 1e-3) == pytest.approx(quarter, rel=0.02)
 
 
 @pytest.mark.parametrize("colours", [0, 16])
@@ -102,10 +112,17 @@ def test_db_that_one_grid_does_not_reach_are_reached() -> None:
 def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
     seconds: float | None, extra: int
 ) -> None:
-    found = _Encoder(
-        Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy"), Run()
-    )
-    assert found.forms.extra == extra
+    asked = Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy")
+    assert lengths.extra(*asked) == lengths.Lengths(*asked, Run()).extra == extra
+
+
+def test_estimates_know_of_them() -> None:
+    """Each has a program that others have not, and more to compute."""
+    gray, device = Picture(noise(200, 200, 1).repeat(3, 2)), open_device("numpy")
+    asked = choose(40_000), Workload(300), device
+    plain, more = (lengths.work(one, *asked) for one in (gray, Picture(noise(200, 200, 3))))
+    assert set(plain.programs).isdisjoint(more.programs)
+    assert more.operations > 1.2 * plain.operations
 
 
 def encoded(pixels: np.ndarray, wanted: Goal) -> Encoded:

@@ -989,7 +989,7 @@ def test_a_run_with_more_grids_comes_to_a_file_and_goes_on_with_them(
 
     def have(many: bool) -> None:
         monkeypatch.setattr(lengths, "has_hyperlatents", lambda *_: many and flag == 64)
-        monkeypatch.setattr(latent, "extra_grids", lambda *_: 2 * (many and flag == 32))
+        monkeypatch.setattr(lengths, "extra_grids", lambda *_: 2 * (many and flag == 32))
 
     pixels, target, work = small_pixels()[:6, :34].repeat(2, 1), Goal("lambda", 1e-3), Workload(8)
     have(True)

@@ -217,7 +217,6 @@ def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.Mo
     made, seen = (begun.picture, Goal("bytes", 150)), []  # for which there are no more steps
     monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 6)
     monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
-    monkeypatch.setattr(latent, "extra_grids", lambda *_: 0)  # with which runs stay in one program
     go_over = latent._Encoder._go_over
 
     def noted(self: latent._Encoder, trainer: LatentTrainer) -> None:

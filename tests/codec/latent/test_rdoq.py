@@ -135,11 +135,12 @@ def test_costs_and_slopes_are_those_of_numpy_on_every_device(device: AnyDevice, 
         assert np.allclose(one, other, rtol=1e-2, atol=2e-3 * np.abs(one).max())
 
 
-def test_a_room_for_more_changes_neither_costs_nor_slopes() -> None:
+@pytest.mark.parametrize("extra", [0, 2])
+def test_a_room_for_more_changes_neither_costs_nor_slopes(extra: int) -> None:
     """Nor what is around a window."""
-    pixels, found = picture(20, 28), list[list[Array]]()
-    window = WindowStep(pixels, 0, open_device("numpy"), **STARTED, window=(32, 64))
-    for step in (whole(pixels), whole(pixels, room=(32, 64)), filled(window)):
+    pixels, found, has = picture(20, 28), list[list[Array]](), STARTED | {"extra": extra}
+    window = WindowStep(pixels, 0, open_device("numpy"), **has, window=(32, 64))
+    for step in (whole(pixels, **has), whole(pixels, **has, room=(32, 64)), filled(window)):
         flat, (extent,) = step.flat.numpy(), step.windows
         errors, bits = step.costs(extent, flat)
         found.append([errors, *bits, *step.latent_slopes(extent, flat, PRICE)])

@@ -872,34 +872,23 @@ def test_a_stream_takes_the_bits_that_training_counted(has: dict[str, Any]) -> N
     assert abs(written - counted) <= 0.005 * counted + 24
 
 
-def test_weights_of_hyperlatents_begin_where_they_tell_something_and_are_coded_as_from_0() -> None:
-    step = LatentStep(picture().repeat(2, 1), 1, open_device("numpy"), **STARTED, hyper=True)
-    start = step.start.tensors["entropy.0.weight"] / 2.0**11
+@pytest.mark.parametrize(
+    ("name", "has", "rows"),
+    [("entropy.0.weight", {"hyper": True}, 3), ("synthesis.0.weight", {"extra": 2}, 2)],
+)
+def test_weights_that_no_start_has_begin_where_they_tell_something_and_are_coded_as_from_0(
+    name: str, has: dict[str, Any], rows: int
+) -> None:
+    """So that there is something for hyperlatents and extra grids to move by, from nothing."""
+    step = LatentStep(picture().repeat(2, 1), 1, open_device("numpy"), **STARTED, **has)
+    start = step.start.tensors[name] / 2.0**11
     begun, cheapest = (
-        networks_of(flat.numpy(), step.shapes)["entropy.0.weight"]
-        for flat in (step.flat, step.cheapest)
+        networks_of(flat.numpy(), step.shapes)[name] for flat in (step.flat, step.cheapest)
     )
-    assert np.array_equal(begun[:-3], start[:-3])
-    assert begun[-3:].all()
+    assert np.array_equal(begun[:-rows], start[:-rows])
+    assert begun[-rows:].all()
     assert np.array_equal(cheapest, start)
-    assert not start[-3:].any()
-    step.steer(Control(1e-3))
-    step.run(3)
-    assert all(grid.all() for grid in step.grids()[step.levels :])
-
-
-def test_weights_of_extra_grids_begin_at_random_and_are_coded_as_from_0() -> None:
-    """So that there is something for the grids to move by, from nothing."""
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED, extra=2)
-    start = step.start.tensors["synthesis.0.weight"] / 2.0**11
-    begun, cheapest = (
-        networks_of(flat.numpy(), step.shapes)["synthesis.0.weight"]
-        for flat in (step.flat, step.cheapest)
-    )
-    assert np.array_equal(begun[:-2], start[:-2])
-    assert begun[-2:].all()
-    assert np.array_equal(cheapest, start)
-    assert not start[-2:].any()
+    assert not start[-rows:].any()
     step.steer(Control(1e-3))
     step.run(3)
     assert all(grid.all() for grid in step.grids()[step.levels :])

@@ -12,21 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import MAX_EXTRA
 from imgmlp.image import has_alpha
 
 Array = np.ndarray[Any, Any]
 
 PIXELS = 2**18  # that are looked at, at most
-# Of a price, the squared error on [0, 1] that is left in a sample which is worth its bits: one more
-# bit would save ln 4 of it (rate of a Gaussian), and so a third of that in a mean over three.
-LEFT = 3 / math.log(4)
 # Bits a pixel of such details from which a grid for each channel pays (docs/compression-trials.md).
 # At a price of FINE and less the coarser grids do not get as near as is wanted: one more does from
 # fewer bits on, and all of them only where there is little else than noise.
 MANY = 2.0
 FINE, SOME, NOISE = 3e-5, 1.05, 4.0
-STEPS = 150  # of a run, at least: pictures that have fewer are large, and it is time that they lack
+STEPS = 150  # foreseen of a run, at least: what has fewer is large, or has no time for more
 
 
 def extra_grids(pixels: Array, price: float, steps: float) -> int:
@@ -37,20 +33,24 @@ def extra_grids(pixels: Array, price: float, steps: float) -> int:
         return 0
     bits = detail_bits(pixels, price)
     if bits >= (NOISE if price <= FINE else MANY):
-        return min(channels - 1, MAX_EXTRA)
+        return channels - 1
     return int(price <= FINE and bits >= SOME)
 
 
 def detail_bits(pixels: Array, price: float) -> float:
-    """Of each pixel log2(1 + d / (LEFT * price)), in the mean, where d is the square of what is
-    neither in means of 2 x 2 pixels, nor along the channels' principal axis there, which one grid
-    can hold."""
-    if min(pixels.shape[:2]) < 2 or pixels.shape[2] == 1:
+    """Of each pixel log2(1 + d / left), in the mean, where d is the square of what is neither in
+    means of 2 x 2 pixels, nor along the channels' principal axis there, which one grid can hold.
+
+    `left` is the squared error on [0, 1] of a sample that is worth its bits: one more would save
+    ln 4 of it (rate of a Gaussian), in a mean over all channels.
+    """
+    if min(pixels.shape[:2]) < 2:
         return 0.0
+    left = pixels.shape[2] / math.log(4) * price
     details = _details(pixels)  # [n, channels]
     _, axes = np.linalg.eigh(details.T @ details)
     beside = np.square(details @ axes[:, :-1]).sum(1)
-    return float(np.mean(np.log2(1 + beside / (LEFT * price))))
+    return float(np.mean(np.log2(1 + beside / left)))
 
 
 def _details(pixels: Array) -> Array:

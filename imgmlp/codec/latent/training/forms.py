@@ -57,13 +57,13 @@ class Forms:
         extra: int = 0,
     ) -> None:
         """`pixels` are uint8 [h, w, channels]; `short` says that a run is, so that compiling for
-        just one size does not pay, `hyper` that it is long enough for hyperlatents, which pictures
-        of so many `extra` grids do without. These share no programs with others."""
+        just one size does not pay, `hyper` that it is long enough for hyperlatents, and
+        `extra` how many more grids the picture has."""
         self.pixels, self.device, self.short = pixels, device, short
         self.name = ""  # of the form that was taken; what a checkpoint has for it
         self._widths = widths(pixels.shape, most_weights, is_quick(device, short))
         self.extra = extra
-        self.hyper = not extra and hyper and self._widths == widths(pixels.shape, math.inf)
+        self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
 
     def first(self, name: str | None = None) -> LatentStep:
         """What a run begins with: of that name, if one is given, or the first for which there is
@@ -91,7 +91,7 @@ class Forms:
     @property
     def opens(self) -> bool:
         """Whether a run should begin in another form than it may go over to."""
-        return not self.extra and begins_elsewhere(self.pixels.shape, self.device, self.short)
+        return begins_elsewhere(self.pixels.shape, self.device, self.short)
 
     @property
     def opened(self) -> bool:
@@ -116,7 +116,7 @@ class Forms:
 
     def _whole_forms(self) -> dict[str, Callable[[], LatentStep]]:
         found: dict[str, Callable[[], LatentStep]] = {WHOLE: partial(self._whole, None)}
-        if (shared := self.room) and not self.extra:
+        if shared := self.room:
             found = {IN_A_ROOM: partial(self._whole, shared)} | found
         return found
 
@@ -173,14 +173,17 @@ def widths(shape: tuple[int, ...], most: float, quick: bool = False) -> tuple[in
     return SMALL if small else LARGE
 
 
-def operations(shape: tuple[int, ...], quick: bool = False) -> int:
-    """Of a pixel in a step, for pixels of a shape."""
-    return 6 * _weights(widths(shape, math.inf, quick), shape[2]) + SMALL_PARTS
+def operations(shape: tuple[int, ...], quick: bool = False, extra: int = 0) -> int:
+    """Of a pixel in a step, for pixels of a shape, with so many extra grids."""
+    hidden, channels = widths(shape, math.inf, quick), shape[2]
+    more = extra * _weights(hidden, channels, "entropy")
+    return 6 * (_weights(hidden, channels) + more) + SMALL_PARTS
 
 
-def _weights(hidden: tuple[int, int], channels: int) -> int:
-    shape = ModelShape(64, 64, channels, 7, *hidden)
-    return sum(int(np.prod(size)) for size in shape.tensors.values())
+def _weights(hidden: tuple[int, int], channels: int, network: str = "") -> int:
+    """Of all networks, or of one."""
+    tensors = ModelShape(64, 64, channels, 7, *hidden).tensors.items()
+    return sum(int(np.prod(size)) for name, size in tensors if name.startswith(network))
 
 
 def too_large(

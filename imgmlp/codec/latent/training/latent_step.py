@@ -239,7 +239,7 @@ class LatentStep(Resumable):
         precision: Precision = "float32", beside: Program | None = None,
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
-        own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.shape.extra
+        own = self.plane, self.room is None, self.channels, self.shapes, self.seed
         kind = type(self)
         depends_on = self.traced, *own, self.extent.halo
         compiled = partial(compile, step, device, precision=precision, beside=beside)

@@ -7,6 +7,7 @@ import time
 
 from imgmlp.codec.latent.latents_kernel import has_processor
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
+from imgmlp.codec.latent.training.colour_detail import extra_grids
 from imgmlp.codec.latent.training.forms import (
     SMALL_PICTURE,
     has_hyperlatents,
@@ -22,6 +23,7 @@ from imgmlp.codec.latent.training.phases import (
     LatentTrainerState,
     control,
 )
+from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rooms import (
     begins_in_windows,
@@ -65,7 +67,7 @@ AT_LEAST = 0.25
 # Of the steps of a short run, by a power of how many windows there are, and at least.
 BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
 # Seconds of a limit up to which a program should serve pictures of any size, and of one from which
-# there is time for what no other picture needs.
+# there is time to compile what few pictures need.
 BRIEF, COMPILES = 60.0, 30.0
 USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 25  # steps that take as long as the search for rounded networks, of what they compute
@@ -165,8 +167,9 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     parts = 1 if leaves else _parts(shape, device, short or opening > 0)
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
     steps = (1 + passes * SHORTER) * trained + hardening
-    hyper = is_long(shape, workload, device)
-    programs = (step_program(shape, hidden, device, short, hyper),)
+    more = extra(picture, wanted, workload, device)
+    hyper = not more and is_long(shape, workload, device)
+    programs = (step_program(shape, hidden, device, short, hyper, more),)
     if not steps:
         return Work(0, 0, programs, USUAL)
     judged, before = pixels, float(opening)
@@ -183,7 +186,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     beside += looks * (LOOK + BY_PIXELS * pixels)
     beside += pixels * (CODING if has_processor(device) else CODING_BY_NUMPY)
     kind = _kind(in_windows(shape, device, short))
-    return Work(steps, computed * each, programs, beside, kind)
+    return Work(steps, computed * operations(shape, quick, more), programs, beside, kind)
 
 
 def _kind(in_windows: bool) -> str:
@@ -230,6 +233,15 @@ def is_long(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bo
     return has_hyperlatents(shape, foreseen(shape, workload, device))
 
 
+def extra(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> int:
+    """How many more grids a picture has, if a limit leaves time to compile for them, which nobody
+    may have needed before."""
+    if workload.seconds is not None and workload.seconds < COMPILES:
+        return 0
+    steps = foreseen(picture.pixels.shape, workload, device)
+    return extra_grids(picture.pixels, Prices(picture, wanted).first(), steps)
+
+
 def foreseen(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> float:
     """Steps of a run, about; not by how fast just this device is."""
     if workload.seconds is not None or not workload.steps:
@@ -252,10 +264,13 @@ class Lengths:
         self.pixels = picture.width * picture.height
         self.wanted, self.workload, self.device, self.run = wanted, workload, device, run
         self.short = is_short(self.shape, workload, device)
-        self.long: bool = is_long(self.shape, workload, device)
         self.spent = 0.0  # seconds of the runs that were stopped
-        if run.saved is not None:
-            self.long, self.spent = run.saved.values["long"], run.saved.values["spent"]
+        if run.saved is None:
+            self.extra = extra(picture, wanted, workload, device)
+            self.long = not self.extra and is_long(self.shape, workload, device)
+        else:
+            saved = run.saved.values
+            self.extra, self.long, self.spent = saved["extra"], saved["long"], saved["spent"]
         # Steps of a program for many sizes that a run begins with which goes over to its own.
         self.opening = opening_steps(self.shape, device, self.short, operations(self.shape))
         self.opened = False  # whether it is there now
@@ -290,7 +305,7 @@ class Lengths:
     def _note_speed(self, step: LatentStep, pace: float) -> None:
         """How fast a GPU is, which nothing tells before it has compiled, nor do small pictures."""
         pixels = math.prod(step.room or self.shape[:2]) * len(step.windows)
-        computed = pixels * operations(self.shape)
+        computed = pixels * operations(self.shape, extra=self.extra)
         if is_gpu(self.device) and computed >= TELLING:
             self._compiled.note_speed(_kind(len(step.windows) > 1), computed / pace)
 
@@ -397,8 +412,8 @@ class Lengths:
         step.judge(step.flat.numpy())
         self.judging = time.perf_counter() - began
         hidden = widths(self.shape, math.inf, is_quick(self.device, self.short))
-        program = step_program(self.shape, hidden, self.device, self.short, self.long)
-        self._compiled.note(program)
+        has = self.short, self.long, self.extra
+        self._compiled.note(step_program(self.shape, hidden, self.device, *has))
         return pace
 
     def _hardening(self, steps: int) -> int:

@@ -27,7 +27,7 @@ TOLD, LOST, NEARLY = 0.85, 4.0, 0.6
 # Share that a look should save of what errors and a grid's bits cost in a window, or it is the last
 # one there.
 LITTLE = 3e-5
-GRIDS = 5  # the finest ones, whose latents are moved; what others bring is little
+GRIDS = 5  # the finest levels, whose latents are moved; what others and extra grids bring is little
 # Latents to either side of one, with their pixels, by which its move is judged. What is further
 # away hardly changes, and where less is judged at once there are fewer moves to a look.
 NEAR = 2

@@ -201,7 +201,7 @@ def goes_over(
 
 def step_program(
     shape: tuple[int, ...], widths: tuple[int, int], device: AnyDevice, short: bool,
-    hyper: bool = False,
+    hyper: bool = False, extra: int = 0,
 ) -> str:  # fmt: skip
     """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
     height, width, channels = shape
@@ -213,7 +213,7 @@ def step_program(
     else:
         sizes = f"{height}x{width} alone"
     levels = levels_of(height, width, shared)
-    kind = f"widths {widths}" + ", hyperlatents" * hyper
+    kind = f"widths {widths}" + ", hyperlatents" * hyper + f", {extra} extra" * (extra > 0)
     return f"latent step: {sizes} x{channels}, {levels} levels, {kind}"
 
 
@@ -221,17 +221,18 @@ def room_compiler(like: LatentStep, room: Room) -> child.Helper:
     """The process that compiles what trains the picture that a step is for in a room."""
     shape = like.shape
     sizes = like.height, like.width, like.channels, like.seed, shape.synthesis, shape.entropy
-    told = map(str, (*sizes, like.start.number, int(shape.hyper), *(room or (0,))))
+    has = int(shape.hyper), shape.extra
+    told = map(str, (*sizes, like.start.number, *has, *(room or (0,))))
     return child.Helper("imgmlp.codec.latent.training.rooms", like.device.info.spec, *told)
 
 
 def compile_room(spec: str, *told: str) -> None:
     """What that process does."""
-    height, width, channels, seed, hidden, entropy, start, hyper, *room = map(int, told)
+    height, width, channels, seed, hidden, entropy, start, hyper, extra, *room = map(int, told)
     step = LatentStep(
         np.zeros((height, width, channels), np.uint8), seed, open_device(spec),
         hidden=hidden, entropy=entropy, start=start,
-        room=(room[0], room[1]) if room[0] else None, hyper=bool(hyper),
+        room=(room[0], room[1]) if room[0] else None, hyper=bool(hyper), extra=extra,
     )  # fmt: skip
     step.judge(step.flat.numpy())
     step.run(1)
