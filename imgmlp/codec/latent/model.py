@@ -215,12 +215,12 @@ class LatentModel:
 
     @property
     def seen(self) -> tuple[Array, ...]:
-        """The grids that are levels."""
+        """The levels of the pyramid, the finest first."""
         return self.latents[: self.shape.levels]
 
     @property
     def extra(self) -> tuple[Array, ...]:
-        """Those that synthesis sees beside them."""
+        """The further grids of the finest size, which synthesis sees beside the levels."""
         return self.latents[self.shape.levels :] if self.shape.extra else ()
 
     @property

@@ -46,8 +46,8 @@ def test_channels_that_tell_of_the_same_details_share_a_grid() -> None:
 @pytest.mark.parametrize(
     ("price", "bits", "extra"),
     [
-        *[(8e-4, 1.9, 0), (8e-4, 2.1, 2), (8e-4, 9.0, 2)],
-        *[(3.1e-5, 1.9, 0), (2.9e-5, 1.0, 0), (2.9e-5, 1.1, 1), (2.9e-5, 3.9, 1), (2.9e-5, 4.1, 2)],
+        *[(8e-4, 1.4, 0), (8e-4, 1.6, 2), (8e-4, 9.0, 2), (3.1e-5, 1.4, 0), (3.1e-5, 1.6, 2)],
+        *[(2.9e-5, 0.9, 0), (2.9e-5, 1.1, 1), (2.9e-5, 3.9, 1), (2.9e-5, 4.1, 2)],
     ],
 )
 def test_so_many_bits_make_so_many_grids(
@@ -70,6 +70,14 @@ def test_bits_are_those_of_what_one_grid_leaves(channels: int) -> None:
     two[..., -1] = 255 - np.indices((20, 20))[0] % 2 * 100
     left, bit = (50 / 255) ** 2, math.log(4) / channels / 1e-3
     assert detail_bits(two, 1e-3) == pytest.approx(math.log2(1 + left * bit), rel=1e-6)
+
+
+def test_other_colours_elsewhere_are_not_of_other_details() -> None:
+    """As of words in many colours, each of which coarser grids tell."""
+    strength, colours = noise(60, 44, 1) / 255, noise(4, 3, 3).repeat(16, 0).repeat(16, 1)
+    pixels = (strength * colours[:60, :44]).astype(np.uint8)
+    assert detail_bits(pixels, 1e-3) < 0.1
+    assert detail_bits(pixels[4:, 4:], 1e-3) > 0.5
 
 
 def test_nothing_is_seen_in_what_nobody_sees() -> None:

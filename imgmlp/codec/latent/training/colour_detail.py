@@ -17,11 +17,12 @@ from imgmlp.image import has_alpha
 Array = np.ndarray[Any, Any]
 
 PIXELS = 2**18  # that are looked at, at most
+TILE = 8  # blocks of 2 x 2 pixels, in a row and in a column, that have one principal axis
 # Bits a pixel of such details from which a grid for each channel pays (docs/compression-trials.md).
 # At a price of FINE and less the coarser grids do not get as near as is wanted: one more does from
 # fewer bits on, and all of them only where there is little else than noise.
-MANY = 2.0
-FINE, SOME, NOISE = 3e-5, 1.05, 4.0
+MANY = 1.5
+FINE, SOME, NOISE = 3e-5, 1.0, 4.0
 STEPS = 150  # foreseen of a run, at least: what has fewer is large, or has no time for more
 
 
@@ -39,7 +40,8 @@ def extra_grids(pixels: Array, price: float, steps: float) -> int:
 
 def detail_bits(pixels: Array, price: float) -> float:
     """Of each pixel log2(1 + d / left), in the mean, where d is the square of what is neither in
-    means of 2 x 2 pixels, nor along the channels' principal axis there, which one grid can hold.
+    means of 2 x 2 pixels, nor along the channels' principal axis in a tile, which one grid can
+    hold, if coarser ones tell of the axis.
 
     `left` is the squared error on [0, 1] of a sample that is worth its bits: one more would save
     ln 4 of it (rate of a Gaussian), in a mean over all channels.
@@ -47,20 +49,31 @@ def detail_bits(pixels: Array, price: float) -> float:
     if min(pixels.shape[:2]) < 2:
         return 0.0
     left = pixels.shape[2] / math.log(4) * price
-    details = _details(pixels)  # [n, channels]
-    _, axes = np.linalg.eigh(details.T @ details)
-    beside = np.square(details @ axes[:, :-1]).sum(1)
+    details = _details(pixels)  # [rows, columns, 4, channels]
+    rows, columns = details.shape[:2]
+    products = details.swapaxes(2, 3) @ details  # [rows, columns, channels, channels]
+    for axis in (0, 1):  # summed in tiles
+        products = np.add.reduceat(products, range(0, products.shape[axis], TILE), axis)
+    _, axes = np.linalg.eigh(products)
+    others = axes[..., :-1].repeat(TILE, 0)[:rows].repeat(TILE, 1)[:, :columns]
+    beside = np.square(details @ others).sum(-1)
     return float(np.mean(np.log2(1 + beside / left)))
 
 
 def _details(pixels: Array) -> Array:
-    """float64 [n, channels]: on [0, 1], less the means of blocks of 2 x 2 pixels that are seen."""
+    """float64 [rows, columns, 4, channels]: on [0, 1], less the means of the blocks of 2 x 2 pixels
+    that are seen, of tiles all over the picture."""
     height, width, channels = pixels.shape
-    rows = pixels[: height // 2 * 2, : width // 2 * 2].reshape(height // 2, 2, width // 2, 2, -1)
+    blocks = pixels[: height // 2 * 2, : width // 2 * 2].reshape(height // 2, 2, width // 2, 2, -1)
     every = math.ceil(math.sqrt(height * width / PIXELS))
-    chosen = rows[::every, :, ::every].swapaxes(1, 2).reshape(-1, 4, channels)
-    blocks = chosen.astype(np.float64) / 255
+    rows, columns = (
+        np.flatnonzero(np.arange(n // 2) // TILE % every == 0) for n in (height, width)
+    )
+    chosen = (
+        blocks[rows][:, :, columns].swapaxes(1, 2).reshape(len(rows), len(columns), 4, channels)
+    )
+    values = chosen.astype(np.float64) / 255
     if has_alpha(pixels):  # colours that nobody sees are none
-        blocks[..., :-1] *= blocks[..., -1:] > 0
-    found: Array = (blocks - blocks.mean(1, keepdims=True)).reshape(-1, channels)
+        values[..., :-1] *= values[..., -1:] > 0
+    found: Array = values - values.mean(2, keepdims=True)
     return found
