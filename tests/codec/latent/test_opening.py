@@ -280,12 +280,12 @@ def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> No
     assert process.returncode not in (0, None)
 
 
-@pytest.mark.parametrize("hyper", [False, True])
+@pytest.mark.parametrize("more", [{}, {"hyper": True}, {"extra": 2}])
 def test_the_other_process_makes_the_step_that_is_gone_over_to(
-    hyper: bool, monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels, made = np.zeros((6, 40, 3), np.uint8), []
-    step = WindowedStep(pixels, 0, open_device("numpy"), **STARTED, window=(64, 64), hyper=hyper)
+    step = WindowedStep(pixels, 0, open_device("numpy"), **STARTED, window=(64, 64), **more)
     kind = rooms.LatentStep
 
     def noted(*given: Any, **named: Any) -> LatentStep:
