@@ -124,6 +124,14 @@ def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
     assert lengths.extra(*asked) == lengths.Lengths(*asked, Run()).extra == extra
 
 
+def test_what_has_them_has_no_long_run() -> None:
+    """Which is one with hyperlatents."""
+    gray, device = noise(320, 320, 1).repeat(3, 2), open_device("numpy")
+    for pixels, extra in ((gray, 0), (noise(320, 320, 3), 2)):
+        found = lengths.Lengths(Picture(pixels), choose(1), Workload(100_000), device, Run())
+        assert (found.extra, found.long) == (extra, not extra)
+
+
 def test_estimates_know_of_them() -> None:
     """Each has a program that others have not, and more to compute."""
     gray, device = Picture(noise(200, 200, 1).repeat(3, 2)), open_device("numpy")
