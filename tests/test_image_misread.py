@@ -95,6 +95,9 @@ def test_frames_of_a_gif_that_pillow_clears_wrongly_are_refused(tmp_path: Path) 
     found = pictures.load(path, frame=3, alpha=True).pixels
     assert found[..., 3].tolist() == [[0, 255, 255]]
     assert found[0, 1:, :3].tolist() == [[0, 255, 0], [10, 10, 10]]
+    path.write_bytes(gif(clear, (0, 2, 3, b"\3\2"), grey))
+    found = pictures.load(path, frame=3, alpha=True).pixels
+    assert found[..., 3].tolist() == [[0, 0, 255]]
 
 
 # TIFF

@@ -167,8 +167,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     parts = 1 if leaves else _parts(shape, device, short or opening > 0)
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
     steps = (1 + passes * SHORTER) * trained + hardening
-    more = extra(picture, wanted, workload, device)
-    hyper = not more and is_long(shape, workload, device)
+    hyper, more = beside_levels(picture, wanted, workload, device)
     programs = (step_program(shape, hidden, device, short, hyper, more),)
     if not steps:
         return Work(0, 0, programs, USUAL)
@@ -242,6 +241,14 @@ def extra(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice)
     return extra_grids(picture.pixels, Prices(picture, wanted).first(), steps)
 
 
+def beside_levels(
+    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice
+) -> tuple[bool, int]:
+    """Whether there are hyperlatents, and how many more grids; no model has both."""
+    more = extra(picture, wanted, workload, device)
+    return not more and is_long(picture.pixels.shape, workload, device), more
+
+
 def foreseen(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> float:
     """Steps of a run, about; not by how fast just this device is."""
     if workload.seconds is not None or not workload.steps:
@@ -266,8 +273,7 @@ class Lengths:
         self.short = is_short(self.shape, workload, device)
         self.spent = 0.0  # seconds of the runs that were stopped
         if run.saved is None:
-            self.extra = extra(picture, wanted, workload, device)
-            self.long = not self.extra and is_long(self.shape, workload, device)
+            self.long, self.extra = beside_levels(picture, wanted, workload, device)
         else:
             saved = run.saved.values
             self.extra, self.long, self.spent = saved["extra"], saved["long"], saved["spent"]
