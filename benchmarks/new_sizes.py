@@ -1,13 +1,15 @@
 """What a picture waits for of a size that nothing was compiled for, by how many processes help.
 
     python benchmarks/new_sizes.py PICTURE --device gpu --compilers 7 3 0 --runs 3
+    python benchmarks/new_sizes.py PICTURE --device gpu --compilers 7 --steps 20000 --rooms
 
-Each run is a process that encodes a crop of the picture by 300 steps, of 64 rows and columns less
-than the one before, so that each has a program of its own; rooms of few kinds, which short runs on
-graphics cards share, are left out. Caches are empty before the first, which is told by itself, as
-it compiles what pictures of all sizes share. Numbers of helpers take turns, and each crop is
-encoded again, with everything compiled. Told are seconds: lowering and compiling, of processor
-time, the whole process by the clock, and the same with everything compiled.
+Each run is a process that encodes a crop of the picture by so many steps, of 64 rows and columns
+less than the one before, so that each has a program of its own; rooms of few kinds, which runs on
+graphics cards share, are left out unless --rooms is there. Caches are empty before the first, which
+is told by itself, as it compiles what pictures of all sizes share. Numbers of helpers take turns,
+and each crop is encoded again, with everything compiled. Told are seconds: lowering and compiling,
+of processor time of this process, then by the clock until its first figures and until its end; the
+last two once more with everything compiled; and D + lambda R of the file, in 1e-4.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -26,16 +29,23 @@ from PIL import Image
 from imgmlp.child import COMPILERS
 
 CODE = """
-import sys
+import sys, time
 from imgmlp.codec import encoder
 from imgmlp.codec.latent.training import rooms
+from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.image import load
-rooms.COARSE = ()
-device = open_device(sys.argv[2])
-encoder.encode(load(sys.argv[1]), Goal("lambda", 1e-3), Workload(300), device)
-print(device.lowering, device.compiling)
+name, spec, began, steps, shared = sys.argv[1:]
+if not int(shared):
+    rooms.COARSE = ()
+told = []
+run = Run(lambda _: told or told.append(time.time() - float(began)))
+device, picture, price = open_device(spec), load(name), 1e-3
+file = encoder.encode(picture, Goal("lambda", price), Workload(int(steps)), device, run)
+bpp = 8 * len(file.bytes) / (picture.width * picture.height)
+cost = 10 ** (-file.metrics["psnr"] / 10) + price * bpp
+print(device.lowering, device.compiling, told[0], time.time() - float(began), 1e4 * cost)
 """
 CACHES = "HOME", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "POCL_CACHE_DIR"
 
@@ -46,13 +56,16 @@ def main() -> None:
     parser.add_argument("--device", default="gpu")
     parser.add_argument("--compilers", type=int, nargs="+", default=[7, 3, 0])
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rooms", action="store_true", help="use those of few kinds as well")
     options = parser.parse_args()
     picture = Image.open(options.picture).convert("RGB")
     with tempfile.TemporaryDirectory() as place:
         fresh = os.environ | dict.fromkeys(CACHES, place)
         crop = Path(place) / "crop.png"
         picture.save(crop)
-        print("first of all: " + told(encoded(crop, options.device, fresh)))
+        how = options.device, str(options.steps), str(int(options.rooms))
+        print("first of all: " + told(encoded(crop, how, fresh)))
         found: dict[int, list[list[float]]] = {count: [] for count in options.compilers}
         for run in range(options.runs * len(options.compilers)):
             count = options.compilers[run % len(options.compilers)]
@@ -61,25 +74,28 @@ def main() -> None:
                 raise SystemExit(f"{options.picture} is too small for so many runs")
             picture.crop((0, 0, width, height)).save(crop)
             variables = fresh | {COMPILERS: str(count)}
-            new, again = (encoded(crop, options.device, variables) for _ in range(2))
-            found[count].append([*new, again[2]])
+            *new, cost = encoded(crop, how, variables)
+            found[count].append([*new, *encoded(crop, how, variables)[2:4], cost])
             print(f"{width}x{height}, {count} helpers: {told(found[count][-1])}", flush=True)
     for count, rows in found.items():
         medians = list(map(statistics.median, zip(*rows, strict=True)))
         print(f"medians, {count} helpers: {told(medians)}")
 
 
-def encoded(picture: Path, device: str, variables: dict[str, str]) -> list[float]:
-    """Seconds of lowering, of compiling, and of the process."""
-    began = time.perf_counter()
-    command = [sys.executable, "-c", CODE, str(picture), device]
+def encoded(picture: Path, how: Sequence[str], variables: dict[str, str]) -> list[float]:
+    """Seconds of lowering, of compiling, until the first figures and of the process; and D + lambda
+    R in 1e-4."""
+    device, *rest = how
+    command = [sys.executable, "-c", CODE, str(picture), device, str(time.time()), *rest]
     out = subprocess.run(command, env=variables, capture_output=True, check=True, text=True).stdout
-    return [*map(float, out.split()), time.perf_counter() - began]
+    return [*map(float, out.split())]
 
 
-def told(seconds: list[float]) -> str:
-    names = "lowering", "compiling", "the process", "the process again"
-    return ", ".join(f"{name} {each:.1f} s" for name, each in zip(names, seconds, strict=False))
+def told(found: Sequence[float]) -> str:
+    *times, cost = found
+    names = "lowering", "compiling", "first figures", "all", "first figures again", "all again"
+    said = ", ".join(f"{name} {each:.1f} s" for name, each in zip(names, times, strict=False))
+    return f"{said}; D + lambda R {cost:.3f}"
 
 
 if __name__ == "__main__":

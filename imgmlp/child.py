@@ -64,22 +64,25 @@ def ended_by(code: int) -> str:
 class Helper:
     """`python -m module arguments`, until it has ended or is left; it ends with this process.
 
-    It compiles what this process needs, without help of others, as cores have something to do
-    meanwhile, and leaves it in caches on disk. Whatever becomes of it, what is not there is
-    compiled where it is needed.
+    It compiles what this process needs, and leaves it in caches on disk. Whatever becomes of it,
+    what is not there is compiled where it is needed.
     """
 
     _answers = subprocess.DEVNULL
 
-    def __init__(self, module: str, *arguments: str, **variables: str) -> None:
-        """With environment variables besides this process's."""
+    def __init__(
+        self, module: str, *arguments: str, helped: bool = False, **variables: str
+    ) -> None:
+        """With environment variables besides this process's, and helped by processes of its own
+        only if cores have nothing to do meanwhile."""
         nothing = subprocess.DEVNULL
+        alone = {} if helped else {COMPILERS: "0"}
         self._process: subprocess.Popen[bytes] | None = None
         # Where no more processes may be started, for one, or Python does not know its own program.
         with suppress(OSError, TypeError):
             self._process = subprocess.Popen(
                 command(module, *arguments),
-                env=environment() | {COMPILERS: "0"} | variables,
+                env=environment() | alone | variables,
                 stdin=subprocess.PIPE,  # which ends when this process does, however that ends
                 stdout=self._answers,
                 stderr=nothing,

@@ -1,5 +1,5 @@
-"""Long runs of the latent codec on processors: begun in a program for many sizes while a room of
-their own is compiled for."""
+"""Long runs of the latent codec: begun in a program for many sizes while a room of their own is
+compiled for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imgmlp.codec.latent import plane
 from imgmlp.codec.latent.training import forms, lengths, phases, rooms, rounding_search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.rooms import opening_steps, room_compiler
+from imgmlp.codec.latent.training.rooms import goes_over, opening_steps, room_compiler
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -62,6 +62,44 @@ def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_
     assert steps(512, 768) == steps(400, 700)
     info.kind = "numpy"
     assert steps(512, 768) == steps(600, 20) == 0
+
+
+def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But in none so large that there is no memory for another process's."""
+    card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
+    monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
+
+    def steps(height: int, width: int, short: bool = False) -> int:
+        return opening_steps((height, width, 3), card, short, 25_000)
+
+    assert 3000 < steps(512, 700) < 8000
+    assert steps(512, 700) == steps(400, 600) == pytest.approx(steps(300, 200) / 4, abs=1)
+    assert steps(512, 700, short=True) == 0
+    assert steps(512, 768) == 0  # whose own is one of these
+    assert steps(130, 3000) == 0  # which would fill too little of one
+    assert steps(1400, 1900) > 0
+    assert steps(1600, 2100) == 0
+
+    def goes(height: int, width: int, of: int) -> bool:
+        opening = steps(height, width)
+        return goes_over((height, width, 3), card, of, opening, 25_000)
+
+    assert goes(400, 600, 30_000)
+    assert not goes(400, 600, 10_000)  # four times as many there at least
+    assert not goes(500, 700, 30_000)  # a tenth of the pixels more
+    assert not goes(512, 768, 30_000)
+
+
+def test_on_a_graphics_card_others_help_the_process_that_compiles_beside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, told = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=ROOM), []
+    monkeypatch.setattr(child, "Helper", lambda *_, helped: told.append(helped))
+    monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
+    room_compiler(step, ROOM)
+    assert told == [True]
 
 
 def test_the_whole_goes_on_where_windows_are() -> None:
@@ -292,7 +330,11 @@ def test_the_other_process_makes_the_step_that_is_gone_over_to(
         made.append(kind(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr(child, "Helper", lambda _, *told: rooms.compile_room(*told))
+    def helper(_: str, *told: str, helped: bool) -> None:
+        assert not helped  # which cores of a processor that trains would have no time for
+        rooms.compile_room(*told)
+
+    monkeypatch.setattr(child, "Helper", helper)
     monkeypatch.setattr(rooms, "LatentStep", noted)
     room_compiler(step, (8, 64))
     assert [one.shape for one in made] == [step.shape]

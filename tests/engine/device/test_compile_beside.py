@@ -157,6 +157,8 @@ def test_those_that_help_have_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(child.COMPILERS, "5")
     child.Helper("calendar", OWN="3")
     assert (told[child.COMPILERS], told["OWN"]) == ("0", "3")
+    child.Helper("calendar", helped=True)
+    assert told[child.COMPILERS] == "5"
 
 
 def test_of_a_step_whose_kernels_are_new_others_make_some(

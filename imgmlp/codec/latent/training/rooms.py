@@ -1,10 +1,10 @@
 """Which program trains a picture: one for its size, for a room that others share, or for windows.
 
 On processors, where compiling takes long, short runs do with programs that serve many sizes:
-windows, of other kinds for thin pictures, or rooms of few kinds for small ones. Long runs take
+windows, of other kinds for thin pictures, or rooms of few kinds for small ones. On GPUs, where
+compiling takes as long as thousands of steps, short runs are in rooms of few kinds. Long runs take
 their first steps so as well, while another process compiles for a room of the picture's own, where
-a step takes less time. On GPUs, where compiling takes as long as thousands of steps, short runs are
-in rooms of few kinds.
+a step takes less time.
 
     python -m imgmlp.codec.latent.training.rooms DEVICE NUMBER...
 
@@ -46,9 +46,11 @@ COARSE = (
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
 # Operations before a run goes over to a room of its own, by which the number of steps hangs on the
-# picture alone: 10 seconds of two cores. They compile for a room in some 20 beside that, but what
-# is computed more is for nothing where it was compiled before.
-MEANWHILE = 1e12
+# picture alone: 10 seconds of two cores, which compile for a room in some 20 beside that, and 2 of
+# an H200, which takes some 5. What is computed more is for nothing where it was compiled before.
+MEANWHILE, MEANWHILE_ON_GPUS = 1e12, 5e13
+# Most pixels of a room that a run begins in on GPUs: the other process has a step there as well.
+TWICE = 4 * 2**20
 WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
 # Operations, about what compiling takes, that a room of its own must spare a run; on GPUs a second
 # of an H200, as their speeds differ more.
@@ -149,9 +151,11 @@ def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
 
 def begins_elsewhere(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
     """Whether a run begins in a program that serves more sizes than the one it may go over to."""
-    if short or not compiles_long(device) or in_windows(shape, device, short):
+    if short or not _compiles(device) or in_windows(shape, device, short):
         return False
     own, shared = (room(shape, device, each) for each in (False, True))
+    if is_gpu(device):
+        return own != shared and opening_pixels(shape, device) <= TWICE
     return begins_in_windows(shape, device) or own != shared
 
 
@@ -159,7 +163,8 @@ def opening_steps(shape: tuple[int, ...], device: AnyDevice, short: bool, operat
     """That such a run takes there, of so many operations a pixel; 0 if it stays as it begins."""
     if not begins_elsewhere(shape, device, short):
         return 0
-    return math.ceil(MEANWHILE / (opening_pixels(shape, device) * operations))
+    meanwhile = MEANWHILE_ON_GPUS if is_gpu(device) else MEANWHILE
+    return math.ceil(meanwhile / (opening_pixels(shape, device) * operations))
 
 
 def opening_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
@@ -195,7 +200,8 @@ def goes_over(
     """Whether a run of so many steps leaves the program for many sizes that it opens in, after so
     many of them, for its own: from many windows, with which networks move, for that alone."""
     one = begins_in_windows(shape, device) and windows_of(shape, device) == 1
-    pays = not one or is_thin(shape, device) or own_room_pays(shape, device, steps, operations)
+    asks = (one and not is_thin(shape, device)) or is_gpu(device)
+    pays = not asks or own_room_pays(shape, device, steps, operations)
     return pays and 0 < WORTH * opening <= steps
 
 
@@ -223,7 +229,8 @@ def room_compiler(like: LatentStep, room: Room) -> child.Helper:
     sizes = like.height, like.width, like.channels, like.seed, shape.synthesis, shape.entropy
     has = int(shape.hyper), shape.extra
     told = map(str, (*sizes, like.start.number, *has, *(room or (0,))))
-    return child.Helper("imgmlp.codec.latent.training.rooms", like.device.info.spec, *told)
+    spec, beside = like.device.info.spec, is_gpu(like.device)  # which leaves cores to others
+    return child.Helper("imgmlp.codec.latent.training.rooms", spec, *told, helped=beside)
 
 
 def compile_room(spec: str, *told: str) -> None:
