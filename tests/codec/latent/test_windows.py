@@ -594,6 +594,44 @@ def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
 
 
 @pytest.mark.parametrize(
+    ("extra", "short", "whole", "parted"),
+    [
+        (0, True, (3800, 3800), (3900, 3900)),
+        (0, False, (3800, 3800), (3900, 3900)),
+        (1, True, (3100, 3100), (3200, 3200)),
+        (2, False, (2700, 2700), (2800, 2800)),
+        (3, True, (2400, 2400), (2500, 2500)),
+    ],
+)
+def test_on_graphics_cards_large_pictures_are_in_windows_sooner_with_extra_grids(
+    extra: int, short: bool, whole: tuple[int, int], parted: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As each takes half as much memory again; what is planned and told goes by that too."""
+    for module in (rooms, lengths):
+        monkeypatch.setattr(module, "is_gpu", lambda _: True)
+    monkeypatch.setattr(lengths, "is_short", lambda *_: short)
+    monkeypatch.setattr(lengths, "beside_levels", lambda *_: (False, extra))
+    numpy = open_device("numpy")
+    card: Any = SimpleNamespace(
+        info=replace(numpy.info, kind="gpu"), lanes="group", compiling=0.0, lowering=0.0
+    )
+    for size, parts in (whole, False), (parted, True):
+        picture = Picture(np.broadcast_to(np.uint8(0), (*size, 3)))
+        made = picture, Goal("lambda", 1e-3), Workload(300), card
+        most = forms.Forms(picture.pixels, card, short, math.inf, extra=extra)
+        assert (forms.WHOLE not in most._all()) is parts
+        found = lengths.Lengths(*made, Run())
+        assert (found._parts(300) > 1) is parts
+        assert (found._trained(30_000) < lengths.for_pixels(30_000, found.pixels)) is (
+            parts and short
+        )
+        told = lengths.work(*made)
+        assert told.kind == "latent step" + ", in windows" * parts
+        assert ("windows of 512x512" in told.programs[0]) is parts
+
+
+@pytest.mark.parametrize(
     ("size", "room", "noted"),
     [((480, 700), (512, 768), 512 * 768), ((512, 512), None, 512 * 512), ((20, 20), (32, 32), 0)],
 )

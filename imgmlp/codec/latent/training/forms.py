@@ -108,7 +108,7 @@ class Forms:
         shape, found = self.pixels.shape, dict[str, Callable[[], LatentStep]]()
         if self.opens and not begins_in_windows(shape, self.device):
             found = {SHARED: partial(self._whole, room(shape, self.device, short=True))}
-        if not in_windows(shape, self.device, self.short):
+        if not in_windows(shape, self.device, self.short, self.extra):
             found |= self._whole_forms()
         if fits_windows(shape, self.device):
             found[IN_WINDOWS] = self._in_windows

@@ -160,23 +160,24 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     short, pixels = is_short(shape, workload, device), height * width
     quick = is_quick(device, short)
     hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
-    trained = trained_steps(workload.steps, shape, device, short)
+    hyper, more = beside_levels(picture, wanted, workload, device)
+    trained = trained_steps(workload.steps, shape, device, short, more)
     passes = _passes(wanted, least_passes(trained, pixels))
     opening = opening_steps(shape, device, short, each)
     leaves = goes_over(shape, device, trained, opening, each)
-    parts = 1 if leaves else _parts(shape, device, short or opening > 0)
+    parts = 1 if leaves else _parts(shape, device, short or opening > 0, more)
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
     steps = (1 + passes * SHORTER) * trained + hardening
-    hyper, more = beside_levels(picture, wanted, workload, device)
     programs = (step_program(shape, hidden, device, short, hyper, more),)
     if not steps:
         return Work(0, 0, programs, USUAL)
     judged, before = pixels, float(opening)
-    if in_windows(shape, device, short):
+    windows = in_windows(shape, device, short, more)
+    if windows:
         judged, before = min(pixels, JUDGED), steps
     elif short or (opening and not leaves):
         before = steps
-    computed = before * opening_pixels(shape, device)
+    computed = before * opening_pixels(shape, device, more)
     computed += (steps - before) * own_pixels(shape, device)
     beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
     searched = 0.0 if _goes_without(wanted, trained, pixels) else 1 + passes
@@ -184,8 +185,8 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
     beside += looks * (LOOK + BY_PIXELS * pixels)
     beside += pixels * (CODING if has_processor(device) else CODING_BY_NUMPY)
-    kind = _kind(in_windows(shape, device, short))
-    return Work(steps, computed * operations(shape, quick, more), programs, beside, kind)
+    computed *= operations(shape, quick, more)
+    return Work(steps, computed, programs, beside, _kind(windows))
 
 
 def _kind(in_windows: bool) -> str:
@@ -198,12 +199,14 @@ def _passes(wanted: Goal, least: int) -> float:
     return least if wanted.kind == "lambda" else min(max(least + 1, MOST / 4), MOST)
 
 
-def trained_steps(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
+def trained_steps(
+    steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int = 0
+) -> int:
     """Of an effort's steps, those of a picture. A short run in many windows takes fewer: networks
     move with every window, and each step takes longer; but not those of thin pictures, where it
     costs more than it spares, nor of large ones, whose steps are quick."""
     found = for_pixels(steps, shape[0] * shape[1])
-    windows = short and in_windows(shape, device, short) and not is_thin(shape, device)
+    windows = short and in_windows(shape, device, short, extra) and not is_thin(shape, device)
     large = shape[0] * shape[1] > SMALL_PICTURE
     if not windows or (large and is_quick(device, short)):
         return found
@@ -406,7 +409,7 @@ class Lengths:
         return pace * (self.opening + whole) / steps
 
     def _trained(self, steps: int) -> int:
-        return trained_steps(steps, self.shape, self.device, self.short)
+        return trained_steps(steps, self.shape, self.device, self.short, self.extra)
 
     def _tried(self, step: LatentStep, price: float) -> float:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
@@ -428,7 +431,7 @@ class Lengths:
     def _parts(self, steps: int) -> int:
         """With how many parts of a picture networks move in each of so many steps, in the end."""
         stays = self.opened and not self.goes_over(steps)
-        return _parts(self.shape, self.device, self.short or stays)
+        return _parts(self.shape, self.device, self.short or stays, self.extra)
 
     def _search(self, steps: int) -> float:
         """Seconds of the search for rounded networks after so many."""
@@ -471,9 +474,9 @@ def rdoq_budget(steps: int, lanes: str) -> Budget:
     return NO_BUDGET if most is None else RDOQ[lanes][most]
 
 
-def _parts(shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
+def _parts(shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int) -> int:
     """With how many parts of a picture networks move in a step."""
-    return windows_of(shape, device) if in_windows(shape, device, short) else 1
+    return windows_of(shape, device) if in_windows(shape, device, short, extra) else 1
 
 
 def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:

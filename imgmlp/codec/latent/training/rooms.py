@@ -43,8 +43,9 @@ COARSE = (
     (1536, 2048), (2048, 3072), (3072, 4096),
 )  # fmt: skip
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
-# and on GPUs, to which windows' data have a longer way.
-WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
+# and on GPUs, to which windows' data have a longer way, but which may have little memory, of which
+# an extra grid takes BY_EXTRA times as much again.
+WHOLE, WHOLE_ON_GPUS, BY_EXTRA = 3 * 2**20, 14 * 2**20, 0.5
 # Operations before a run goes over to a room of its own, by which the number of steps hangs on the
 # picture alone: 10 seconds of two cores, which compile for a room in some 20 beside that, and 2 of
 # an H200, which takes some 5. What is computed more is for nothing where it was compiled before.
@@ -104,18 +105,19 @@ def windows_of(shape: tuple[int, ...], device: AnyDevice) -> int:
     return covered(shape, device) // math.prod(window_size(shape, device))
 
 
-def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
-    """Whether they should be: for all that they need, or as a short run, on a device that compiles
-    for long and computes for long as well, had better take programs that know no size."""
-    most = WHOLE_ON_GPUS if is_gpu(device) else WHOLE
+def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int = 0) -> bool:
+    """Whether they should be, with so many extra grids: for all that they need, or as a short run,
+    on a device that compiles for long and computes for long as well, had better take programs that
+    know no size."""
+    most = WHOLE_ON_GPUS / (1 + BY_EXTRA * extra) if is_gpu(device) else WHOLE
     if short and compiles_long(device) and max(shape[:2]) > SMALL:
         most = 0
     return shape[0] * shape[1] > most and fits_windows(shape, device)
 
 
-def begins_in_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
+def begins_in_windows(shape: tuple[int, ...], device: AnyDevice, extra: int = 0) -> bool:
     """Whether a run should at least begin so."""
-    return in_windows(shape, device, short=True)
+    return in_windows(shape, device, short=True, extra=extra)
 
 
 def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> Room:
@@ -167,9 +169,9 @@ def opening_steps(shape: tuple[int, ...], device: AnyDevice, short: bool, operat
     return math.ceil(meanwhile / (opening_pixels(shape, device) * operations))
 
 
-def opening_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
+def opening_pixels(shape: tuple[int, ...], device: AnyDevice, extra: int = 0) -> int:
     """That a step of a program for many sizes computes."""
-    if begins_in_windows(shape, device):
+    if begins_in_windows(shape, device, extra):
         return covered(shape, device)
     return _computed(shape, device, short=True)
 
@@ -212,7 +214,7 @@ def step_program(
     """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
     height, width, channels = shape
     shared = room(shape, device, short or begins_elsewhere(shape, device, short))
-    if begins_in_windows(shape, device):
+    if begins_in_windows(shape, device, extra):
         sizes = "windows of {}x{}".format(*window_size(shape, device))
     elif shared:
         sizes = "{}x{}".format(*shared)
