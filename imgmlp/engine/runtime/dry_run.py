@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,9 +18,10 @@ class Need:
     total: int
     at_once: int
 
-    def fits(self, free: FreeMemory) -> bool:
-        """Whether a device with so much free memory has room for it."""
-        return self.total <= free.total and self.at_once <= free.at_once
+    def share(self, free: FreeMemory) -> float:
+        """How many times the free memory of a device it is; at most 1 if there is room for it."""
+        pairs = (self.total, free.total), (self.at_once, free.at_once)
+        return max(need / there if there else math.inf * bool(need) for need, there in pairs)
 
 
 class DryRun(NumpyDevice):

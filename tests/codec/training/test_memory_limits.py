@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -50,10 +52,32 @@ def grains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imgmlp.engine.device.opencl.LARGE", 1)
 
 
-def test_the_largest_that_fits_is_found() -> None:
-    for limit in (0, 1, 63, 100, 500):
-        assert memory_limits.largest(lambda n, limit=limit: n <= limit, 100) == min(limit, 100)
-    assert 12_000 <= memory_limits.largest(lambda n: n <= 12_121, 10**6) <= 12_121
+@pytest.mark.parametrize("most", [100, 10**6])
+@pytest.mark.parametrize(
+    ("share", "looks"),
+    [
+        (lambda count: count, 8),
+        (lambda count: count**2, 6),
+        (lambda count: 0.3 * count**2 + 0.4 * count + 0.3, 8),
+        (lambda count: 0.7 + 0.3 * count, 10),  # a part that is always there
+        (lambda count: math.inf if count > 1 else 1.0, 28),  # refused before it is known
+        (lambda count: 2.0 * (count > 1), 28),
+    ],
+)
+def test_the_largest_that_fits_is_found_in_few_looks(
+    share: Callable[[float], float], looks: int, most: int
+) -> None:
+    """As each takes a second."""
+    for limit in (0.3, 1, 1.4, 63, 100, 500, 12_121, 3e7):
+        asked = list[int]()
+
+        def told(count: int, limit: float = limit, asked: list[int] = asked) -> float:
+            asked.append(count)
+            return share(count / limit)
+
+        found, best = memory_limits.largest(told, most), min(int(limit), most)
+        assert best - max(0, best // 100) <= found <= best
+        assert len(asked) == len(set(asked)) <= looks
 
 
 def number(pattern: str, text: str) -> int:
