@@ -25,7 +25,7 @@ from imgmlp.engine.passes.merge import attach_sums, merge
 from imgmlp.engine.passes.persistent import MOST_WORK
 from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
-from imgmlp.engine.passes.side_queue import rows_aside
+from imgmlp.engine.passes.side_queue import MOST_ASIDE, rows_aside
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
 from imgmlp.engine.tiling.batch_last import factors_batch_last
 from imgmlp.engine.tiling.left_out import guarded
@@ -72,6 +72,7 @@ def block_procedure(updates: Sequence[Update], target: Target) -> Procedure:
         return _blocks(updates, target)
     first = _first(updates)
     guessed = first.rows() if first is not None and first.other_products() >= MUCH else 0
+    guessed *= guessed <= MOST_ASIDE
     found = _blocks(updates, replace(target, aside=guessed), first=first)
     aside = rows_aside(found)
     if aside != guessed:

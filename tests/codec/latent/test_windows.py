@@ -596,18 +596,19 @@ def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
 @pytest.mark.parametrize(
     ("extra", "short", "whole", "parted"),
     [
-        (0, True, (3800, 3800), (3900, 3900)),
-        (0, False, (3800, 3800), (3900, 3900)),
-        (1, True, (3100, 3100), (3200, 3200)),
-        (2, False, (2700, 2700), (2800, 2800)),
-        (3, True, (2400, 2400), (2500, 2500)),
+        (0, True, (3000, 4000), (3600, 3600)),
+        (0, False, (3580, 3580), (3600, 3600)),
+        (1, True, (2000, 3000), (2100, 3000)),  # whose room of few kinds is twice as large
+        (1, False, (3100, 3100), (3140, 3140)),
+        (2, False, (2800, 2800), (2900, 2900)),
+        (3, True, (2000, 3000), (2100, 2100)),
     ],
 )
-def test_on_graphics_cards_large_pictures_are_in_windows_sooner_with_extra_grids(
+def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
     extra: int, short: bool, whole: tuple[int, int], parted: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """As each takes half as much memory again; what is planned and told goes by that too."""
+    """Of less pixels with extra grids, which take memory; what is told goes by that too."""
     for module in (rooms, lengths):
         monkeypatch.setattr(module, "is_gpu", lambda _: True)
     monkeypatch.setattr(lengths, "is_short", lambda *_: short)

@@ -12,6 +12,7 @@ from imgmlp.engine import Device, Tensor, compile, compiler, open_device
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.ir.kernel import Block, Procedure, Side
+from imgmlp.engine.passes import side_queue
 from imgmlp.engine.passes.memory_plan import overlap
 from imgmlp.engine.passes.side_queue import fuse_aside
 from imgmlp.engine.tiling import batch_axis, block
@@ -169,6 +170,29 @@ def test_without_queues_or_another_block_nothing_is_set_apart() -> None:
     procedure = compile(step, device).stages.procedure
     assert procedure.side is None
     assert fuse_aside(procedure) is None
+
+
+@pytest.mark.parametrize(("most", "apart"), [(2 * ROWS, True), (2 * ROWS - 1, False)])
+def test_blocks_of_many_rows_run_one_after_the_other_and_take_less_memory(
+    most: int, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one queue has them: nothing waits for room that nobody needs, nor is cut twice."""
+    cuts, cut = list[int](), block._blocks
+
+    def counted(*given: Any, **named: Any) -> Procedure:
+        cuts.append(given[1].aside)
+        return cut(*given, **named)
+
+    monkeypatch.setattr(side_queue, "MOST_ASIDE", most)
+    monkeypatch.setattr(block, "MOST_ASIDE", most)
+    monkeypatch.setattr(block, "_blocks", counted)
+    plain, count = stages(queues=False), len(cuts)
+    found = stages(queues=True)
+    assert (found.procedure.side is not None) is apart
+    assert (found.memory.arena_bytes > plain.memory.arena_bytes) is apart
+    if not apart:
+        assert found.source == plain.source
+        assert cuts == [0] * 2 * count
 
 
 def test_results_are_those_of_one_queue(kernels: Device) -> None:

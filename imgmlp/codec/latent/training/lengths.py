@@ -27,6 +27,7 @@ from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rooms import (
     begins_in_windows,
+    covered,
     goes_over,
     in_windows,
     is_gpu,
@@ -177,7 +178,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
         judged, before = min(pixels, JUDGED), steps
     elif short or (opening and not leaves):
         before = steps
-    computed = before * opening_pixels(shape, device, more)
+    computed = before * (covered if windows else opening_pixels)(shape, device)
     computed += (steps - before) * own_pixels(shape, device)
     beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
     searched = 0.0 if _goes_without(wanted, trained, pixels) else 1 + passes

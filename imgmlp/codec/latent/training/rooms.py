@@ -42,10 +42,10 @@ COARSE = (
     (128, 256), (256, 256), (256, 384), (512, 512), (512, 768), (1024, 1024), (1024, 1536),
     (1536, 2048), (2048, 3072), (3072, 4096),
 )  # fmt: skip
-# Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
-# and on GPUs, to which windows' data have a longer way, but which may have little memory, of which
-# an extra grid takes BY_EXTRA times as much again.
-WHOLE, WHOLE_ON_GPUS, BY_EXTRA = 3 * 2**20, 14 * 2**20, 0.5
+# Most pixels that are trained as a whole, of which a step and what judges it take some 310 bytes
+# each: on processors, of a picture, and on GPUs, to which windows' data have a longer way, of its
+# room, which then has 4 GB; an extra grid takes BY_EXTRA times as much again.
+WHOLE, WHOLE_ON_GPUS, BY_EXTRA = 3 * 2**20, 12_900_000, 0.3
 # Operations before a run goes over to a room of its own, by which the number of steps hangs on the
 # picture alone: 10 seconds of two cores, which compile for a room in some 20 beside that, and 2 of
 # an H200, which takes some 5. What is computed more is for nothing where it was compiled before.
@@ -109,15 +109,17 @@ def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool, extra: in
     """Whether they should be, with so many extra grids: for all that they need, or as a short run,
     on a device that compiles for long and computes for long as well, had better take programs that
     know no size."""
-    most = WHOLE_ON_GPUS / (1 + BY_EXTRA * extra) if is_gpu(device) else WHOLE
-    if short and compiles_long(device) and max(shape[:2]) > SMALL:
+    pixels, most = float(shape[0] * shape[1]), WHOLE
+    if is_gpu(device):
+        pixels, most = _computed(shape, device, short) * (1 + BY_EXTRA * extra), WHOLE_ON_GPUS
+    elif short and compiles_long(device) and max(shape[:2]) > SMALL:
         most = 0
-    return shape[0] * shape[1] > most and fits_windows(shape, device)
+    return pixels > most and fits_windows(shape, device)
 
 
-def begins_in_windows(shape: tuple[int, ...], device: AnyDevice, extra: int = 0) -> bool:
+def begins_in_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
     """Whether a run should at least begin so."""
-    return in_windows(shape, device, short=True, extra=extra)
+    return in_windows(shape, device, short=True)
 
 
 def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> Room:
@@ -169,9 +171,9 @@ def opening_steps(shape: tuple[int, ...], device: AnyDevice, short: bool, operat
     return math.ceil(meanwhile / (opening_pixels(shape, device) * operations))
 
 
-def opening_pixels(shape: tuple[int, ...], device: AnyDevice, extra: int = 0) -> int:
+def opening_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
     """That a step of a program for many sizes computes."""
-    if begins_in_windows(shape, device, extra):
+    if begins_in_windows(shape, device):
         return covered(shape, device)
     return _computed(shape, device, short=True)
 
@@ -213,8 +215,9 @@ def step_program(
 ) -> str:  # fmt: skip
     """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
     height, width, channels = shape
-    shared = room(shape, device, short or begins_elsewhere(shape, device, short))
-    if begins_in_windows(shape, device, extra):
+    first = short or begins_elsewhere(shape, device, short)
+    shared = room(shape, device, first)
+    if in_windows(shape, device, first, extra):
         sizes = "windows of {}x{}".format(*window_size(shape, device))
     elif shared:
         sizes = "{}x{}".format(*shared)
