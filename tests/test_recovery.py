@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
 import signal
@@ -20,7 +21,7 @@ from PIL import Image
 from imgmlp.batch.journal import NAME
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.decoder import open_stored
-from imgmlp.codec.training.checkpoint import left_beside
+from imgmlp.codec.training.checkpoint import left_beside, remembered
 from imgmlp.engine import open_device
 
 # The command, but with short runs that are saved often.
@@ -38,18 +39,35 @@ main()
 TARGETS = {"mlp": ("--bytes", "150"), "latent": ("--lambda", "0.01")}
 CODECS = pytest.mark.parametrize("codec", TARGETS)
 
-# The same, killed once its state was saved for the n-th time.
+# The same, killed once its state was saved for the n-th time, or, for 0, once its file was.
 KILLED = """
 import os, signal, sys
 from imgmlp.codec.training.checkpoint import Checkpoint
 left, save = int(sys.argv.pop(1)), Checkpoint.save
-def save_and_die(self, state):
+def save_and_die(self, state, replace=True):
     global left
-    save(self, state)
+    save(self, state, replace)
     left -= 1
-    if not left:
+    if left == 0 or (left < 0 and not replace):
         os.kill(os.getpid(), signal.SIGKILL)
 Checkpoint.save = save_and_die
+"""
+
+
+# The same, killed while it writes its first state, which later runs have no time to write again.
+HALF_WRITTEN = """
+import os, signal
+from imgmlp.codec.training import checkpoint
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.np.lib.format.write_array = die
+"""
+
+# Killed when its weights are there, and its picture is not.
+WITHOUT_PICTURE = """
+import os, signal
+from imgmlp import image
+image.save_named = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -109,8 +127,8 @@ def test_a_kill_leaves_no_partial_file_and_loses_little(
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param((3, 17, 31), id="three"),
-        pytest.param(range(1, 40, 2), id="twenty", marks=pytest.mark.soak),
+        pytest.param((3, 31, 0), id="three"),
+        pytest.param((*range(1, 40, 2), 0), id="twenty", marks=pytest.mark.soak),
     ],
 )
 @CODECS
@@ -122,17 +140,36 @@ def test_a_run_killed_at_any_point_goes_on_bit_for_bit(
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
     assert start(picture, *options, "-o", "whole.imlp").wait(120) == 0
     expected, written = (tmp_path / "whole.imlp").read_bytes(), picture.with_suffix(".imlp")
+    digest = hashlib.sha256(expected).hexdigest()
     for point in points:
         killed = start(picture, str(point), *options, code=KILLED + COMMAND)
         killed.communicate(timeout=120)
         assert killed.returncode == -signal.SIGKILL
-        assert left_beside(written)
+        names = [left.name for left in left_beside(written)]
+        assert names
+        assert bool(remembered(written, digest, names)) is (point == 0)
         again = start(picture, *options)
         error = again.communicate(timeout=120)[1]
         assert again.returncode == 0, error
-        assert "continuing after" in error
+        assert ("continuing after" in error) is (point > 0)
         assert written.read_bytes() == expected
         written.unlink()
+
+
+@CODECS
+def test_what_a_kill_left_half_written_of_a_state_goes_with_the_next_run(
+    tmp_path: Path, codec: str
+) -> None:
+    options = ("p.png", "--codec", codec, *TARGETS[codec])
+    picture = tmp_path / "p.png"
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
+    killed = start(picture, *options, code=HALF_WRITTEN + COMMAND)
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.iterdir() if path.name.startswith(".")] == [".tmp"]
+    again = start(picture, *options, code=COMMAND.replace("0.0", "1e9"))
+    assert again.wait(120) == 0, again.communicate()[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.imlp", "p.png"]
 
 
 TRAIN = """
@@ -160,6 +197,21 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert "continuing after" in error
     assert (tmp_path / "weights.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
     assert not left_beside(tmp_path / "weights.npz")
+
+
+def test_a_training_that_was_killed_between_its_outputs_writes_both(tmp_path: Path) -> None:
+    picture, names = tmp_path / "p.png", ["p.png", "reconstruction.png", "weights.npz"]
+    Image.fromarray(small_pixels()).save(picture)
+    arguments = ("train", "p.png", *QUICK, "--steps", "150")
+    killed = start(picture, *arguments, code=WITHOUT_PICTURE + TRAIN)
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    weights = (tmp_path / "weights.npz").read_bytes()
+    again = start(picture, *arguments, code=TRAIN)
+    error = again.communicate(timeout=120)[1]
+    assert again.returncode == 0, error
+    assert (tmp_path / "weights.npz").read_bytes() == weights
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 # The same without room for the files of a checkpoint.

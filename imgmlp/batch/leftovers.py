@@ -7,13 +7,15 @@ from pathlib import Path
 
 from imgmlp.batch.work import Record
 from imgmlp.codec.training import checkpoint
+from imgmlp.output_files import sweep
 
 
 def forget(state: Path | None) -> None:
-    """Remove a hidden file whose output is remembered otherwise."""
+    """Remove a hidden file, or what is half written of it, whose output is remembered otherwise."""
     if state is not None:
         with contextlib.suppress(OSError):  # any other run passes over it
             state.unlink(missing_ok=True)
+        sweep(state)
 
 
 def forget_remembered(output: Path, digest: str, names: list[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from imgmlp import image as pictures
 from imgmlp import output_files
@@ -210,11 +211,18 @@ class _Training:
         npz.save(trained.weights, archive)
         data = archive.getbuffer()
         self._bytes = len(data)
+
+        def write(stream: BinaryIO) -> None:
+            stream.write(data)
+            if self.kept is not None:  # so that the same command knows them as its own
+                stream.flush()
+                self.kept.touch()
+
         if target == STANDARD:
             files.write_standard(data)
         else:
             self._check_again(target)
-            output_files.write_atomically(target, lambda stream: stream.write(data))
+            output_files.write_atomically(target, write)
         if self.outputs.png is None:
             return
         try:
@@ -223,8 +231,6 @@ class _Training:
         except OutputError as error:
             if target == STANDARD:
                 raise
-            if self.kept is not None:
-                self.kept.touch()  # so that the same command knows the weights as its own
             command = f"imgmlp decode {quoted(target)} -o picture.png"
             hint = f"the weights are in {target}; `{command}` gives the picture in another place"
             raise OutputError(str(error), hint=hint) from error
