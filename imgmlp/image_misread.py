@@ -31,6 +31,7 @@ _WHITES = {"L;2": 3, "L;4": 15}  # by Pillow's names of gray of 2 and 4 bits
 _PHOTOMETRIC, _STRIP_BYTES, _PLANES, _SUBSAMPLING = 262, 279, 284, 530  # TIFF's tags
 _COLOURS, _SAMPLE_FORMAT = 320, 339  # likewise
 _YCBCR, _SIGNED = 6, 2
+_INKS = 7  # a colour mode of PSD
 _ALIKE = ("LA", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
 
 
@@ -82,8 +83,8 @@ def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
     """A loaded image as its file has it. Says in `notes` what was left out. Raises PictureError."""
     if loaded.format == "TGA":
         return _targa(loaded, stream, path, notes)
-    if loaded.format == "PSD" and loaded.mode == "1":  # where 1 is black
-        return ImageOps.invert(loaded)
+    if loaded.format == "PSD":
+        return _psd_left_out(loaded, stream, notes)
     return loaded
 
 
@@ -218,6 +219,29 @@ def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
     return loaded.convert("RGB")
 
 
+# --- PSD ---
+
+
+def _psd(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
+    """Of several inks without a model of what they look like together Pillow takes the first."""
+    channels, mode = _psd_head(stream)
+    return f"which has {channels} inks" if mode == _INKS and channels > 1 else ""
+
+
+def _psd_head(stream: BinaryIO) -> tuple[int, int]:
+    """How many channels there are, and of which colour mode."""
+    stream.seek(0)
+    head = stream.read(26)
+    return int.from_bytes(head[12:14]), int.from_bytes(head[24:])
+
+
+def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> Image.Image:
+    channels, taken = _psd_head(stream)[0], len(loaded.getbands())
+    if channels > taken:
+        notes.append(f"of its {channels} channels the first {taken} are taken")
+    return ImageOps.invert(loaded) if loaded.mode == "1" else loaded  # where 1 is black
+
+
 # --- XPM ---
 
 
@@ -306,6 +330,7 @@ _FAULTS: dict[str, Callable[[ImageFile.ImageFile, BinaryIO], str]] = {  # by for
     "GIF": _gif,
     "JPEG2000": _jpeg2000,
     "PNG": _png,
+    "PSD": _psd,
     "SUN": _sun,
     "XPM": _xpm,
 }

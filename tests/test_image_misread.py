@@ -283,9 +283,33 @@ def test_a_targa_of_32_bits_has_alpha_if_it_says_so() -> None:
     assert found.notes == (UNSAID,)
 
 
+def psd(channels: int, mode: int, data: bytes, width: int = 1, bits: int = 8) -> bytes:
+    """A row of pixels, channel by channel."""
+    return b"8BPS" + struct.pack(">H6xHIIHH", 1, channels, 1, width, bits, mode) + bytes(14) + data
+
+
 def test_a_psd_of_one_bit_has_1_for_black() -> None:
-    data = b"8BPS" + struct.pack(">H6xHIIHH", 1, 1, 1, 8, 1, 0) + bytes(14) + b"\x80"
-    assert pixels(data) == [[[0], *[[255]] * 7]]
+    assert pixels(psd(1, 0, b"\x80", width=8, bits=1)) == [[[0], *[[255]] * 7]]
+
+
+def test_a_psd_of_several_inks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.psd"
+    path.write_bytes(psd(4, 7, bytes([20, 60, 100, 140])))
+    assert "4 inks" in str(refusal(path))
+    path.write_bytes(psd(1, 7, bytes([20])))
+    assert pictures.load(path).pixels.tolist() == [[[20]]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "channels", "taken"), [(1, 2, 1), (8, 3, 1), (3, 5, 3), (1, 1, 1), (3, 3, 3)]
+)
+def test_channels_of_a_psd_that_are_no_colours_are_told(
+    mode: int, channels: int, taken: int
+) -> None:
+    found = pictures.load("a.psd", data=psd(channels, mode, bytes(range(channels))))
+    assert found.pixels.tolist() == [[[*range(taken)]]]
+    told = f"of its {channels} channels the first {taken} are taken"
+    assert found.notes == (told,) * (channels > taken)
 
 
 def sun(width: int, bits: int, kind: int, data: bytes) -> bytes:
