@@ -38,8 +38,9 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
             raise OutputError(f"there is no folder {path.parent}", hint="make it or choose another")
         if is_special(path):
             return
-        sweep(path)
-        with _beside(path) as (temporary, _):
+        whole = _followed(path)
+        sweep(whole)
+        with _beside(whole) as (temporary, _):
             temporary.unlink()
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -56,6 +57,14 @@ def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
 def resolved(path: Path) -> Path:
     """The file that a path leads to, past symbolic links; one in a loop of them stays a link."""
     return Path(os.path.realpath(path))  # Path.resolve raises another error in each Python
+
+
+def _followed(path: Path) -> Path:
+    """The file that a path leads to. Raises OSError for a loop of symbolic links."""
+    whole = resolved(path)
+    if whole.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return whole
 
 
 def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> None:
@@ -83,9 +92,7 @@ def write_atomically(
             with path.open("wb") as stream:
                 write(stream)
             return
-        whole = resolved(path)  # a symbolic link keeps pointing at what it names
-        if whole.is_symlink():
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        whole = _followed(path)  # a symbolic link keeps pointing at what it names
         sweep(whole)
         with _beside(whole) as (temporary, stream):
             with contextlib.suppress(OSError):  # there is none yet, or nobody may be kept out here

@@ -209,3 +209,17 @@ def test_a_link_that_leads_to_itself_is_an_error_and_stays(tmp_path: Path) -> No
     assert path.is_symlink()
     assert list(tmp_path.iterdir()) == [path]
     output_files.check_distinct([tmp_path / "b"], [path], "")
+
+
+@pytest.mark.parametrize(("goal", "why"), [("loop", "symbolic links"), ("no/x", "No such file")])
+def test_a_link_that_leads_nowhere_is_refused_before_anything_is_made(
+    tmp_path: Path, goal: str, why: str
+) -> None:
+    link = tmp_path / "loop"
+    link.symlink_to(tmp_path / goal)
+    with pytest.raises(OutputError, match=why):
+        output_files.check_output(link, force=False)
+    link.unlink()
+    link.symlink_to(tmp_path / "new")  # a name that a file may take
+    output_files.check_output(link, force=False)
+    assert list(tmp_path.iterdir()) == [link]
