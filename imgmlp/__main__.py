@@ -12,6 +12,13 @@ import time
 
 COMPLETION = "_IMGMLP_COMPLETE"  # set by a shell that asks what could be typed
 INTERRUPTED = 130
+# The same as JSON, as later on.
+ANSWER = """{
+  "problem": "interrupted",
+  "hint": "files are as they were or whole; start it again",
+  "exit_code": 130
+}
+"""
 # New objects after which garbage is looked for. With the 700 of many Pythons that takes a part of
 # the time in which modules are loaded, and finds next to nothing then and later.
 SELDOM = 50_000
@@ -60,7 +67,11 @@ def looked_at(arguments: list[str]) -> str | None:
 
 def _leave(_number: int, _frame: object) -> None:
     """At once: there is nothing to save yet, and modules half loaded would only complain."""
-    os._exit(INTERRUPTED)
+    try:
+        if "--json" in sys.argv:
+            os.write(1, ANSWER.encode())
+    finally:
+        os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

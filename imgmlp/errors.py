@@ -77,10 +77,12 @@ class OutOfMemoryError(ImgmlpError):
 
 
 def problem_of(error: BaseException) -> ImgmlpError:
-    """How an error is told: as it is if it was raised on purpose, else as a fault in imgmlp, whose
-    cause it is."""
+    """How an error is told: as it is if it was raised on purpose, or by Ctrl-C, else as a fault in
+    imgmlp, whose cause it is."""
     if isinstance(error, ImgmlpError):
         return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted", hint="files are as they were or whole; start it again")
     if isinstance(error, MemoryError):
         return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
     reason = (str(error) or "no message").splitlines()[0]

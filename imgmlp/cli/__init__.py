@@ -52,7 +52,7 @@ def _run(terminal: Terminal) -> int:
             raise
         return error.exit_code  # the help was shown instead
     if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
-        return _told(terminal, _interrupted())
+        return _told(terminal, problem_of(KeyboardInterrupt()))
     if sys.stdout is not None:  # closed, which is no matter to what writes files
         sys.stdout.flush()  # help is still in its buffer
     return code if isinstance(code, int) else 0
@@ -60,14 +60,11 @@ def _run(terminal: Terminal) -> int:
 
 def _problem(error: BaseException) -> ImgmlpError:
     """What is told of whatever went wrong."""
-    match error:
-        case KeyboardInterrupt():
-            return _interrupted()
-        case typer.TyperException():
-            problem = error.format_message().replace("Value error, ", "")  # as Pydantic begins it
-            problem = re.sub("Input should be a valid integer.*", "it is no whole number", problem)
-            problem = re.sub("Input should be a valid number.*", "it is no number", problem)
-            return UsageError(problem, hint=_usage_hint(error))
+    if isinstance(error, typer.TyperException):
+        problem = error.format_message().replace("Value error, ", "")  # as Pydantic begins it
+        problem = re.sub("Input should be a valid integer.*", "it is no whole number", problem)
+        problem = re.sub("Input should be a valid number.*", "it is no number", problem)
+        return UsageError(problem, hint=_usage_hint(error))
     return problem_of(error)
 
 
@@ -88,10 +85,6 @@ def _options(words: list[str]) -> list[str]:
 def _is_empty(word: str) -> bool:
     """Whether an option has an empty value, which would be the folder that one is in."""
     return word.startswith("--") and word.endswith("=")
-
-
-def _interrupted() -> Interrupted:
-    return Interrupted("interrupted", hint="files are as they were or whole; start it again")
 
 
 def _usage_hint(error: typer.TyperException) -> str:

@@ -144,13 +144,14 @@ class Job:
     check: Callable[[], None] = lambda: None  # before the work on any of them begins
 
     def attempt(self, terminal: Terminal, what: Callable[[], None]) -> int:
-        """The exit code of it. Raises Interrupted."""
+        """The exit code of it. Raises Interrupted and KeyboardInterrupt."""
         try:
             what()
-        except Exception as error:  # also a fault, which the other files need not suffer from
+        # Also a fault, which the other files need not suffer from.
+        except (KeyboardInterrupt, Exception) as error:
             problem = problem_of(error)
             self.entry |= problem.facts()
-            if isinstance(error, Interrupted):
+            if isinstance(problem, Interrupted):
                 raise
             return terminal.fail(problem)
         return 0

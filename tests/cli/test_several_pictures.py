@@ -23,7 +23,7 @@ from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent.training import lengths
 from imgmlp.codec.training import target
-from imgmlp.errors import DeviceError, Interrupted, OutputError, UsageError
+from imgmlp.errors import DeviceError, Interrupted, OutputError, UsageError, problem_of
 from imgmlp.terminal import Terminal
 
 CODECS = pytest.mark.parametrize("codec", get_args(Codec))
@@ -225,6 +225,20 @@ def test_a_device_that_fails_ends_the_command_and_loses_nothing(
     assert run(three) == 0
     assert counted.pictures == 2
     assert left(three[0].parent) == []
+
+
+def test_of_what_ctrl_c_ends_json_says_so(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any) -> Encoded:
+        raise KeyboardInterrupt  # as before there is anything to save
+
+    monkeypatch.setattr(encoder, "encode", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(three, as_json=True)
+    first, *others = json.loads(capsys.readouterr().out)
+    assert problem_of(KeyboardInterrupt()).facts().items() <= first.items()
+    assert [one["problem"] for one in others] == ["not done"] * 2
 
 
 def test_a_fault_in_one_picture_does_not_stop_the_others(

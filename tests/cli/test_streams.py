@@ -19,6 +19,7 @@ from PIL import Image
 
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
+from imgmlp.errors import problem_of
 
 SHORT = ("--codec", "mlp", "--time", "0.3s", "--lambda", "0.01")
 COMPACT = str(GOLDEN / "rgb-alpha.imlp")
@@ -355,6 +356,22 @@ def test_ctrl_c_while_modules_are_loaded_is_quiet(
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("module", ["imgmlp.cli", "numpy"])
+def test_it_is_told_as_json_where_that_is_asked_for(picture: Path, module: str) -> None:
+    """As later on."""
+    arguments = ["encode", picture.name, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY.format(module=module, arguments=arguments)],
+        cwd=picture.parent,
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
+    assert json.loads(done.stdout) == problem_of(KeyboardInterrupt()).facts()
 
 
 def test_ctrl_c_while_standard_input_is_waited_for(tmp_path: Path) -> None:
