@@ -187,8 +187,8 @@ def parse(data: bytes) -> Container:
         section = _section(reader)
         _check_new(section, sections, header.codec)
         sections.append(section)
-    left = len(data) - reader.position
-    check_format(left == 0, f"{left:,} bytes follow the end of the picture")
+    end = reader.position
+    check_format(end == len(data), f"of its {len(data):,} bytes only {end:,} are the picture's")
     return Container(header, tuple(sections), len(data))
 
 
@@ -233,8 +233,7 @@ class _Reader:
     def take(self, count: int) -> bytes:
         end = self.position + count
         if end > len(self._data):
-            missing = f"{end - len(self._data):,} bytes are missing"
-            raise FormatError(f"truncated: {missing}")
+            raise FormatError(f"truncated: of at least {end:,} bytes {len(self._data):,} are there")
         taken = self._data[self.position : end]
         self.position = end
         return taken
