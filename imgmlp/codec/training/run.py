@@ -41,6 +41,11 @@ class Progress:
         """That of the last moment, at the pace since the first."""
         (before, begin), (step, end) = first, last
         pace = (step - before) / max(end - begin, 1e-9)
+        return Progress.at(pace, step, steps, loss, preview)
+
+    @staticmethod
+    def at(pace: float, step: int, steps: int, loss: float, preview: Any) -> Progress:
+        """That of a run which takes so many steps a second."""
         left = (steps - step) / max(pace, 1e-9)
         return Progress(step, steps, loss, decibels(loss), pace, left, preview)
 

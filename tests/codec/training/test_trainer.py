@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -129,3 +130,49 @@ def test_what_exploded_after_the_last_look_is_not_what_the_run_made() -> None:
     trainer.step.done = float("nan")
     assert trainer.settled().arrays["done"] == 0
     assert trainer.step.done == 0
+
+
+class Telling(Counting):
+    """One that tells at every look how fast it is, and how many seconds are left, by its clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(Step(), TrainerState(40, 1.0), look=5)
+        self.now, self.late = 0.0, 0.0  # and what the next steps take longer
+        self.told: list[tuple[float, float]] = []
+        self.step.run = self._take
+        clock = SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr("imgmlp.codec.training.trainer.time", clock)
+
+    def _take(self, count: int, _: object) -> bool:
+        self.now, self.late = self.now + 1e-3 * count + self.late, 0.0
+        self.step.done += count
+        return True
+
+    def _look(self, _: object) -> bool:
+        found = self._progress(0.5)
+        self.told.append((found.steps_per_second, found.seconds_left))
+        return True
+
+
+@pytest.mark.parametrize("together", [1, 5])
+def test_time_left_says_nothing_of_what_was_compiled_when_it_went_on(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first steps end at a look."""
+    trainer = Telling(monkeypatch)
+    trainer.step.together, trainer.pause = together, 10
+    assert trainer.run() == "done"
+    trainer.pause, trainer.late = None, 0.5
+    assert trainer.run() == "done"
+    assert [pace for pace, _ in trainer.told] == pytest.approx([1000] * 8)
+    assert [left for _, left in trainer.told] == pytest.approx(np.arange(35, -1, -5) / 1000)
+
+
+def test_a_run_that_begins_anew_tells_the_pace_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Telling(monkeypatch)
+    trainer.pause = 10
+    trainer.run()
+    trainer.step.done = trainer.done = 0
+    trainer._shown = 0, trainer.now
+    trainer._look(None)
+    assert trainer.told[-1] == pytest.approx((1000, 0.04))
