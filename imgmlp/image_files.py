@@ -286,7 +286,8 @@ def _load(
     _turn_resolution(image)
     image_misread.mend(image, stream)
     if bits == 16 and not image.mode.startswith("I") and "transparency" in image.info:
-        raise OSError("unsupported: 16 bits a sample and a transparent colour")
+        problem = f"Pillow misreads {path}, of 16 bits a sample and a transparent colour"
+        raise PictureError(problem, hint=convert_hint(path))
     if image_depth.is_misread(image, bits):
         problem = f"{path} has {bits} bits a sample, of which Pillow takes some white for black"
         raise PictureError(problem, hint=convert_hint(path))

@@ -394,6 +394,7 @@ def test_a_transparent_colour_of_16_bits_is_refused(tmp_path: Path) -> None:
     at = data.index(b"IDAT") - 4
     path.write_bytes(data[:at] + key + data[at:])
     error = refusal(path)
+    assert "Pillow misreads" in str(error)
     assert "transparent colour" in str(error)
     assert "magick" in error.hint
     data, values = deep_png(1)

@@ -60,6 +60,7 @@ class Outputs:
         target = files.output_of(source, self.file, ending)
         if target != STANDARD:
             dimensions = self.dimensions(stored) or (stored.width, stored.height)
+            output_files.check_free(target, self.force, FORCE)
             pictures.check_extension(target, stored.channels, dimensions)
             output_files.check_output(target, self.force, FORCE)
         return target

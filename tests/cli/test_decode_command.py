@@ -113,6 +113,11 @@ def test_a_bad_option_of_decode_is_exit_2(
     assert set(weights.parent.iterdir()) == before
 
 
+def test_a_folder_is_no_name_for_a_picture(imgmlp: Command, weights: Path) -> None:
+    (weights.parent / "dd").mkdir()
+    assert_error(imgmlp("decode", weights.name, "-o", "dd", check=8).stderr, "dd is a folder")
+
+
 def test_decode_leaves_an_existing_picture_untouched(imgmlp: Command, weights: Path) -> None:
     target = weights.with_suffix(".png")
     target.write_bytes(b"old")

@@ -81,6 +81,12 @@ def test_nothing_is_said_to_begin_that_is_refused(tree: Path, capsys: Shown) -> 
     assert "into out" not in capsys.readouterr().err
 
 
+def test_standard_output_is_no_folder(tree: Path) -> None:
+    request = Request([tree], device="numpy")
+    with pytest.raises(UsageError, match="standard output"):
+        encoding.run(Terminal(), request, encoding.Outputs(None, Path("-")), LOSSLESS)
+
+
 def test_the_only_file_has_its_own_exit_code(tree: Path) -> None:
     (tree / "b.png").write_bytes(b"no picture")
     assert encode(tree / "b.png") == 3
