@@ -71,7 +71,9 @@ def _problem(error: BaseException) -> ImgmlpError:
 def _told(terminal: Terminal, problem: ImgmlpError) -> int:
     """Say what is wrong, also as JSON where that was asked for; returns the exit code."""
     code = terminal.fail(problem)
-    if "--json" in _options(sys.argv[1:]) and not terminal.answered:
+    words = _options(sys.argv[1:])
+    asked = any(word == "--json" or word.startswith("--json=") for word in words)
+    if asked and not terminal.answered:
         with contextlib.suppress(OutputError):  # which is told by now, or matters less
             print_data(json.dumps(problem.facts(), indent=2))
     return code

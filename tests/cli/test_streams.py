@@ -300,6 +300,11 @@ def test_errors_are_json_where_it_is_asked_for(
     assert "{" not in imgmlp(*arguments, check=code).stdout
 
 
+def test_a_value_for_json_is_an_error_in_json(imgmlp: Command) -> None:
+    done = imgmlp("verify", COMPACT, "--json=1", check=2)
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
 def test_decode_tells_its_pictures_as_json(imgmlp: Command, tmp_path: Path) -> None:
     done = imgmlp("decode", COMPACT, "-o", tmp_path / "a.png", "--device", "numpy", "--json")
     (found,) = json.loads(done.stdout)

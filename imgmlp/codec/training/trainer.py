@@ -115,9 +115,8 @@ class Trainer(ABC, Generic[S, D]):
         while self.done < self._end:
             whole = self._replay(run)
             looks = self.done % self.look == 0 or self.done == self.state.steps
-            if (
-                self._shown is self._begun and not looks
-            ):  # the first steps may have compiled for long
+            # The first steps may have compiled for long.
+            if self._shown is self._begun and not looks:
                 self._shown = self.done, time.perf_counter()
             if whole and looks and not self._look(run.tell):
                 return "diverged"
