@@ -109,7 +109,9 @@ def _parsed(line: bytes) -> Done | None:
         if not isinstance(values, dict) or values.pop("version") != VERSION:
             return None
         known = {name: values[name] for name in _KINDS}
+        if not all(isinstance(known[name], kind) for name, kind in _KINDS.items()):
+            return None
+        os.fsencode(known["output"])  # which raises where no file can have the name
     except (ValueError, KeyError, RecursionError):
         return None
-    good = all(isinstance(known[name], kind) for name, kind in _KINDS.items())
-    return Done(**known) if good else None
+    return Done(**known)

@@ -40,6 +40,7 @@ def test_what_was_added_is_read_again(tmp_path: Path) -> None:
         json.dumps(asdict(ONE)).encode(),
         json.dumps({"version": 1} | asdict(ONE) | {"bytes": "many"}).encode(),
         json.dumps({"version": 1} | asdict(ONE) | {"facts": None}).encode(),
+        json.dumps({"version": 1} | asdict(ONE) | {"output": "\ud800.imlp"}).encode(),
         b"[" * 50_000,
     ],
 )
