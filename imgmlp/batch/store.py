@@ -91,9 +91,10 @@ class Output:
         """Who wrote just these bytes, if somebody has noted it."""
         try:
             note = json.loads(self._files.cat_file(self._note(data)))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
-        return note if {"source", "picture", "settings", "facts"} <= set(note) else None
+        whole = isinstance(note, dict) and {"source", "picture", "settings", "facts"} <= set(note)
+        return note if whole and isinstance(note["facts"], dict) else None
 
     def write(self, data: bytes, note: dict[str, Any], replace: bool) -> bool:
         """Write it as a whole. Raises OutputError.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -211,6 +212,21 @@ def test_what_two_workers_write_at_once_is_known_whichever_is_last(bucket: Any, 
     assert output.note(b"1") == notes[0]
     assert output.note(b"22") == notes[1]
     assert output.note(b"333") is None
+
+
+@pytest.mark.parametrize(
+    "note", [b"5", b"null", b"{", b"\xff", b"[" * 50_000, b'{"source": "a"}', b'["source"]', None]
+)
+def test_a_note_that_is_none_counts_as_none(
+    bucket: Any, encode: Encode, note: bytes | None
+) -> None:
+    assert encode("a.png").problem is None
+    (name,) = bucket.find("made/x/.imgmlp")
+    if note is None:
+        note = json.dumps(json.loads(bucket.cat_file(name)) | {"facts": 5}).encode()
+    bucket.pipe_file(name, note)
+    assert (encode("a.png").exit_code, encode("a.png", force=True).problem) == (8, None)
+    assert encode("a.png").line.endswith("done before")
 
 
 def test_what_somebody_else_has_written_stays(bucket: Any, encode: Encode, out: Path) -> None:
