@@ -61,11 +61,11 @@ class EncodeInStore:
                 raise type(error)(told[0], hint=told[1]) from error.__cause__
             finally:
                 record.task, record.state, record.written = task, None, False
+                record.notes = [_named(note, source, made, task) for note in record.notes]
                 if made.exists():
                     self._put(output, record, made.read_bytes())
                     record.written = True
         record.line = _named(record.line, source, made, task)
-        record.notes = [_named(note, source, made, task) for note in record.notes]
 
     def _put(self, output: Output, record: Record, data: bytes) -> None:
         """Write it, unless another worker has done so. Raises OutputError."""

@@ -142,8 +142,11 @@ Encode = Callable[..., Record]
 def encode(kind: str, bucket: Any, out: Path) -> Encode:
     """Encodes one of the pictures."""
 
-    def encode(name: str, quality: float = 60, force: bool = False, folder: str = "in") -> Record:
-        work = EncodeInStore(Wanted(quality=quality), out, force)
+    def encode(
+        name: str, quality: float = 60, force: bool = False, folder: str = "in", **more: Any
+    ) -> Record:
+        wanted = Wanted(**more) if more else Wanted(quality=quality)
+        work = EncodeInStore(wanted, out, force)
         source = Path(f"{kind}://pictures/{folder}/{name}")
         task = Task(source, (out / name).with_suffix(".imlp"))
         (record,) = run_here(work, iter([task]), "numpy", Silent())
@@ -290,6 +293,20 @@ def test_a_damaged_picture_is_named_by_its_address(encode: Encode, kind: str) ->
     assert "imgmlp-" not in refused.hint
     missing = encode("z.png")
     assert f"cannot read {kind}://pictures/in/z.png" in (missing.problem or "")
+
+
+@pytest.mark.parametrize("choices", [{"size": "1"}, {"psnr": 40}])
+def test_notes_name_a_picture_by_its_address_also_where_the_target_was_missed(
+    bucket: Any, encode: Encode, kind: str, choices: dict[str, Any]
+) -> None:
+    content = io.BytesIO()
+    Image.new("CMYK", (9, 7)).save(content, "TIFF")
+    bucket.pipe_file("pictures/in/e.tif", content.getvalue())
+    record = encode("e.tif", **choices)
+    assert record.written
+    assert (record.problem is None) == ("psnr" in choices)
+    (note,) = record.notes
+    assert note.startswith(f"{kind}://pictures/in/e.tif: ")
 
 
 def test_a_bucket_without_rights_is_refused_before_any_work(
