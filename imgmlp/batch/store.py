@@ -10,6 +10,7 @@ import contextlib
 import json
 import posixpath
 import re
+import uuid
 from collections.abc import Collection, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -62,7 +63,8 @@ def check_writable(folder: Path) -> None:
     """Refuse, as an OutputError, a place where nothing can be written."""
     try:
         files, top = _opened(folder)
-        probe = posixpath.join(top, NOTES, "probe")
+        # Of a name that no other process has, which would remove it meanwhile.
+        probe = posixpath.join(top, NOTES, f"probe-{uuid.uuid4()}")
         files.pipe_file(probe, b"")
         files.rm_file(probe)
     except Exception as error:

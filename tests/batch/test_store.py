@@ -309,6 +309,30 @@ def test_notes_name_a_picture_by_its_address_also_where_the_target_was_missed(
     assert note.startswith(f"{kind}://pictures/in/e.tif: ")
 
 
+def test_two_processes_may_try_at_once_whether_they_can_write(
+    bucket: Any, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, tried = store._opened, []
+
+    def meanwhile(path: Path) -> tuple[Any, str]:
+        files, name = opened(path)
+        write = files.pipe_file
+
+        def pipe_file(name: str, data: bytes) -> None:
+            write(name, data)
+            tried.append(name)
+            if len(tried) == 1:
+                store.check_writable(out)
+
+        monkeypatch.setattr(files, "pipe_file", pipe_file)
+        return files, name
+
+    monkeypatch.setattr(store, "_opened", meanwhile)
+    store.check_writable(out)
+    assert len(set(tried)) == 2
+    assert bucket.find("made/x") == []
+
+
 def test_a_bucket_without_rights_is_refused_before_any_work(
     bucket: Any, server: str | None, encode: Encode, out: Path
 ) -> None:
