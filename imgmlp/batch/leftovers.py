@@ -28,7 +28,8 @@ def forget_remembered(output: Path, digest: str, names: list[str] | None = None)
 
 class Leftovers:
     """Hidden files of outputs that are remembered: a run that was killed just between remembering
-    and removing leaves one, and whoever passes over the output removes it."""
+    and removing leaves one, and whoever passes over the output removes it. So it does what is old:
+    of two that made one output at once, the second may have left what is in no file."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None  # that was looked through
@@ -42,3 +43,4 @@ class Leftovers:
         if output.parent != self._folder:
             self._folder, self._names = output.parent, checkpoint.names_in(output.parent)
         forget_remembered(output, record.made, self._names)
+        checkpoint.remove_old(output, self._names)

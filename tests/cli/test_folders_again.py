@@ -189,6 +189,19 @@ def test_a_hidden_file_of_other_bytes_than_the_output_stays(tree: Path) -> None:
     assert made() == ALL | {".a.imlp.01234567.checkpoint"}
 
 
+def test_what_another_run_left_beside_an_output_that_is_as_it_was_goes_once_it_is_old(
+    tree: Path,
+) -> None:
+    """As of two that made it at once, where the second wrote nothing."""
+    assert encode(tree) == 0
+    names = [f".{letter}.imlp.01234567.checkpoint" for letter in "ab"]
+    for name in names:
+        Checkpoint(Path("out", name), "0").save(Snapshot.of_finished(b"other", {}))
+    os.utime(Path("out", names[0]), (1, 1))
+    assert encode(tree) == 0
+    assert made() == ALL | {names[1]}
+
+
 def test_an_interrupted_run_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember, seen = Plan.remember, []
 

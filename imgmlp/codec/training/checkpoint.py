@@ -174,10 +174,18 @@ def others(target: Path, own: Checkpoint) -> str | None:
 def remove_stale(target: Path) -> None:
     """Remove what runs for a file left, once nobody has gone on with it for long, or has written
     another file in its place."""
+    remove_old(target)
     for path in left_beside(target):
         with contextlib.suppress(OSError):  # what is left is ignored by any other run
-            old = path.stat().st_mtime < time.time() - STALE_AFTER
-            if old or _is_replaced(path, target):
+            if _is_replaced(path, target):
+                path.unlink(missing_ok=True)
+
+
+def remove_old(target: Path, names: list[str] | None = None) -> None:
+    """Remove what nobody has gone on with for long, of these names in the file's folder."""
+    for path in left_beside(target, names):
+        with contextlib.suppress(OSError):  # likewise
+            if path.stat().st_mtime < time.time() - STALE_AFTER:
                 path.unlink(missing_ok=True)
 
 
