@@ -87,7 +87,7 @@ class Search:
                 self.left_out = True
             elif not path.is_dir():
                 yield self._named(path, path.relative_to(top))
-            elif "**" not in parts:
+            elif not _with_all_below(parts):  # else what is in it matches as well
                 yield from self._folder(path, top)
         if not any_found:
             error = UsageError(f"nothing matches {pattern}", hint="check the pattern")
@@ -171,11 +171,19 @@ def _place(source: Path) -> tuple[str, str]:
     return os.path.dirname(whole), whole
 
 
-def _split(pattern: str) -> tuple[Path, Sequence[str]]:
-    """The folder before all wildcards, and the other parts."""
+def _split(pattern: str) -> tuple[Path, list[str]]:
+    """The folder before all wildcards, and the other parts, as pathlib understands them."""
     parts = Path(pattern).parts
     fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
-    return Path(*parts[:fixed]), parts[fixed:]
+    wanted = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts[fixed:]]
+    if wanted[-1] == "**":
+        wanted.append("*")
+    return Path(*parts[:fixed]), wanted
+
+
+def _with_all_below(parts: list[str]) -> bool:
+    """Whether a pattern stands for all that lies in what it stands for."""
+    return parts[-2:] == ["**", "*"]
 
 
 def _matches(top: Path, parts: Sequence[str]) -> Iterator[Path]:
@@ -183,11 +191,8 @@ def _matches(top: Path, parts: Sequence[str]) -> Iterator[Path]:
 
     pathlib's, as ** of glob follows links to folders, which may lead in a circle.
     """
-    wanted = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
-    if wanted[-1] == "**":
-        wanted.append("*")
-    hidden = any(part.startswith(".") for part in wanted)
-    for path in top.glob("/".join(wanted)):
+    hidden = any(part.startswith(".") for part in parts)
+    for path in top.glob("/".join(parts)):
         if hidden or not any(p.startswith(".") for p in path.relative_to(top).parts):
             yield path
 

@@ -60,6 +60,32 @@ def test_patterns_keep_the_places_below_their_fixed_part(tree: Path) -> None:
     assert names(list(search().find([tree / "x[1].png"]))) == ["x[1].png"]
 
 
+@pytest.mark.parametrize("pattern", ["s*", "**/s*", "**/sub"])
+def test_a_folder_that_a_pattern_stands_for_stands_for_its_pictures(
+    tree: Path, pattern: str
+) -> None:
+    (tree / "sub" / "notes.txt").touch()
+    looking = search()
+    found = list(looking.find([tree / pattern]))
+    assert [one.path.resolve() for one in found] == [(tree / "sub" / "c.png").resolve()]
+    assert (looking.others, looking.folders) == (1, 1)
+    found = list(search(recursive=True).find([tree / pattern]))
+    assert {one.path.name for one in found} == {"c.png", "d.png"}
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/*", "**/**"])
+def test_a_pattern_that_stands_for_all_stands_for_each_file_once(tree: Path, pattern: str) -> None:
+    (tree / "notes.txt").unlink()
+    looking = search()
+    assert names(list(looking.find([tree / pattern]))) == [
+        "a.png",
+        "b.JPG",
+        "sub/c.png",
+        "sub/deep/d.png",
+    ]
+    assert (looking.others, looking.folders) == (0, 0)
+
+
 def test_links_to_folders_are_not_followed_and_loops_end(tree: Path) -> None:
     (tree / "sub" / "round").symlink_to(tree.resolve())
     (tree / "self.png").symlink_to("self.png")
