@@ -22,12 +22,21 @@ from imgmlp.errors import OutputError, UsageError
 NOTES = ".imgmlp"  # a folder beside the outputs
 # As pathlib leaves it; one letter is a drive.
 SCHEME = re.compile(r"\A([a-z][a-z0-9+.-]+):/+(?=[^/])")
+HERE = ("file", "local")  # schemes of this machine's files
 RIGHTS = "check the bucket's name, the rights and the credentials of whoever runs this"
 
 
 def is_stored(path: Path) -> bool:
     """Whether it is a place in a store, such as s3://bucket/folder."""
     return SCHEME.match(path.as_posix()) is not None
+
+
+def check_scheme(path: Path) -> None:
+    """Refuse, as a UsageError, an address of this machine's files: what pathlib leaves of it could
+    mean another place."""
+    found = SCHEME.match(path.as_posix())
+    if found is not None and found[1] in HERE:
+        raise UsageError(f"{found[1]}:// is no store", hint="give a plain path, such as /a/folder")
 
 
 def url(path: Path) -> str:

@@ -80,6 +80,8 @@ class Request:
             raise UsageError("- is standard input, which has no place in a folder", hint=hint)
         if not self.sources and self.listed is None:
             raise UsageError("there is nothing to do", hint="give files or folders")
+        for source in self.sources:
+            store.check_scheme(source)
         stored = next(filter(store.is_stored, self.sources), None)
         if stored is not None and (self.cluster is None or self.listed is not None):
             hint = "encode works on stores with --cluster, which may be local, and without a list"
@@ -127,6 +129,7 @@ def check_out(folder: Path | None) -> None:
     if folder == STANDARD:
         hint = "give a folder; ./- is one of this name"
         raise UsageError("--out is -, which is standard output", hint=hint)
+    store.check_scheme(folder)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is no folder", hint="choose another place with --out")
 

@@ -184,6 +184,23 @@ def test_what_has_no_place_is_refused(imgmlp: Command, picture: Path) -> None:
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
 
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_an_address_of_this_machine_is_no_store(
+    imgmlp: Command, picture: Path, scheme: str
+) -> None:
+    folder = picture.parent
+    for arguments in (
+        ("encode", picture, "--out", f"{scheme}://{folder}/out", "--cluster", "local"),
+        ("encode", f"{scheme}://{picture}", "--out", "out", "--cluster", "local"),
+        ("decode", ".", "--out", f"{scheme}://{folder}/out"),
+        ("verify", f"{scheme}://{folder}"),
+    ):
+        told = imgmlp(*arguments, check=2).stderr
+        assert f"{scheme}:// is no store" in told
+        assert "plain path" in told
+    assert list(folder.iterdir()) == [picture]
+
+
 # Compressed files
 
 
