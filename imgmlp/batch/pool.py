@@ -1,8 +1,9 @@
 """Many files done by one process, or by several that each have a device; all fed from one queue.
 
-A process that ends by itself takes one file with it, which is tried once more elsewhere. Each has
-an executor of its own, so that the others do not suffer, and gets one file at a time. Beside files
-and records only numbers in shared memory go between them: no lock that a killed process may hold.
+A process that ends by itself takes one file with it, which is tried once more elsewhere, after all
+others. Each has an executor of its own, so that the others do not suffer, and gets one file at a
+time. Beside files and records only numbers in shared memory go between them: no lock that a killed
+process may hold.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -29,9 +30,9 @@ from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
 
 TICK = 0.1  # seconds between two looks at what the processes tell
-PATIENCE = (
-    3  # processes in a row whose device fails or that end by themselves, before it is given up
-)
+# Processes in a row whose device fails or that end by themselves, each with another file, before a
+# place is given up.
+PATIENCE = 3
 ONCE_MORE = 2  # times that a file is tried
 # What libraries that NumPy may multiply with take their number of threads from.
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -58,23 +59,29 @@ class _Queue:
     """Files that wait, and those that are to be tried once more."""
 
     fresh: Iterator[Task]
-    again: deque[tuple[Task, str]] = field(default_factory=deque)  # with where it failed
+    again: deque[Record] = field(default_factory=deque)  # of how they failed
     tries: dict[Task, int] = field(default_factory=dict)  # of those that failed, and only these
 
     def next(self, device: str, others: bool) -> Task | None:
-        """A file for a device; `others` says whether there are other ones to try it on."""
-        for place, (task, failed_on) in enumerate(self.again):
-            if failed_on != device or not others:
-                del self.again[place]
-                return task
-        return next(self.fresh, None)
+        """A file for a device; `others` says whether there are other ones to try it on.
 
-    def once_more(self, task: Task, failed_on: str) -> bool:
+        Those that failed come last, so that files that end processes keep no other from being done.
+        """
+        task = next(self.fresh, None)
+        if task is not None:
+            return task
+        for place, record in enumerate(self.again):
+            if record.device != device or not others:
+                del self.again[place]
+                return record.task
+        return None
+
+    def once_more(self, record: Record) -> bool:
         """Whether a file that failed may be tried elsewhere; then it will be."""
-        self.tries[task] = self.tries.get(task, 1) + 1
-        if self.tries[task] > ONCE_MORE:
+        self.tries[record.task] = self.tries.get(record.task, 1) + 1
+        if self.tries[record.task] > ONCE_MORE:
             return False
-        self.again.append((task, failed_on))
+        self.again.append(record)
         return True
 
 
@@ -133,6 +140,8 @@ class Pool:
                 yield from records  # while the processes have work again
                 busy = {slot.future: slot for slot in self._slots if slot.future is not None}
                 if not busy:
+                    if not (self._asked.value or full):
+                        yield from queue.again  # no place is left to try them on
                     return
                 ended, _ = wait(busy, timeout=TICK, return_when=FIRST_COMPLETED)
                 found = [self._ended(busy[future], queue) for future in ended]
@@ -156,7 +165,7 @@ class Pool:
 
     def _ended(self, slot: _Slot, queue: _Queue) -> Record | None:
         """The record of a file that a process has done, or cannot do; None if another one may."""
-        record = slot.result()
+        record = slot.result(queue.tries)
         if slot.died and self._asked.value:
             record.fail(Interrupted("stopped"))
             return record
@@ -165,7 +174,7 @@ class Pool:
             self._note(f"a process on {slot.device} is given up: {record.problem}")
         if record.elsewhere or slot.died:
             alive = any(not one.given_up for one in self._slots)
-            if alive and queue.once_more(record.task, slot.device):
+            if alive and queue.once_more(record):
                 return None
         return record
 
@@ -224,8 +233,8 @@ class _Slot:
             self._executor = ProcessPoolExecutor(1, _SPAWN, _prepare, given)
         return self._executor
 
-    def result(self) -> Record:
-        """What became of the file."""
+    def result(self, failed: Container[Task]) -> Record:
+        """What became of the file; of files that failed before, their own fault is no device's."""
         assert self.future is not None
         assert self._task is not None
         try:
@@ -240,7 +249,8 @@ class _Slot:
             record.fail(TrainingError(problem, hint=hint))
             self.died = True
         if self.died or record.exit_code == DeviceError.exit_code:
-            self.deaths += 1
+            if not (self.died and self._task in failed):
+                self.deaths += 1
             self.close()  # a device that failed once may work in a new process only
         else:
             self.deaths = 0

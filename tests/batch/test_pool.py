@@ -130,6 +130,22 @@ def test_a_device_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None
     assert "is given up: it is gone" in notes[0]
 
 
+def test_files_that_end_their_process_keep_no_other_from_being_done(tmp_path: Path) -> None:
+    tasks = files(tmp_path, *["die"] * (PATIENCE - 1), "good", "good")
+    records, notes = run(tasks, ["numpy"])
+    assert [record.problem is None for record in records] == [False] * (PATIENCE - 1) + [True] * 2
+    assert [tries(task.source) for task in tasks] == [2] * (PATIENCE - 1) + [1] * 2
+    assert notes == []
+
+
+def test_where_no_process_is_left_all_files_that_ended_one_are_told(tmp_path: Path) -> None:
+    tasks = files(tmp_path, *["die"] * (PATIENCE + 1))
+    records, notes = run(tasks, ["numpy"])
+    assert [record.task for record in records] == tasks[:PATIENCE]  # the other was not begun
+    assert all("ended by itself" in (record.problem or "") for record in records)
+    assert len(notes) == 1
+
+
 def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
     records, _ = run(files(tmp_path, "full", "good", "good"), ["numpy"])
     assert [record.no_room for record in records] == [True]
