@@ -12,10 +12,11 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from imgmlp.batch.find import Found
+from imgmlp.batch.find import Found, names_in
 from imgmlp.batch.journal import Done, Journal, digest
 from imgmlp.batch.output import check
 from imgmlp.batch.work import Record, Task
@@ -27,6 +28,7 @@ CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;
 CREATE TABLE found (output BLOB PRIMARY KEY, path BLOB, bytes INTEGER, mtime INTEGER) WITHOUT ROWID;
 CREATE TABLE todo (weight INTEGER, output BLOB, path BLOB, known TEXT);
 CREATE TABLE failed (path BLOB);
+CREATE TABLE before (path BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 FAILED = "imgmlp-failed.txt"  # a list in the folder of the outputs
 APART = "rename one of them, or give it for itself with another --out"
@@ -86,7 +88,8 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
 
 
 class Plan:
-    """The files of a run. Those to do are given largest first."""
+    """The files of a run. Those to do are given largest first, but after all others what failed in
+    the run before, which may have ended early for them."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -112,6 +115,7 @@ class Plan:
     def _made(self, files: Iterable[Found], stopping: Callable[[], bool]) -> Iterator[Record]:
         for done in () if self.journal is None else self.journal.read():
             self._learn(done)
+        self._read_failed()
         for found in files:
             if stopping():
                 return
@@ -130,8 +134,11 @@ class Plan:
         self.whole = True
 
     def tasks(self) -> Iterator[Task]:
-        """What is to be done, largest first. Raises OutputError."""
-        ordered = "SELECT weight, output, path, known FROM todo ORDER BY weight DESC, path"
+        """What is to be done, in its order. Raises OutputError."""
+        ordered = """
+            SELECT weight, output, path, known FROM todo
+            ORDER BY path IN (SELECT path FROM before), weight DESC, path
+        """
         with _room():
             for weight, name, path, known in self._data.execute(ordered):
                 output = self._output(Path(os.fsdecode(name)))
@@ -237,10 +244,22 @@ class Plan:
         with _room():
             self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
 
-    def list_failed(self) -> Path | None:
+    def _read_failed(self) -> None:
+        """Learn what the list of the run before names, if it is there and nobody changed it."""
+        known = self._known(os.fsencode(FAILED))
+        if known is None or self.rules.folder is None:
+            return
+        with contextlib.suppress(OSError):
+            data = (self.rules.folder / FAILED).read_bytes()
+            if sha256(data).hexdigest() == known.output_digest:
+                rows = ((os.fsencode(name),) for name in names_in(data))
+                self._data.executemany("INSERT OR IGNORE INTO before VALUES (?)", rows)
+
+    def list_failed(self, whole: bool = True) -> Path | None:
         """Write the list of those that failed; returns it, or None if there is none to write.
 
-        Raises OutputError, also for a list that is somebody else's.
+        If the run ended early, which is not `whole`, the list keeps what it has, which may be left
+        to do. Raises OutputError, also for a list that is somebody else's.
         """
         folder = self.rules.folder
         if folder is None or not folder.is_dir():
@@ -249,9 +268,12 @@ class Plan:
         known = self._known(os.fsencode(FAILED))
         own, there = "" if known is None else known.output_digest, path.exists()
         if not count[0]:
-            if there and digest(path) == own:  # else it is somebody else's
+            if whole and there and digest(path) == own:  # else it is somebody else's
                 path.unlink(missing_ok=True)
             return None
+        if not whole:
+            more = "SELECT path FROM before WHERE path NOT IN (SELECT path FROM failed)"
+            self._data.execute(f"INSERT INTO failed {more}")
         check(path, self.rules.force, own, "rename it, or give --force")
         write_atomically(path, self._write_failed, self.rules.force or there)
         status = path.stat()

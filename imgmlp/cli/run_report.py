@@ -104,14 +104,15 @@ class RunReport:
     def end(self, stopped: bool) -> int:
         """Sum up; returns the exit code. Raises ImgmlpError for what ended the run early."""
         left = self.plan.count - self.done
-        # A list of before may name files that are left; the same command takes the others too.
-        again = self._list_failed() if self.plan.whole and not left else None
+        whole = self.plan.whole and not left
+        again = self._list_failed(whole) if whole or not self.no_room else None
         if self.plan.whole and not self.files and not left:
             hint = "--recursive also looks into the folders inside of them"
             raise UsageError("there is no file to work on", hint=hint)
         if self.done > 1 or (self.failed and self.files > 1):
             self._sum_up()
-        if again is not None and self.failed < self.files:  # else it is what this command did
+        # If all failed, that is what this command did; if files are left, it does these as well.
+        if again is not None and whole and self.failed < self.files:
             note = f"to try only those again that failed, add --files-from {quoted(again)}"
             self.terminal.note(note)
         if stopped and (left or not self.plan.whole):
@@ -124,9 +125,9 @@ class RunReport:
             return self.code
         return int(self.failed + self.missed > 0)
 
-    def _list_failed(self) -> Path | None:
+    def _list_failed(self, whole: bool) -> Path | None:
         try:
-            return self.plan.list_failed()
+            return self.plan.list_failed(whole)
         except (OutputError, OSError) as error:
             self.terminal.note(f"there is no list of those that failed: {error}")
             return None

@@ -198,6 +198,33 @@ def test_those_that_failed_are_listed_until_none_do(folder: Path) -> None:
     assert not path.exists()
 
 
+def listed(plan: Plan, *names: str, whole: bool = True) -> list[str]:
+    """Those that the list names once these have failed."""
+    for name in names:
+        plan.failed(Path(name))
+    path = plan.list_failed(whole)
+    assert path is not None
+    return path.read_text().splitlines()
+
+
+def test_what_failed_in_the_run_before_comes_last(folder: Path) -> None:
+    (folder.parent / "out").mkdir()
+    listed(planned(folder)[0], str(folder / "c.png"), str(folder / "b.png"))
+    plan, _ = planned(folder)
+    assert [task.source.name for task in plan.tasks()] == ["a.png", "c.png", "b.png"]
+    (folder.parent / "out" / FAILED).write_text(f"{folder}/a.png\n")  # by somebody else
+    plan, _ = planned(folder)
+    assert [task.source.name for task in plan.tasks()] == ["c.png", "b.png", "a.png"]
+
+
+def test_a_run_that_ends_early_only_adds_to_the_list(folder: Path) -> None:
+    (folder.parent / "out").mkdir()
+    assert listed(planned(folder)[0], "a", "b", whole=False) == ["a", "b"]
+    assert planned(folder)[0].list_failed(whole=False) is None
+    assert listed(planned(folder)[0], "c", "b", whole=False) == ["c", "b", "a"]
+    assert listed(planned(folder)[0], "c") == ["c"]
+
+
 def test_a_list_that_somebody_else_wrote_stays(folder: Path) -> None:
     path = folder.parent / "out" / FAILED
     path.parent.mkdir()

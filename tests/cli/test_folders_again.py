@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folder_runs import ALL, LOSSLESS, NAMES, Quiet, Shown, encode, lines, made, make_tree
+from folder_runs import ALL, LOSSLESS, NAMES, Here, Quiet, Shown, encode, lines, made, make_tree
 from PIL import Image
 
 from imgmlp import output_files
@@ -26,7 +27,7 @@ from imgmlp.cli import folders, run_report
 from imgmlp.codec import encoder
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
-from imgmlp.errors import Interrupted, OutputError, UsageError
+from imgmlp.errors import DeviceError, Interrupted, OutputError, UsageError
 
 
 @pytest.fixture
@@ -254,6 +255,29 @@ def test_a_run_that_is_stopped_leaves_the_list_that_it_was_given(
     assert Path("out", FAILED).read_bytes() == before
     assert encode(tree, listed=Path("out", FAILED)) == 0
     assert made() == ALL
+
+
+def test_where_no_device_is_left_those_that_failed_are_listed_and_come_last(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+) -> None:
+    class Failing(Here):
+        def run(self, *arguments: Any) -> Iterator[Record]:
+            yield next(super().run(*arguments))
+
+    for name in NAMES[1:]:
+        (tree / name).write_bytes((tree / name).read_bytes()[:45])  # no more than its size
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "Pool", Failing)
+        with pytest.raises(DeviceError, match="2 files left"):
+            encode(tree)
+        assert Path("out", FAILED).read_text() == "in/sub/c.png\n"
+        with pytest.raises(DeviceError, match="2 files left"):
+            encode(tree)
+    assert Path("out", FAILED).read_text() == "in/b.png\nin/sub/c.png\n"
+    assert "--files-from" not in capsys.readouterr().err
+    assert encode(tree) == 1
+    assert made() == {"a.imlp", FAILED}
+    assert "--files-from" in capsys.readouterr().err
 
 
 def test_a_full_disk_ends_the_run_and_loses_nothing(
