@@ -44,12 +44,33 @@ def shield_children() -> None:
 
 
 @contextmanager
+def shielding() -> Iterator[None]:
+    """Threads that are started in the meantime, and processes that these start, do not hear of
+    Ctrl-C."""
+    with _masked("SIG_BLOCK"):
+        if hasattr(signal, "pthread_sigmask"):
+            from multiprocessing import resource_tracker
+
+            # Otherwise started with the first process, by a thread that hears from then on.
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        yield
+
+
+@contextmanager
 def hearing() -> Iterator[None]:
     """Let signals end what waits for others: a stream that nobody writes or reads."""
+    with _masked("SIG_UNBLOCK"):
+        yield
+
+
+@contextmanager
+def _masked(how: str) -> Iterator[None]:
+    """Block the signals in this thread, or let it hear them, where there is such a thing."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    before = signal.pthread_sigmask(getattr(signal, how), SIGNALS)
     try:
         yield
     finally:

@@ -31,6 +31,7 @@ from imgmlp.batch.store import is_stored
 from imgmlp.batch.work import Record, Task, Work, attempt_elsewhere
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import DeviceError, ImgmlpError, TrainingError
+from imgmlp.interrupt import shielding
 
 CHUNK = 4  # files that travel together, if they are small
 FILL = 2**20  # pixels of a chunk, so that a lost worker costs little
@@ -72,8 +73,7 @@ class Cluster:
         self._again: deque[_Chunk] = deque()
         self._running: dict[Any, _Chunk] = {}
         self._workers, self._looked, self._alive = 0, 0.0, time.monotonic()
-        for name in ("distributed", "tornado"):  # what matters of it is told otherwise
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        _silence()
         self._own: Any = None
         try:
             self._client = self._connected(processes)
@@ -85,9 +85,10 @@ class Cluster:
     def _connected(self, processes: int) -> Any:
         target: Any = self._address
         if target == LOCAL:
-            target = self._own = distributed.LocalCluster(
-                n_workers=processes, threads_per_worker=1, dashboard_address=":0"
-            )
+            with shielding():  # Ctrl-C is for this process, which ends them
+                target = self._own = distributed.LocalCluster(
+                    n_workers=processes, threads_per_worker=1, dashboard_address=":0"
+                )
         try:
             if self._own is None:  # a Client waits for ever where somebody listens and is silent
                 asyncio.run(asyncio.wait_for(_identity(target), ANSWER))
@@ -239,6 +240,12 @@ def _failed(tasks: list[Task], error: ImgmlpError) -> Iterator[Record]:
         yield record
 
 
+def _silence() -> None:
+    """Have Dask tell nothing in this process: what matters of it is told otherwise."""
+    for name in ("distributed", "tornado"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 async def _identity(address: str) -> None:
     secrets = Security().get_connection_args("client")
     async with distributed.rpc(address, connection_args=secrets) as scheduler:
@@ -270,7 +277,9 @@ def _do(job: _Job, tasks: list[Task]) -> list[Record]:
     if own != job.version:  # of a worker that came later
         return list(_failed(tasks, _other_version(worker.address, own, job.version)))
     device, records = job.device, []
-    if not job.here:
+    if job.here:
+        _silence()
+    else:
         device = os.environ.get("IMGMLP_DEVICE", device)
 
     def leaves() -> bool:

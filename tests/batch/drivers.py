@@ -31,16 +31,16 @@ def left_by_a_killed(driver: str, tasks: Sequence[Task]) -> list[int]:
     command = [sys.executable, str(folder / "driver.py"), *(str(task.source) for task in tasks)]
     path = os.pathsep.join([str(Path(__file__).parent), environment()["PYTHONPATH"]])
     process = subprocess.Popen(command, env=environment(PYTHONPATH=path))
-    _until(lambda: process.poll() is not None or all(tries(task.source) for task in tasks))
+    until(lambda: process.poll() is not None or all(tries(task.source) for task in tasks))
     workers = [int(left.name.split("-")[1]) for left in folder.glob("*.try*")]
     assert len(workers) == len(tasks)
     process.kill()
     process.wait()
-    _until(lambda: not any(map(_alive, workers)))
+    until(lambda: not any(map(_alive, workers)))
     return [worker for worker in workers if _alive(worker)]
 
 
-def _until(reached: Callable[[], bool]) -> None:
+def until(reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT
     while not reached() and time.monotonic() < deadline:
         time.sleep(0.05)

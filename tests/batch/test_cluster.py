@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import Command
-from drivers import files, left_by_a_killed
+from conftest import Command, environment
+from drivers import files, left_by_a_killed, until
 from PIL import Image
-from works import Acting, tries
+from works import WAIT, Acting, tries
 
 from imgmlp.batch.work import Record, Task
-from imgmlp.errors import DeviceError
+from imgmlp.errors import DeviceError, Interrupted
 
 WITHOUT = "needs Dask: pip install distributed fsspec s3fs"
 dask = pytest.importorskip("dask", reason=WITHOUT)
@@ -196,6 +200,31 @@ def test_a_folder_is_encoded_on_local_workers(imgmlp: Command, tmp_path: Path) -
     assert {path.name for path in out.glob("*.imlp")} == {"a.imlp", "b.imlp"}
     again = imgmlp(*command)
     assert "2 files done before, and unchanged since" in again.stderr
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="there are no such signals")
+def test_ctrl_c_is_told_in_our_own_words_alone(tmp_path: Path) -> None:
+    """Local workers are in the terminal's foreground as well."""
+    (tmp_path / "in/sub").mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "in/sub/a.png")
+    arguments = ["--cluster", "local", "--device", "numpy", "--time", "10m", "--no-progress"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imgmlp", "encode", "-r", "in", "--out", "out", *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until((tmp_path / "out/sub").exists)  # which a worker makes
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=WAIT)
+    assert process.returncode == Interrupted.exit_code
+    assert told.splitlines()[1:] == [
+        "error: stopped with 1 file left to do",
+        "hint: the same command goes on with the others",
+    ]
 
 
 def test_options_that_a_cluster_cannot_follow_are_refused(imgmlp: Command, tmp_path: Path) -> None:
