@@ -127,8 +127,7 @@ def check_out(folder: Path | None) -> None:
         hint = "--out DIR says where their tree is mirrored; it is made if it is not there"
         raise UsageError("where should the outputs of many files go?", hint=hint)
     if folder == STANDARD:
-        hint = "give a folder; ./- is one of this name"
-        raise UsageError("--out is -, which is standard output", hint=hint)
+        raise UsageError("--out is -, which is standard output", hint="give a folder")
     store.check_scheme(folder)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is no folder", hint="choose another place with --out")
