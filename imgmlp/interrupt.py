@@ -48,12 +48,6 @@ def shielding() -> Iterator[None]:
     """Threads that are started in the meantime, and processes that these start, do not hear of
     Ctrl-C."""
     with _masked("SIG_BLOCK"):
-        if hasattr(signal, "pthread_sigmask"):
-            from multiprocessing import resource_tracker
-
-            # Otherwise started with the first process, by a thread that hears from then on.
-            resource_tracker.ensure_running()
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         yield
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,7 @@ class Cluster:
     def _connected(self, processes: int) -> Any:
         target: Any = self._address
         if target == LOCAL:
-            with shielding():  # Ctrl-C is for this process, which ends them
-                target = self._own = distributed.LocalCluster(
-                    n_workers=processes, threads_per_worker=1, dashboard_address=":0"
-                )
+            target = self._own = _local(processes)
         try:
             if self._own is None:  # a Client waits for ever where somebody listens and is silent
                 asyncio.run(asyncio.wait_for(_identity(target), ANSWER))
@@ -238,6 +236,18 @@ def _failed(tasks: list[Task], error: ImgmlpError) -> Iterator[Record]:
         record = Record(task)
         record.fail(error)
         yield record
+
+
+def _local(processes: int) -> Any:
+    """Workers on this machine, which do not hear of Ctrl-C: it is for this process, which ends
+    them."""
+    if os.name == "posix":
+        with shielding():  # else the first worker's thread starts it, and hears from then on
+            resource_tracker.ensure_running()
+    with shielding():
+        return distributed.LocalCluster(
+            n_workers=processes, threads_per_worker=1, dashboard_address=":0"
+        )
 
 
 def _silence() -> None:
