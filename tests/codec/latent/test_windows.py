@@ -619,7 +619,7 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
     )
     for size, parts in (whole, False), (parted, True):
         picture = Picture(np.broadcast_to(np.uint8(0), (*size, 3)))
-        made = picture, Goal("lambda", 1e-3), Workload(300), card
+        made = picture, Goal("lambda", 1e-3), Workload(30_000), card
         most = forms.Forms(picture.pixels, card, short, math.inf, extra=extra)
         assert (forms.WHOLE not in most._all()) is parts
         found = lengths.Lengths(*made, Run())
@@ -630,6 +630,10 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
         told = lengths.work(*made)
         assert told.kind == "latent step" + ", in windows" * parts
         assert ("windows of 512x512" in told.programs[0]) is parts
+        own = math.prod(room((*size, 3), card, short) or size)
+        each = told.operations / (told.steps * lengths.operations((*size, 3), extra=extra))
+        computed = rooms.covered((*size, 3), card) if parts else own
+        assert 1 < each / computed < 1.2
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,14 @@ class Telling(Counting):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Step(), TrainerState(40, 1.0), look=5)
         self.now, self.late = 0.0, 0.0  # and what the next steps take longer
+        self.each = 1e-3  # seconds that a step takes
         self.told: list[tuple[float, float]] = []
         self.step.run = self._take
         clock = SimpleNamespace(perf_counter=lambda: self.now)
         monkeypatch.setattr("imgmlp.codec.training.trainer.time", clock)
 
     def _take(self, count: int, _: object) -> bool:
-        self.now, self.late = self.now + 1e-3 * count + self.late, 0.0
+        self.now, self.late = self.now + self.each * count + self.late, 0.0
         self.step.done += count
         return True
 
@@ -162,10 +163,14 @@ def test_time_left_says_nothing_of_what_was_compiled_when_it_went_on(
     trainer = Telling(monkeypatch)
     trainer.step.together, trainer.pause = together, 10
     assert trainer.run() == "done"
-    trainer.pause, trainer.late = None, 0.5
+    trainer.pause, trainer.late, trainer.each = None, 0.5, 5e-4
     assert trainer.run() == "done"
-    assert [pace for pace, _ in trainer.told] == pytest.approx([1000] * 8)
-    assert [left for _, left in trainer.told] == pytest.approx(np.arange(35, -1, -5) / 1000)
+    before = 2 + (together == 5)  # looks, which tell the pace until there is another
+    assert [pace for pace, _ in trainer.told] == pytest.approx(
+        [1000] * before + [2000] * (8 - before)
+    )
+    for (pace, left), done in zip(trainer.told, range(5, 41, 5), strict=True):
+        assert left == pytest.approx((40 - done) / pace)
 
 
 def test_a_run_that_begins_anew_tells_the_pace_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
