@@ -14,6 +14,8 @@ MAX_BYTES = 2**24  # of each
 MAX_DPI = 1e6
 USUAL_DPI = (72.0, 1.0)  # what programs take for granted; 1 is Pillow's, of a TIFF without any
 _ORIENTATION, _PREVIEW, _PREVIEW_BYTES = 0x0112, 0x0201, 0x0202  # EXIF's tags
+_INNER, _WIDTH, _HEIGHT = 0x8769, 0xA002, 0xA003  # likewise: of a directory, and what is in it
+_SIDEWAYS = (5, 6, 7, 8)  # orientations
 _ENTRY = 12  # bytes
 _XMP_ORIENTATION = re.compile(rb"""(tiff:Orientation(?:\s*=\s*["']|>))[0-9]""")
 NAMES = {"icc": "colour profile", "exif": "EXIF data", "xmp": "XMP data", "dpi": "resolution"}
@@ -67,7 +69,8 @@ def _makes_sense(dpi: tuple[float, float]) -> bool:
 
 
 def upright_exif(exif: bytes) -> bytes | None:
-    """EXIF data of a picture that was turned: its orientation is 1, its small preview is gone.
+    """EXIF data of a picture that was turned: its orientation is 1, its small preview is gone, its
+    width is what was its height.
 
     Everything else stays where it is, as camera makers' notes count from the beginning. None if
     the data is damaged. The structure is that of TIFF 6.0, section 2.
@@ -78,9 +81,15 @@ def upright_exif(exif: bytes) -> bytes | None:
     data = bytearray(exif)
     try:
         (at,) = struct.unpack_from(f"{order}I", data, 4)
+        inner, sideways = 0, False
         for tag, entry in _entries(data, order, at):
+            if tag == _INNER:
+                (inner,) = struct.unpack_from(f"{order}I", data, entry + 8)
             if tag == _ORIENTATION:
+                sideways = struct.unpack_from(f"{order}H", data, entry + 8)[0] in _SIDEWAYS
                 struct.pack_into(f"{order}HIHH", data, entry + 2, 3, 1, 1, 0)
+        if sideways and inner:
+            _swap_sizes(data, order, inner)
         end = at + 2 + _ENTRY * len(_entries(data, order, at))
         (second,) = struct.unpack_from(f"{order}I", data, end)
     except struct.error:
@@ -96,6 +105,17 @@ def _entries(data: bytearray, order: str, at: int) -> list[tuple[int, int]]:
     (count,) = struct.unpack_from(f"{order}H", data, at)
     places = range(at + 2, at + 2 + _ENTRY * count, _ENTRY)
     return [(struct.unpack_from(f"{order}H", data, place)[0], place) for place in places]
+
+
+def _swap_sizes(data: bytearray, order: str, directory: int) -> None:
+    """The picture's width and height, if a directory has both."""
+    try:
+        entries = dict(_entries(data, order, directory))
+        one, other = (slice(entries[tag] + 2, entries[tag] + _ENTRY) for tag in (_WIDTH, _HEIGHT))
+    except (struct.error, KeyError):
+        return
+    if max(one.stop, other.stop) <= len(data):
+        data[one], data[other] = data[other], data[one]
 
 
 def _blank_preview(data: bytearray, order: str, directory: int) -> None:

@@ -150,6 +150,26 @@ def test_the_preview_is_blanked_and_everything_else_stays(order: str) -> None:
     assert upright_exif(after) == after
 
 
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_size_in_exif_data_is_that_of_the_picture_as_it_is_turned(
+    order: str, orientation: int
+) -> None:
+    def made(orientation: int, width: int, height: int) -> bytes:
+        first = struct.pack(f"{order}HHIHHI", ORIENTATION, 3, 1, orientation, 0, 0x8769)[:-4]
+        first += struct.pack(f"{order}HHII", 0x8769, 4, 1, 38)
+        inner = struct.pack(f"{order}HHHIHHHHII", 2, 0xA002, 3, 1, width, 0, 0xA003, 4, 1, height)
+        head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}IH", 8, 2)
+        return head + first + bytes(4) + inner + bytes(4)
+
+    found = Image.Exif()
+    found.load(upright_exif(made(orientation, 24, 16)))
+    sides = found.get_ifd(0x8769)
+    turned = orientation > 4
+    assert (sides[0xA002], sides[0xA003]) == ((16, 24) if turned else (24, 16))
+    assert found[ORIENTATION] == 1
+
+
 @given(st.binary(max_size=200), st.sampled_from([b"II*\0", b"MM\0*", b""]))
 def test_exif_data_of_any_bytes_are_kept_in_their_length_or_left_out(
     data: bytes, mark: bytes
