@@ -12,7 +12,7 @@ from typing import Any
 
 from imgmlp import facts, output_files
 from imgmlp import image as pictures
-from imgmlp.batch import stored
+from imgmlp.batch import store, stored
 from imgmlp.batch.find import Search
 from imgmlp.batch.plan import Rules
 from imgmlp.batch.stored import DecodeFile
@@ -92,6 +92,9 @@ def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
 def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     """Decode files into PNGs of a folder."""
     folders.check_out(outputs.folder)
+    if outputs.folder is not None and store.is_stored(outputs.folder):
+        hint = "give a folder of this machine: only encode writes into stores"
+        raise UsageError(f"{store.url(outputs.folder)} is in a store", hint=hint)
     work = DecodeFile(outputs.scale, parsing.parse_size(outputs.size))
     rules = Rules(
         outputs.folder, stored.decoded_name, repr(work), outputs.force, weigh=stored.weigh

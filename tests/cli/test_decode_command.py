@@ -113,6 +113,12 @@ def test_a_bad_option_of_decode_is_exit_2(
     assert set(weights.parent.iterdir()) == before
 
 
+def test_pictures_are_not_decoded_into_a_store(imgmlp: Command, weights: Path) -> None:
+    done = imgmlp("decode", weights.name, "--out", "s3://bucket/x", check=2)
+    assert_error(done.stderr, "s3://bucket/x is in a store")
+    assert not (weights.parent / "s3:").exists()
+
+
 def test_a_folder_is_no_name_for_a_picture(imgmlp: Command, weights: Path) -> None:
     (weights.parent / "dd").mkdir()
     assert_error(imgmlp("decode", weights.name, "-o", "dd", check=8).stderr, "dd is a folder")
