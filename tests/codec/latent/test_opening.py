@@ -4,7 +4,7 @@ compiled for."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -90,6 +90,34 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
     assert not goes(400, 600, 10_000)  # four times as many there at least
     assert not goes(500, 700, 30_000)  # a tenth of the pixels more
     assert not goes(512, 768, 30_000)
+
+
+def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By an H200's: 0.41 ms in a room of 512x768, 0.30 in one of 384x576 and 0.345 of 448x640."""
+    info = replace(open_device("numpy").info, kind="gpu")
+    card: Any = SimpleNamespace(info=info, lanes="group", compiling=0.0, lowering=0.0)
+    for module in (rooms, lengths):
+        monkeypatch.setattr(module, "is_gpu", lambda _: True)
+
+    def told(height: int, width: int) -> lengths.Lengths:
+        picture = Picture(np.zeros((height, width, 3), np.uint8))
+        found = lengths.Lengths(picture, Goal("lambda", 1e-3), Workload(100_000), card, Run())
+        found.opened = True
+        return found
+
+    for size, pace in ((350, 560), 3.0e-4), ((400, 620), 3.45e-4):
+        found = told(*size)
+        assert found._own_pace(4.1e-4) == pytest.approx(pace, rel=0.02)
+        first = found.opening / 100_000
+        mean = first * 4.1e-4 + (1 - first) * pace
+        assert found._mean_pace(100_000, 4.1e-4) == pytest.approx(mean, rel=0.02)
+        assert found._own_pace(1e-4) == 1e-4  # of launches that have nothing to do
+        fitting = found.fitting(20.0, 4.1e-4)
+        assert fitting * found._mean_pace(fitting, 4.1e-4) == pytest.approx(19, rel=0.1)
+    card.lanes = "one"
+    assert told(350, 560)._own_pace(0.41) == pytest.approx(0.41 * 384 * 576 / (512 * 768))
 
 
 def test_on_a_graphics_card_others_help_the_process_that_compiles_beside(

@@ -107,6 +107,9 @@ CHECKING, CODING, CODING_BY_NUMPY, STARTING = 5, 1e-6, 5e-6, 0.4
 # Seconds of a step and of rounding networks beside what is computed: launches of kernels that have
 # little to do in small pictures, and what the host does.
 BESIDE_STEP, BESIDE_ROUNDING = {"one": 1.5e-3, "group": 1e-4}, 0.2
+# Seconds of a step that are the same in a room of any size, by those of 512×768 and smaller ones of
+# an H200: launches that follow each other.
+FIXED = {"one": 0.0, "group": 1.6e-4}
 TELLING = 5e9  # operations of a step from which they take a GPU longer than its launches do
 LAST_PASSES = 1  # that are left, at most, when all trials of single weights are made
 # Of a pass's steps, that a limited time must leave room for; of what the file before it took, what
@@ -382,7 +385,7 @@ class Lengths:
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
-            steps = self.opening + int((steps - self.opening) / self._share_of_opening())
+            steps = self.opening + int((steps - self.opening) * pace / self._own_pace(pace))
         return min(steps, MOST_STEPS)
 
     def fitting_in(self, room: float, pace: float) -> int:
@@ -398,16 +401,18 @@ class Lengths:
         hardening = self._hardening(steps) / max(steps, 1)
         return int((1 - self._single(steps)) * room / (pace * (1 + hardening)))
 
-    def _share_of_opening(self) -> float:
-        """What a step after it takes, of one in it, about."""
-        return own_pixels(self.shape, self.device) / opening_pixels(self.shape, self.device)
+    def _own_pace(self, pace: float) -> float:
+        """Seconds of a step after the opening, of which one in it takes `pace`, about."""
+        fixed = min(FIXED[self.device.lanes], pace)
+        share = own_pixels(self.shape, self.device) / opening_pixels(self.shape, self.device)
+        return fixed + share * (pace - fixed)
 
     def _mean_pace(self, steps: int, pace: float) -> float:
         """Seconds of each of so many steps, of which one at the beginning takes `pace`."""
         if not self.goes_over(steps):
             return pace
-        whole = (steps - self.opening) * self._share_of_opening()
-        return pace * (self.opening + whole) / steps
+        later = (steps - self.opening) * self._own_pace(pace)
+        return (self.opening * pace + later) / steps
 
     def _trained(self, steps: int) -> int:
         return trained_steps(steps, self.shape, self.device, self.short, self.extra)
