@@ -43,7 +43,7 @@ BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
 CLOSE = 0.05  # the same of small networks, which are soon trained again
 PASSES, PASS = 4, 0.05  # at the end of a limited time, and the share of a run's steps of one
 MISSED = 0.7  # of the share of a run that tells how it ends, or more, and that inverse, or less
-TOO_FEW = 100  # steps of a limited time, after which pixels are far from what they can be
+TOO_FEW = 10  # steps of a limited time, after which pixels are far from what they can be
 LITTLE, HELPS = 1.5, 0.1  # dB that such passes may change, and that one must bring for another
 
 
@@ -129,9 +129,8 @@ class _Encoder:
         if ended == "done":
             ended = self._run(trainer)
         seconds = before + time.perf_counter() - began
-        steps = trainer.state.steps
-        if self.lengths.limit is not None and self.best is None and steps < TOO_FEW:
-            self.run.say(f"too little time for this picture, which had {steps:,} steps; give more")
+        if self.lengths.limit is not None and trainer.state.steps < TOO_FEW and self.best is None:
+            self.run.say("too little time for this picture, which had hardly any steps; give more")
         if trainer.state.phase < Phase.ROUNDING:  # it diverged, or was too short for looks
             trainer.fix_steps()
         if self._aims() and ended == "done":
