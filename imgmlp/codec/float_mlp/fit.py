@@ -161,6 +161,10 @@ class _Listener:
     def go_on(self, step: int) -> None:
         """From a step that may have been done before."""
         self.diverged, self.told = False, step
+        self.count_from(step)
+
+    def count_from(self, step: int) -> None:
+        """Have the pace be that of what comes after this one."""
         self.times.clear()
         self.times.append((step, time.perf_counter()))
 
@@ -215,6 +219,7 @@ class _Replay:
 
     def __init__(self, step: TrainingStep, listener: _Listener, done: int) -> None:
         self.program, self.steps, self.done = step.program, step.settings.steps, done
+        self.listener, self.begun = listener, False
         self.receiver = Receiver(self.program, ["smooth", "parameters"], listener.hear)
         self.marks: deque[Any] = deque()
         self.chunk = 1
@@ -225,6 +230,10 @@ class _Replay:
         count = min(self.chunk, LISTEN - self.done % LISTEN, self.steps - self.done)
         self.program.run(count)
         self.done += count
+        if not self.begun:  # these steps may have compiled for long
+            self.program.wait()
+            self.listener.count_from(self.done)
+            self.begun = True
         look = self.done % LISTEN == 0 or self.done == self.steps
         self.receiver.send(self.done, None if look else ["smooth"])
         self.marks.append(self.program.marker())

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from imgmlp.codec.float_mlp.fit import LISTEN, LearningRate, TrainingStep, _List
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.pixels import random_places
 from imgmlp.codec.training.replay import RETRIES, SMOOTHING
-from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import AnyDevice, Tensor, open_device
+from imgmlp.text import duration
 
 SMALL = {"steps": 200, "batch": 50, "hidden": 6, "layers": 2, "features": 8}
 
@@ -291,6 +293,25 @@ def test_a_run_that_was_stopped_as_it_exploded_recovers_as_one_that_was_not(
     again = fit(step(), Run(checkpoint=checkpoint))
     assert again.parameters.tolist() == whole.parameters.tolist()
     assert (again.loss, again.steps, again.stopped) == (whole.loss, whole.steps, whole.stopped)
+
+
+def test_what_the_first_steps_took_is_not_in_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they compile; until there are others it is not known."""
+    step = training_step(settings(steps=500), open_device("numpy"), small_pixels())
+    run, told, clock, late = step.program.run, list[Progress](), [0.0], [100.0]
+
+    def compiling(count: int) -> None:
+        clock[0] += 1e-3 * count + (late.pop() if late else 0.0)
+        run(count)
+
+    time = SimpleNamespace(perf_counter=lambda: clock[0])
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.time", time)
+    monkeypatch.setattr(step.program, "run", compiling)
+    fit(step, Run(told.append))
+    first, *others = told
+    assert (first.steps_per_second, duration(first.seconds_left)) == (0, "unknown time")
+    assert others[-1].step == 500
+    assert [one.steps_per_second for one in others] == pytest.approx([1000] * len(others))
 
 
 def test_the_pace_gives_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
