@@ -335,6 +335,20 @@ main()
 """
 
 
+def stopped_early(
+    picture: Path, module: str, arguments: list[str]
+) -> subprocess.CompletedProcess[bytes]:
+    """A command beside a picture, with Ctrl-C as it loads a module."""
+    return subprocess.run(
+        [sys.executable, "-c", EARLY.format(module=module, arguments=arguments)],
+        cwd=picture.parent,
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
@@ -352,29 +366,14 @@ main()
 def test_ctrl_c_while_modules_are_loaded_is_quiet(
     picture: Path, module: str, arguments: list[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EARLY.format(module=module, arguments=arguments)],
-        cwd=picture.parent,
-        env=environment(),
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    done = stopped_early(picture, module, arguments)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 @pytest.mark.parametrize("module", ["imgmlp.cli", "numpy"])
 def test_it_is_told_as_json_where_that_is_asked_for(picture: Path, module: str) -> None:
     """As later on."""
-    arguments = ["encode", picture.name, "--json"]
-    done = subprocess.run(
-        [sys.executable, "-c", EARLY.format(module=module, arguments=arguments)],
-        cwd=picture.parent,
-        env=environment(),
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    done = stopped_early(picture, module, ["encode", picture.name, "--json"])
     assert (done.returncode, done.stderr) == (130, b"")
     assert json.loads(done.stdout) == problem_of(KeyboardInterrupt()).facts()
 

@@ -73,7 +73,7 @@ class Trainer(ABC, Generic[S, D]):
         self.done = 0  # steps, known to the host while it runs
         self.pause: int | None = None  # of them, after which another step is to go on
         self._chunk, self._shown, self._graced = 1, (0, 0.0), 0.0
-        self._begun, self._told = self._shown, 0.0  # the latest call of run(); steps a second
+        self._told, self._resumed = 0.0, False  # steps a second; whether it has just gone on
         self._looked = 0.0  # when the latest steps were done and looked at
         self._began = time.perf_counter() - state.seconds
         self._good: Snapshot | None = None
@@ -109,15 +109,14 @@ class Trainer(ABC, Generic[S, D]):
         kept with it."""
         run, self.done = run or Run(), self.step.done
         self._good = self._good or self.snapshot()
-        self._shown = self._begun = self.done, time.perf_counter()
-        self._graced = self._begun[1] + GRACE
+        self._shown = begun = self.done, time.perf_counter()
+        self._graced, self._resumed = begun[1] + GRACE, self._told > 0
         self._steer()
         while self.done < self._end:
             whole = self._replay(run)
             looks = self.done % self.look == 0 or self.done == self.state.steps
-            # The first steps may have compiled for long.
-            if self._shown is self._begun and not looks:
-                self._shown = self.done, time.perf_counter()
+            if self._shown is begun and not looks:  # the first steps may have compiled for long
+                self._shown, self._resumed = (self.done, time.perf_counter()), False
             if whole and looks and not self._look(run.tell):
                 return "diverged"
             self._looked = time.perf_counter()
@@ -268,9 +267,8 @@ class Trainer(ABC, Generic[S, D]):
         """At the pace since this run began; where it has just gone on or begun anew, at the one
         before, as the first steps may have compiled for long, which then count for nothing."""
         now, ends = (self.done, time.perf_counter()), (self.state.steps, loss, self.preview)
-        fresh = self._shown is self._begun or self._shown[0] == self.done
-        if fresh and self._told:
-            self._shown = now
+        if self._told and (self._resumed or self._shown[0] == self.done):
+            self._shown, self._resumed = now, False
             return Progress.at(self._told, self.done, *ends)
         found = Progress.between(self._shown, now, *ends)
         self._told = found.steps_per_second

@@ -173,6 +173,15 @@ def test_time_left_says_nothing_of_what_was_compiled_when_it_went_on(
         assert left == pytest.approx((40 - done) / pace)
 
 
+def test_of_a_run_that_has_not_gone_on_all_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first of them end at a look, they are most of those that there may ever be."""
+    trainer = Telling(monkeypatch)
+    trainer.step.together, trainer.late = 5, 0.5
+    assert trainer.run() == "done"
+    expected = [done / (0.5 + done / 1000) for done in range(5, 41, 5)]
+    assert [pace for pace, _ in trainer.told] == pytest.approx(expected)
+
+
 def test_a_run_that_begins_anew_tells_the_pace_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Telling(monkeypatch)
     trainer.pause = 10
