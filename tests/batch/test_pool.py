@@ -138,6 +138,14 @@ def test_files_that_end_their_process_keep_no_other_from_being_done(tmp_path: Pa
     assert notes == []
 
 
+def test_a_second_end_with_the_same_file_does_not_speak_against_a_place(tmp_path: Path) -> None:
+    """However many there are in a row, as all that failed come last."""
+    tasks = files(tmp_path, *["die", "good"] * (PATIENCE + 1))
+    _, notes = run(tasks, ["numpy"])
+    assert [tries(task.source) for task in tasks] == [2, 1] * (PATIENCE + 1)
+    assert notes == []
+
+
 def test_where_no_process_is_left_all_files_that_ended_one_are_told(tmp_path: Path) -> None:
     tasks = files(tmp_path, *["die"] * (PATIENCE + 1))
     records, notes = run(tasks, ["numpy"])
