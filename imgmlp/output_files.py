@@ -51,6 +51,7 @@ def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
     if path.is_dir():
         raise OutputError(f"{path} is a folder", hint="give the name of a file")
     if path.is_file() and not force:
+        sweep(path)
         raise OutputError(f"{path} exists already", hint=hint)
 
 
@@ -146,6 +147,7 @@ def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 def sweep(path: Path) -> None:
     """Remove what killed processes left when they wrote this file."""
+    path = resolved(path)  # beside what a symbolic link leads to
     start = _start(path)  # which few names have, of folders with many files
     wanted = re.compile(f"{re.escape(start)}[0-9a-f]{{8}}{re.escape(END)}")
     with contextlib.suppress(OSError):

@@ -63,6 +63,17 @@ def die(*_, **__):
 checkpoint.np.lib.format.write_array = die
 """
 
+# Killed when an output has its own name, and still the one that it grew under.
+TWO_NAMES = """
+import os, signal
+link = os.link
+def link_and_die(here, there):
+    link(here, there)
+    if not there.name.startswith("."):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.link = link_and_die
+"""
+
 # Killed when its weights are there, and its picture is not.
 WITHOUT_PICTURE = """
 import os, signal
@@ -180,6 +191,31 @@ sys.argv[0] = "imgmlp"
 from imgmlp.cli import main
 main()
 """
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output", "code"),
+    [
+        (("encode", "p.png", "--codec", "mlp", "--time", "0.2s"), "p.imlp", 0),
+        (("encode", "p.png", "--time", "0.2s", "--out", "made"), "made/p.imlp", 0),
+        (("decode", str(GOLDEN / "rgb-alpha.imlp"), "-o", "d.png"), "d.png", 8),  # it is there
+    ],
+    ids=["encode", "folder", "decode"],
+)
+def test_a_kill_at_the_very_end_leaves_no_second_name(
+    tmp_path: Path, arguments: tuple[str, ...], output: str, code: int
+) -> None:
+    picture = tmp_path / "p.png"
+    Image.fromarray(small_pixels()).save(picture)
+    killed = start(picture, *arguments, code=TWO_NAMES + TRAIN)
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.samefile(tmp_path / output) for path in tmp_path.rglob("*.tmp")] == [True]
+    again = start(picture, *arguments, code=TRAIN)
+    error = again.communicate(timeout=120)[1]
+    assert again.returncode == code, error
+    assert (tmp_path / output).exists()
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:

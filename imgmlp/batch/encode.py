@@ -114,6 +114,8 @@ class Encoding:
             with self.watch.saving():
                 found = found or self._trained(goal, choices)
                 self.write(found.bytes)
+        else:
+            output_files.sweep(self.output)  # that has its name, and may have a second one
         forget(self._state)  # where nothing could be kept, or there was no time to
         took = time.perf_counter() - self.began
         return replace(found, beside=beside if len(found.bytes) > goal.value else 0, took=took)
