@@ -21,6 +21,8 @@ from imgmlp.image_parts import CODESTREAM, chunks
 from imgmlp.text import by_command
 
 UNSAID = "it says that it has no alpha, so the last 8 of a pixel's 32 bits were dropped"
+UNLISTED = "pixels whose number is beyond its list of colours are black"
+OWN_COLOURS = "it is read as black and white, and the two colours in its header are left out"
 _SUN_RUNS, _SUN_ORDERS = 2, {"BGRX": "XBGR", "RGBX": "XRGB"}  # a kind; Pillow's names of orders
 _XPM_COLOUR = re.compile(rb"[\t ]c[\t ]+#([0-9A-Fa-f]+)")
 _CLEAR = 2  # how a frame of a GIF may be left
@@ -32,6 +34,9 @@ _PHOTOMETRIC, _STRIP_BYTES, _PLANES, _SUBSAMPLING = 262, 279, 284, 530  # TIFF's
 _COLOURS, _SAMPLE_FORMAT = 320, 339  # likewise
 _YCBCR, _SIGNED = 6, 2
 _INKS = 7  # a colour mode of PSD
+_PCX_PALETTES = (2, 5)  # versions of PCX that have colours in the header
+_BITFIELDS, _ALPHA_BIT = 3, 0x8000  # of a BMP: how masks are announced, and one of them
+_LISTED = {1: "P;1", 4: "P;4", 8: "P"}  # Pillow's names of numbers of colours, by their bits
 _ALIKE = ("LA", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
 
 
@@ -71,6 +76,8 @@ def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
     """Have Pillow decode an open image as it should."""
     if image.format == "PNG":
         _scale_key(image)
+    elif image.format in ("BMP", "DIB"):
+        _bmp(image, stream)
     elif image.format == "PCX":
         _widen_rows(image, stream)
     elif image.format == "SUN":
@@ -81,11 +88,16 @@ def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
 
 def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) -> Image.Image:
     """A loaded image as its file has it. Says in `notes` what was left out. Raises PictureError."""
+    if loaded.mode == "P" and any(loaded.histogram()[len(loaded.getpalette() or ()) // 3 :]):
+        notes.append(UNLISTED)
     if loaded.format == "TGA":
         return _targa(loaded, stream, path, notes)
     if loaded.format == "PSD":
         return _psd_left_out(loaded, stream, notes)
-    return loaded
+    if loaded.format == "PCX" and loaded.mode == "1":
+        _pcx_left_out(stream, notes)
+    # In an X11 bitmap 1 is the foreground, which is black.
+    return ImageOps.invert(loaded) if loaded.format == "XBM" else loaded
 
 
 # --- PNG ---
@@ -111,6 +123,36 @@ def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     first = next(firsts, b"").ljust(26)
     replaces = first[4:20] == whole and first[24] != _BACK and first[25] == _SOURCE
     return "" if replaces else "whose frames begin over a picture that is none of them"
+
+
+# --- BMP ---
+
+
+def _bmp(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
+    """Of one whose list of colours is gray Pillow forgets how many bits a pixel's number has.
+
+    Of 5 bits a colour it drops the 16th, also where a mask says that it is alpha.
+    """
+    stream.seek(14 if image.format == "BMP" else 0)
+    head = stream.read(56)
+    size = int.from_bytes(head[:4], "little")
+    (one,) = image.tile
+    kind, *how = one.args if isinstance(one.args, tuple) else (one.args,)
+    if image.mode in ("1", "L"):
+        bits = int.from_bytes(head[10:12] if size == 12 else head[14:16], "little")
+        if bits != (1 if image.mode == "1" else 8):
+            grays = (0, 255) if image.mode == "1" else range(2**bits)
+            image._mode = "P"
+            image.palette = ImagePalette.raw("RGB", bytes(n for gray in grays for n in 3 * [gray]))
+            image.tile = [one._replace(args=(_LISTED[bits], *how))]
+    elif kind == "BGR;15" and size >= len(head) and _has_alpha_bit(head):
+        image._mode = "RGBA"
+        image.tile = [one._replace(args=("BGRA;15", *how))]
+
+
+def _has_alpha_bit(head: bytes) -> bool:
+    masked = int.from_bytes(head[16:20], "little") == _BITFIELDS
+    return masked and int.from_bytes(head[52:], "little") == _ALPHA_BIT
 
 
 # --- GIF ---
@@ -172,6 +214,16 @@ def _widen_rows(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
         (one,) = image.tile
         mode = one.args[0] if isinstance(one.args, tuple) else one.args
         image.tile = [one._replace(args=(mode, head[65] * said))]
+
+
+def _pcx_left_out(stream: BinaryIO, notes: list[str]) -> None:
+    """Says that colours of 1 bit are, as programs do not agree on whether they count."""
+    stream.seek(0)
+    head = stream.read(22)
+    black, white = head[16:19], head[19:]
+    given = head[1] in _PCX_PALETTES and black != white
+    if given and (black, white) != (b"\0\0\0", b"\xff\xff\xff"):
+        notes.append(OWN_COLOURS)
 
 
 # --- Sun ---

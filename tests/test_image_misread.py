@@ -14,7 +14,7 @@ from PIL import Image
 
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError
-from imgmlp.image_misread import UNSAID
+from imgmlp.image_misread import OWN_COLOURS, UNLISTED, UNSAID
 
 
 def pixels(data: bytes, frame: int | None = None) -> list[object]:
@@ -63,6 +63,50 @@ def test_an_animation_over_a_picture_that_is_none_of_its_frames(tmp_path: Path) 
         for number in (2, 3):
             with pytest.raises(PictureError, match="begin over a picture that is none of them"):
                 pictures.load(path, frame=number)
+
+
+def test_numbers_beyond_the_list_of_colours_are_told() -> None:
+    """Two pixels, and the colours of the first, or of both."""
+    for count in (1, 2):
+        colours = bytes([9, 8, 7, 99, 88, 77][: 3 * count])
+        listed = bytes([7, 8, 9, 0, 77, 88, 99, 0][: 4 * count])
+        header = struct.pack(">IIBBBBB", 2, 1, 8, 3, 0, 0, 0)
+        row = zlib.compress(b"\0\0\1")
+        parts = (b"IHDR", header), (b"PLTE", colours), (b"IDAT", row), (b"IEND", b"")
+        second = [99, 88, 77] if count == 2 else [0, 0, 0]
+        for data in (MAGIC + b"".join(chunk(*part) for part in parts), bmp(8, b"\0\1", listed)):
+            found = pictures.load("a", data=data)
+            assert found.pixels.tolist() == [[[9, 8, 7], second]]
+            assert found.notes == (() if count == 2 else (UNLISTED,))
+
+
+# BMP
+
+
+def bmp(bits: int, row: bytes, colours: bytes = b"", masks: tuple[int, ...] = ()) -> bytes:
+    """A row of two pixels, of listed colours or with masks, of which 4 make the header longer."""
+    size = 56 if len(masks) == 4 else 40
+    kind = 3 if masks else 0
+    head = struct.pack("<IiiHHIIiiII", size, 2, 1, 1, bits, kind, 4, 0, 0, len(colours) // 4, 0)
+    head += struct.pack(f"<{len(masks)}I", *masks) + colours
+    return b"BM" + struct.pack("<IHHI", 18 + len(head), 0, 0, 14 + len(head)) + head + row.ljust(4)
+
+
+@pytest.mark.parametrize(("bits", "row"), [(1, b"\x40"), (4, b"\x01"), (8, b"\0\1")])
+def test_a_bmp_of_any_bits_whose_colours_are_gray(bits: int, row: bytes) -> None:
+    """Black and white, or as many grays as there may be."""
+    grays = [0, 0, 0, 0, 255, 255, 255, 0], [n for gray in range(2**bits) for n in [gray] * 3 + [0]]
+    for listed in grays:
+        found = np.array(pixels(bmp(bits, row, bytes(listed))))
+        assert found[0, :, 0].tolist() == [0, listed[4]]
+        assert (found == found[..., :1]).all()
+
+
+def test_a_bmp_of_5_bits_a_colour_has_alpha_if_a_mask_says_so() -> None:
+    row, masks = struct.pack("<HH", 0x7C00, 0x801F), (0x7C00, 0x3E0, 0x1F, 0x8000)
+    assert pixels(bmp(16, row, masks=masks)) == [[[255, 0, 0, 0], [0, 0, 255, 255]]]
+    for without in (masks[:3], (*masks[:3], 0)):
+        assert pixels(bmp(16, row, masks=without)) == [[[255, 0, 0], [0, 0, 255]]]
 
 
 # GIF
@@ -248,7 +292,25 @@ def test_a_pcx_whose_rows_are_filled_up(said: int) -> None:
     assert pixels(listed) == [[[45, 46, 47], *[[0, 1, 2]] * 7], [*[[0, 1, 2]] * 7, [15, 16, 17]]]
 
 
-# Targa, PSD, Sun, XPM
+@pytest.mark.parametrize(
+    ("version", "colours", "told"),
+    [
+        (5, b"\xff\xff\xff\0\0\0", True),
+        (2, b"\0\0\0\xff\0\0", True),
+        (5, b"\0\0\0\xff\xff\xff", False),
+        (5, b"\7\7\7\7\7\7", False),
+        (3, b"\0\0\0\xff\0\0", False),  # which says that it has none
+    ],
+)
+def test_colours_of_a_pcx_of_one_bit_are_told(version: int, colours: bytes, told: bool) -> None:
+    data = bytearray(pcx(2, 1, 1, 2, b"\x40"))
+    data[1], data[16:22] = version, colours
+    found = pictures.load("a", data=bytes(data))
+    assert found.pixels.tolist() == [[[0], [255]]]
+    assert found.notes == (OWN_COLOURS,) * told
+
+
+# Targa, PSD, Sun, X11
 
 
 def targa(alpha: int, bits: int, *values: int, listed: bool = False) -> bytes:
@@ -332,6 +394,13 @@ def test_a_sun_raster_of_run_lengths_whose_rows_are_filled_up_is_refused(tmp_pat
     for kind, width in ((1, 3), (2, 4)):
         path.write_bytes(sun(width, 8, kind, bytes([1, 2, 3, 0, 4, 5, 6, 0])))
         assert pictures.load(path).pixels[:, :3].tolist() == [[[1], [2], [3]], [[4], [5], [6]]]
+
+
+def test_an_x11_bitmap_has_1_for_black() -> None:
+    text = "#define a_width 3\n#define a_height 1\nstatic char a_bits[] = {\n0x03};\n"
+    assert pixels(text.encode()) == [[[0], [0], [255]]]
+    with Image.open(io.BytesIO(text.encode())) as image:
+        assert pictures.from_image(image).pixels.tolist() == [[[0], [0], [255]]]
 
 
 @pytest.mark.parametrize("colour", ["#f00", "#ffff00000000", "#ff0000"])
