@@ -40,7 +40,7 @@ _AHEAD = 16  # bytes; a decoder takes up to 8 more than it needs
 _TRIED = 32  # bytes that are offered to it one by one
 _BAND = 2**20  # pixels that are compared at a time
 # Bytes of a PCX's head, and of the colours at its end; where the head says what they are.
-_PCX_HEAD, _PCX_COLOURS, _PCX_KIND, _PCX_GRAY = 128, 769, 68, 2
+_PCX_HEAD, PCX_COLOURS, _PCX_KIND, _PCX_GRAY = 128, 769, 68, 2
 
 Open = Callable[[bytes], ImageFile.ImageFile]
 
@@ -224,7 +224,7 @@ def check_pcx(image: Image.Image, stream: BinaryIO, path: Path) -> None:
     stream.seek(0)
     head = stream.read(_PCX_HEAD)
     says_gray = head[_PCX_KIND] == _PCX_GRAY
-    stream.seek(-min(_PCX_COLOURS, stream.seek(0, io.SEEK_END)), io.SEEK_END)
+    stream.seek(-min(PCX_COLOURS, stream.seek(0, io.SEEK_END)), io.SEEK_END)
     if image.mode == "L" and not says_gray and stream.read(1) != b"\x0c":
         problem = f"{path} is truncated: its colours, which should be its end, are missing"
         raise PictureError(problem, hint="get the file again")

@@ -35,7 +35,7 @@ from imgmlp import (
     tiff_exif,
 )
 from imgmlp.errors import ImgmlpError, PictureError
-from imgmlp.image_misread import convert_hint, is_for_libtiff
+from imgmlp.image_misread import CURSOR, ICON, convert_hint, is_for_libtiff
 from imgmlp.library_messages import silent_libraries
 from imgmlp.text import by_command, printable
 
@@ -44,7 +44,6 @@ ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it s
 TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are inflated
 TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
-ICON = b"\0\0\1\0"  # how a Windows icon begins
 DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _ORIENTATION = 274  # TIFF's tag
@@ -73,7 +72,13 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
 
     Raises PictureError, UsageError if there is no such frame, and what Pillow does.
     """
-    icon = stream.read(len(ICON)) == ICON
+    start = stream.read(image_claims.PCX_COLOURS)
+    if (
+        len(start) < image_claims.PCX_COLOURS
+    ):  # of a small file, before which Pillow may look for colours
+        stream = io.BytesIO(start)
+    icon = start.startswith((ICON, CURSOR))
+    stream = image_misread.icon(stream, path) if icon else stream
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
         image_png.check_chunks(stream, path)
         image_beside.check(stream, path)

@@ -86,7 +86,17 @@ def test_a_bomb_in_an_icon_says_what_it_is(tmp_path: Path) -> None:
     for name in ("ico-png.ico", "ico-claim.ico", "ico-bitmap.ico"):
         path.write_bytes(hostile.BOMBS[name]())
         assert "more pixels than it says" in str(refusal(path))
-    path.write_bytes(hostile.BOMBS["ico-mask.ico"]())  # Pillow seeks before the file's beginning
+    path.write_bytes(hostile.BOMBS["ico-mask.ico"]())
+    assert "not enough image data" in str(refusal(path))
+
+
+def test_pixels_beyond_any_file_are_told(tmp_path: Path) -> None:
+    """Those of a large TIFF, whose places have 64 bits, where a file system goes no further."""
+    tags = {256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 273: 2**63 - 1, 277: 1, 278: 1, 279: 1}
+    entries = b"".join(struct.pack("<HHQQ", tag, 16, 1, value) for tag, value in tags.items())
+    head = b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, len(tags))
+    path = tmp_path / "a.tif"
+    path.write_bytes((head + entries).ljust(1000, b"\0"))
     assert "pixels are where the file has none" in str(refusal(path))
 
 
@@ -1034,6 +1044,9 @@ def test_a_pcx_of_listed_colours_without_the_list_is_refused(tmp_path: Path) -> 
     gray[68] = 2  # says so
     path.write_bytes(gray)
     np.testing.assert_array_equal(pictures.load(path).pixels, GRAY)
+    tiny = save(Image.new("L", (1, 1), 9), tmp_path / "c.pcx").read_bytes()[:-769]
+    path.write_bytes(tiny[:68] + b"\2" + tiny[69:])
+    assert pictures.load(path).pixels.tolist() == [[[9]]]
 
 
 def test_what_libtiff_says_of_damage_that_pillow_takes_for_sound_is_a_note(

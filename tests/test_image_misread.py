@@ -109,6 +109,81 @@ def test_a_bmp_of_5_bits_a_colour_has_alpha_if_a_mask_says_so() -> None:
         assert pixels(bmp(16, row, masks=without)) == [[[255, 0, 0], [0, 0, 255]]]
 
 
+# Icons and cursors
+
+BLACK_WHITE, RED_GREEN = bytes([0] * 4 + [255] * 3 + [0]), bytes([0, 0, 255, 0, 0, 255, 0, 0])
+
+
+def icon_picture(bits: int, row: bytes, colours: bytes = b"") -> bytes:
+    """Two pixels, of which a mask hides the second."""
+    head = struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, bits, 0, 0, 0, 0, len(colours) // 4, 0)
+    return head + colours + row + b"\x40\0\0\0"
+
+
+def icon(kind: int, *ones: tuple[int, bytes]) -> bytes:
+    """An icon, kind 1, or a cursor; of each picture its list tells so many bits or where it points."""
+    data, place = struct.pack("<HHH", 0, kind, len(ones)), 6 + 16 * len(ones)
+    for told, body in ones:
+        data += struct.pack("<4B2H2I", 2, 1, 0, 0, 1, told, len(body), place)
+        place += len(body)
+    return data + b"".join(body for _, body in ones)
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+@pytest.mark.parametrize("told", [0, 24, 32])
+@pytest.mark.parametrize(
+    ("picture", "first", "second"),
+    [
+        (icon_picture(1, b"\x40\0\0\0", BLACK_WHITE), [0, 0, 0, 255], [255, 255, 255, 0]),
+        (icon_picture(8, b"\0\1\0\0", BLACK_WHITE), [0, 0, 0, 255], [255, 255, 255, 0]),
+        (icon_picture(8, b"\0\1\0\0", RED_GREEN), [255, 0, 0, 255], [0, 255, 0, 0]),
+        (icon_picture(16, b"\0\x7c\x1f\0"), [255, 0, 0, 255], [0, 0, 255, 0]),
+        (icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0])), [3, 2, 1, 255], [6, 5, 4, 0]),
+        (
+            icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0])) + bytes(9),
+            [3, 2, 1, 255],
+            [6, 5, 4, 0],
+        ),
+        (icon_picture(32, bytes([1, 2, 3, 9, 4, 5, 6, 8])), [3, 2, 1, 9], [6, 5, 4, 8]),
+        (icon_picture(32, bytes([1, 2, 3, 0, 4, 5, 6, 0])), [3, 2, 1, 255], [6, 5, 4, 0]),
+    ],
+)
+def test_masks_of_icons_and_cursors(
+    kind: int, told: int, picture: bytes, first: list[int], second: list[int]
+) -> None:
+    assert pixels(icon(kind, (told, picture))) == [[first, second]]
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_of_an_icon_the_picture_of_the_most_bits_is_taken(kind: int) -> None:
+    deep, flat = (icon_picture(32, bytes(range(8))), icon_picture(8, b"\0\1\0\0", RED_GREEN))
+    for ones in (((32, deep), (8, flat)), ((8, flat), (32, deep))):
+        assert pixels(icon(kind, *ones)) == [[[2, 1, 0, 3], [6, 5, 4, 7]]]
+
+
+def test_an_icon_that_is_not_whole_or_of_a_rare_kind_is_refused(tmp_path: Path) -> None:
+    path, sound = tmp_path / "a.ico", icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0]))
+    for body, words in (
+        (sound[:-4], "not enough image data"),
+        (b"", "its picture is missing"),
+        (sound[:16] + b"\3" + sound[17:], "a rare kind of icon"),
+        (b"\x6c" + sound[1:], "a rare kind of icon"),
+    ):
+        path.write_bytes(icon(1, (24, body)))
+        assert words in str(refusal(path))
+
+
+def test_an_image_of_a_cursor_is_refused() -> None:
+    data = icon(2, (0, icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0]))))
+    for loaded in (False, True):
+        with Image.open(io.BytesIO(data)) as image:
+            if loaded:
+                image.load()
+            with pytest.raises(PictureError, match="a cursor with a mask") as caught:
+                pictures.from_image(image)
+        assert "file's name" in caught.value.hint
+
+
 # GIF
 
 
