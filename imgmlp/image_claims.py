@@ -92,8 +92,12 @@ class Jpeg:
             raise PictureError(problem, hint=hint)
 
     def complete(self, image: ImageFile.ImageFile, opened: Open) -> Image.Image:
-        """The picture, loaded, if its pixels are the same whatever follows. Raises OSError."""
-        if self.has_end or not self._is_cut(opened):
+        """The picture, loaded, if its pixels are the same whatever follows. Raises OSError.
+
+        Where restart markers are missing a decoder leaves gaps or moves what follows, in silence.
+        """
+        lacks = any(self._lacks_restarts(scan) for scan in self._scans())
+        if not lacks and (self.has_end or not self._is_cut(opened)):
             body = self.body.rstrip(b"\xff")
             first, second = (opened(body + filler + JPEG_END) for filler in _FILLERS)
             first = image if self.has_end else first
@@ -116,9 +120,7 @@ class Jpeg:
                 break
         if missing:
             return True
-        if not scans:
-            return False
-        return self._lacks_restarts(scans[-1]) or self._starves(scans, opened)
+        return bool(scans) and self._starves(scans, opened)
 
     def _scans(self) -> Iterator[_Scan]:
         behind, interval = Segment(END, 0, len(self.body) + 2, 0), 0
@@ -131,7 +133,8 @@ class Jpeg:
                 yield _Scan(said[1:-3:2][:4], band, one.marker, then.marker, interval)
 
     def _lacks_restarts(self, scan: _Scan) -> bool:
-        """Whether a scan has fewer restart markers than its size and their interval tell."""
+        """Whether a scan has fewer restart markers than its size and their interval tell, or these
+        do not count from 0 to 7, again and again (T.81, E.1.3)."""
         if not scan.interval:
             return False
         count = 1  # of its MCUs (T.81, A.2): blocks, if it has one component
@@ -141,8 +144,9 @@ class Jpeg:
             factors = {name: both >> shift & 15 for name, both in pairs}
             own = factors.get(scan.names[0], 1) if len(scan.names) == 1 else 1
             count *= -(-side * own // (8 * max([1, *factors.values()])))
-        found = _RESTART.findall(self.body, scan.begin, scan.end)
-        return len(found) < -(-count // scan.interval) - 1
+        least = max(0, -(-count // scan.interval) - 1)
+        found = b"".join(_RESTART.findall(self.body, scan.begin, scan.end))
+        return found[1::2][:least] != (bytes(range(0xD0, 0xD8)) * -(-least // 8))[:least]
 
     def _starves(self, scans: list[_Scan], opened: Open) -> bool:
         """Whether one without an end lacks some of its last scan.

@@ -786,6 +786,23 @@ def test_a_jpeg_without_an_end_has_all_of_its_restart_markers(
     np.testing.assert_array_equal(pictures.load(path).pixels, whole.pixels)
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_without_a_part_between_restart_markers_is_refused(
+    tmp_path: Path, progressive: bool
+) -> None:
+    """Without one, without eight, after which the markers count on, and with two exchanged."""
+    data = noisy("RGB", progressive=progressive, restart_marker_blocks=2) + b"\xff\xd9"
+    path, first = tmp_path / "a.jpg", begins(data)[0]
+    marks = [found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", data[first:])]
+    one, two, three, ten = (first + marks[at] for at in (1, 2, 3, 9))
+    exchanged = data[:one] + data[two:three] + data[one:two] + data[three:]
+    for spoiled in (data[:one] + data[two:], data[:one] + data[ten:], exchanged):
+        path.write_bytes(spoiled)
+        assert "some of its pixels are missing" in str(refusal(path))
+    path.write_bytes(data)
+    assert pictures.load(path).notes == ()
+
+
 def test_without_pillows_decoders_the_pixels_tell_what_a_jpeg_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,7 @@ def icon_picture(bits: int, row: bytes, colours: bytes = b"") -> bytes:
 
 
 def icon(kind: int, *ones: tuple[int, bytes]) -> bytes:
-    """An icon, kind 1, or a cursor; of each picture its list tells so many bits or where it points."""
+    """An icon, kind 1, or a cursor, whose list tells of each picture so many bits."""
     data, place = struct.pack("<HHH", 0, kind, len(ones)), 6 + 16 * len(ones)
     for told, body in ones:
         data += struct.pack("<4B2H2I", 2, 1, 0, 0, 1, told, len(body), place)
