@@ -25,6 +25,7 @@ from imgmlp import image as pictures
 from imgmlp import image_claims, image_png
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
+from imgmlp.image_frames import MASK_LEFT_OUT, ONLY_FIRST
 from imgmlp.image_parts import CODESTREAM, SCAN, segments
 from imgmlp.image_png import END_MISSING, LAST
 
@@ -248,10 +249,21 @@ def tiff_pages(path: Path, *kinds: int) -> Path:
 
 
 def test_reduced_copies_in_a_tiff_are_no_frames(tmp_path: Path) -> None:
-    picture = pictures.load(tiff_pages(tmp_path / "a.tif", 0, 1, 4))
+    picture = pictures.load(tiff_pages(tmp_path / "a.tif", 0, 1, 5))
     np.testing.assert_array_equal(picture.pixels, RGB)
     assert picture.notes == ()
     assert pictures.load(tiff_pages(tmp_path / "b.tif", 0, 1, 0)).notes
+
+
+def test_a_page_whose_mask_is_left_out_is_told(tmp_path: Path) -> None:
+    path = tiff_pages(tmp_path / "a.tif", 0, 1, 4, 0, 0, 4)
+    assert pictures.load(path).notes == (MASK_LEFT_OUT, ONLY_FIRST)
+    for frame, masked in ((1, True), (2, False), (3, True)):
+        assert pictures.load(path, frame=frame).notes == (MASK_LEFT_OUT,) * masked
+    np.testing.assert_array_equal(pictures.load(path, frame=3).pixels, RGB[::5, ::5])
+    only = pictures.load(tiff_pages(tmp_path / "b.tif", 4, 4))
+    np.testing.assert_array_equal(only.pixels, RGB)
+    assert only.notes == ()
 
 
 def test_frames_count_a_tiffs_pages_and_not_their_reduced_copies(tmp_path: Path) -> None:
@@ -276,7 +288,7 @@ def test_pages_that_pillow_cannot_read_do_not_hinder_others(tmp_path: Path) -> N
     for number in (1, 3):
         found, expected = (pictures.load(one, frame=number).pixels for one in (path, sound))
         np.testing.assert_array_equal(found, expected)
-    assert pictures.load(path).notes == ("only its first frame is taken; --frame chooses another",)
+    assert pictures.load(path).notes == (ONLY_FIRST,)
     with pytest.raises(PictureError, match="unknown pixel mode"):
         pictures.load(path, frame=2)
     with pytest.raises(UsageError) as caught:
@@ -293,6 +305,40 @@ def test_a_page_has_nothing_of_another_page(tmp_path: Path) -> None:
     for number, profile in enumerate(profiles, 1):
         assert pictures.load(tmp_path / "a.tif", frame=number).icc == profile
     assert pictures.load(tmp_path / "a.tif").icc is None
+
+
+@pytest.mark.parametrize("cut", [4, 14, 40])
+def test_a_frame_before_a_damaged_one_is_read(tmp_path: Path, cut: int) -> None:
+    path = frames(tmp_path / "a.gif", duration=50)
+    data = path.read_bytes()
+    begins = [found.start() for found in re.finditer(b"!\xf9\4", data)]
+    for sound in (1, 2):
+        path.write_bytes(data[: begins[sound] + cut])
+        for number in range(1, sound + 1):
+            found = pictures.load(path, frame=number).pixels
+            np.testing.assert_array_equal(found[:, :, :1], GRAY // number)
+        first = pictures.load(path)
+        np.testing.assert_array_equal(first.pixels[:, :, :1], GRAY)
+        assert first.notes == (ONLY_FIRST,)
+        with pytest.raises(PictureError, match="damaged or truncated"):
+            pictures.load(path, frame=sound + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(0x020002, True), (0, True), (0x010001, False), (0x010002, False)]
+)
+def test_a_second_picture_in_a_jpeg_that_is_no_copy_is_told(kind: int, told: bool) -> None:
+    """One of a pair of eyes, or an unknown one, and copies of two sizes."""
+    images = [Image.new("L", (8, 8), value) for value in (10, 200)]
+    images[0].save(stream := io.BytesIO(), "MPO", save_all=True, append_images=images[1:])
+    data = stream.getvalue()
+    size = data.index(b"\xff\xd8", 2)
+    at = data.index(struct.pack("<II", 0x030000, size)) + 16  # of the second picture
+    data = data[:at] + struct.pack("<I", kind) + data[at + 4 :]
+    found = pictures.load("a.jpg", data=data)
+    assert found.pixels[0, 0] == 10
+    assert found.notes == (ONLY_FIRST,) * told
+    assert pictures.load("a.jpg", data=data, frame=2).pixels[0, 0] == 200
 
 
 def test_a_frame_far_away_is_not_looked_for(tmp_path: Path) -> None:
