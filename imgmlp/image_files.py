@@ -290,7 +290,8 @@ def _load(
     exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
     _turn_resolution(image)
     image_misread.mend(image, stream)
-    if bits == 16 and not image.mode.startswith("I") and "transparency" in image.info:
+    keyed = bits == 16 and not image.mode.startswith("I") and "transparency" in image.info
+    if keyed and (image.format != "PNG" or image.tell() > 0):
         problem = f"Pillow misreads {path}, of 16 bits a sample and a transparent colour"
         raise PictureError(problem, hint=convert_hint(path))
     if image_depth.is_misread(image, bits):

@@ -10,11 +10,12 @@ import re
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import reduce
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image, ImageFile, ImageOps, ImagePalette
+from PIL import Image, ImageChops, ImageFile, ImageOps, ImagePalette
 
 from imgmlp.errors import PictureError
 from imgmlp.image_parts import CODESTREAM, PNG_START, chunks
@@ -25,6 +26,7 @@ UNLISTED = "pixels whose number is beyond its list of colours are black"
 OWN_COLOURS = "it is read as black and white, and the two colours in its header are left out"
 _SUN_RUNS, _SUN_ORDERS = 2, {"BGRX": "XBGR", "RGBX": "XRGB"}  # a kind; Pillow's names of orders
 _XPM_COLOUR = re.compile(rb"[\t ]c[\t ]+#([0-9A-Fa-f]+)")
+_PNG_BITS = 24  # where a PNG says how many a sample has
 _CLEAR = 2  # how a frame of a GIF may be left
 _BACK, _SOURCE = 2, 0  # ways of an animated PNG to leave a frame, and to draw one
 _JP2_LAB = re.compile(rb"colr\x01..\0\0\0\x0e", re.DOTALL)
@@ -146,6 +148,8 @@ def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
     """A loaded image as its file has it. Says in `notes` what was left out. Raises PictureError."""
     if loaded.mode == "P" and any(loaded.histogram()[len(loaded.getpalette() or ()) // 3 :]):
         notes.append(UNLISTED)
+    if loaded.format == "PNG" and isinstance(loaded.info.get("transparency"), tuple):
+        _compare_all_bits(loaded, stream)
     if loaded.format == "TGA":
         return _targa(loaded, stream, path, notes)
     if loaded.format == "PSD":
@@ -165,6 +169,23 @@ def _scale_key(image: ImageFile.ImageFile) -> None:
     if isinstance(key, int) and args in _WHITES:
         white = _WHITES[args]
         image.info["transparency"] = (key & white) * (255 // white)
+
+
+def _compare_all_bits(loaded: Image.Image, stream: BinaryIO) -> None:
+    """With the transparent colour of 16 bits a sample, of which Pillow has taken the upper 8."""
+    stream.seek(_PNG_BITS)
+    if stream.read(1) != b"\x10":
+        return
+    lower = Image.open(stream, formats=["PNG"])
+    lower.tile = [one._replace(args="RGB;16L") for one in lower.tile]  # as if these were the upper
+    lower.load()
+    key = loaded.info.pop("transparency")
+    wanted = (*(value >> 8 for value in key), *(value & 255 for value in key))
+    alike = (
+        band.point([255 * (value == sought) for value in range(256)])
+        for band, sought in zip((*loaded.split(), *lower.split()), wanted, strict=True)
+    )
+    loaded.putalpha(ImageOps.invert(reduce(ImageChops.darker, alike)))
 
 
 def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:

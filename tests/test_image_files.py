@@ -443,21 +443,47 @@ def test_a_ppm_of_16_bits(tmp_path: Path) -> None:
     assert found.notes == (ROUNDED.format(16),)
 
 
-def test_a_transparent_colour_of_16_bits_is_refused(tmp_path: Path) -> None:
-    data, values = deep_png(3)
-    key = hostile.chunk(b"tRNS", values[0, 0].astype(">u2").tobytes())
-    path = tmp_path / "a.png"
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_transparent_colour_of_16_bits(channels: int) -> None:
+    """Of a pixel, of one that differs in its last bit only, and of none."""
+    data, values = deep_png(channels)
     at = data.index(b"IDAT") - 4
-    path.write_bytes(data[:at] + key + data[at:])
-    error = refusal(path)
-    assert "Pillow misreads" in str(error)
-    assert "transparent colour" in str(error)
-    assert "magick" in error.hint
-    data, values = deep_png(1)
+    for change in (0, 1):
+        colour = values[2, 1] ^ np.array([0] * (channels - 1) + [change], np.uint16)
+        key = hostile.chunk(b"tRNS", colour.astype(">u2").tobytes())
+        keyed = data[:at] + key + data[at:]
+        alpha = np.full((4, 5, 1), 255)
+        alpha[2, 1] = 255 * change
+        expected = np.concatenate([values >> 8, alpha], axis=2)[..., : channels + 1 - change]
+        found = pictures.load("a.png", alpha=True, data=keyed)
+        np.testing.assert_array_equal(found.pixels, expected)
+        assert UPPER_BITS.format(16) in found.notes
+        with Image.open(io.BytesIO(keyed)) as image:
+            found = pictures.from_image(image, alpha=True)
+        np.testing.assert_array_equal(found.pixels, expected)
+
+
+def test_a_transparent_colour_of_16_bits_in_a_later_frame_is_refused(tmp_path: Path) -> None:
+    data, values = deep_png(3)
+    at, path = data.index(b"IDAT") - 4, tmp_path / "a.png"
+    pixels, end = data[at:-12], data[-12:]
     key = hostile.chunk(b"tRNS", values[0, 0].astype(">u2").tobytes())
-    path.write_bytes(data[:at] + key + data[at:])
-    found = pictures.load(path, alpha=True)  # all 16 bits of gray are known
-    np.testing.assert_array_equal(found.pixels[:, :, 1] == 0, values[:, :, 0] == values[0, 0])
+    controls = [struct.pack(">5I2H2B", n, 5, 4, 0, 0, 1, 10, 0, 0) for n in (0, 1)]
+    again = hostile.chunk(b"fdAT", struct.pack(">I", 2) + pixels[8:-4])
+    path.write_bytes(
+        data[:at]
+        + key
+        + hostile.chunk(b"acTL", struct.pack(">II", 2, 0))
+        + hostile.chunk(b"fcTL", controls[0])
+        + pixels
+        + hostile.chunk(b"fcTL", controls[1])
+        + again
+        + end
+    )
+    assert pictures.load(path, alpha=True, frame=1).pixels[0, 0, 3] == 0
+    with pytest.raises(PictureError, match="16 bits a sample and a transparent colour") as caught:
+        pictures.load(path, alpha=True, frame=2)
+    assert "magick" in caught.value.hint
 
 
 def planes(bits: int, photometric: int, *channels: np.ndarray) -> bytes:
