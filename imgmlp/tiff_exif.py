@@ -11,6 +11,9 @@ from PIL import ExifTags, Image, TiffImagePlugin
 
 _TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
 _INNER = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo  # directories
+# Tags of EXIF's directory (EXIF 2.3, 4.6.5), some of which cameras have among those of the picture.
+_OF_EXIF = {33434, 33437, *range(34850, 34870), *range(36864, 37523), *range(40960, 42241)}
+_OF_EXIF -= {ExifTags.IFD.GPSInfo, ExifTags.IFD.Interop}
 _ENTRY = 12  # bytes of a directory's entry
 _WRONG = SyntaxError, ValueError, TypeError, KeyError, OverflowError, RuntimeError, struct.error
 
@@ -22,6 +25,8 @@ def of_image(image: Image.Image) -> bytes | None:
         kept.endian = found.endian
         for tag in filter(found.__contains__, (*_TOLD, *_INNER)):  # and no others' megabytes
             kept[tag] = _inner(found, tag) if tag in _INNER else found[tag]
+        if misplaced := {tag: found[tag] for tag in found if tag in _OF_EXIF}:
+            kept[ExifTags.IFD.Exif] = misplaced | _inner(found, ExifTags.IFD.Exif)
         return _bytes(kept)
     except _WRONG:  # of values that no tag may have
         return None

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 from conftest import small_pixels
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, TiffImagePlugin
 
 from imgmlp import tiff_exif
 
@@ -50,6 +50,25 @@ def test_exif_data_stand_among_a_tiffs_tags(order: str, odd: bool, compression: 
         again = tiff_exif.of_image(image)
     assert again is not None
     assert len(again) == len(exif)
+
+
+@pytest.mark.parametrize("own", [None, "a lens"])
+def test_tags_of_exif_among_the_pictures_own_are_kept(own: str | None) -> None:
+    """Two of them, of which the right directory may have one as well, and a program's layers."""
+    stream, tags = io.BytesIO(), TiffImagePlugin.ImageFileDirectory_v2()
+    for tag, kind, value in ((0x829A, 5, 0.25), (LENS, 2, "a wrong one"), (37724, 7, b"layers")):
+        tags.tagtype[tag] = kind
+        tags[tag] = value
+    if own is not None:
+        tags.tagtype[ExifTags.IFD.Exif] = 4
+        tags[ExifTags.IFD.Exif] = {LENS: own}
+    Image.fromarray(PIXELS).save(stream, "TIFF", tiffinfo=tags)
+    with Image.open(stream) as image:
+        kept = tiff_exif.of_image(image)
+    found = Image.Exif()
+    found.load(kept or b"")
+    assert dict(found.get_ifd(ExifTags.IFD.Exif)) == {0x829A: 0.25, LENS: own or "a wrong one"}
+    assert 37724 not in found
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of what is damaged
