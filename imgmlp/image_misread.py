@@ -110,7 +110,7 @@ def _icon_rank(data: bytes, entry: bytes) -> tuple[int, int]:
 def _icon_picture(body: bytes, path: Path) -> tuple[int, int, bytes]:
     """Bits of a pixel, bytes that there should be, and a picture with all colours it may list.
 
-    Of 32 bits without any alpha they are 24, of which only the mask tells what is transparent.
+    Of 32 bits without any alpha they are 24, of which the mask tells what is transparent.
     """
     if body.startswith(PNG_START):
         return 32, len(body), body
@@ -124,7 +124,7 @@ def _icon_picture(body: bytes, path: Path) -> tuple[int, int, bytes]:
     rows, mask = (4 * -(-width * n // 32) * (height // 2) for n in (bits, 1))
     needed = min(max(0, rows + mask), 2**31)
     pixels = body[begin : begin + needed]
-    if bits == 32 and not any(pixels[3:rows:4]):
+    if bits == 32 and len(pixels) == needed and not any(pixels[3:rows:4]):
         bits = 24
     colours = body[size:begin][:most].ljust(most, b"\0")
     return bits, size + most + needed, body[:32] + bytes(8) + colours + pixels

@@ -858,6 +858,18 @@ def test_a_jpeg_without_an_end_has_all_of_its_restart_markers(
     np.testing.assert_array_equal(pictures.load(path).pixels, whole.pixels)
 
 
+@pytest.mark.parametrize("adobe", [False, True])
+def test_inks_of_a_jpeg_are_inverted_whoever_wrote_it(adobe: bool) -> None:
+    """As browsers and ImageMagick have it, also where no marker of Adobe's says so."""
+    Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(stream := io.BytesIO(), "JPEG", quality=100)
+    data = stream.getvalue()
+    marker = next(one for one in segments(data) if one.kind == 0xEE)
+    if not adobe:
+        data = data[: marker.marker] + data[marker.begin + marker.size :]
+    assert (b"Adobe" in data) == adobe
+    assert pictures.load("a.jpg", data=data).pixels[0, 0].tolist() == [0, 255, 255]
+
+
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_jpeg_without_a_part_between_restart_markers_is_refused(
     tmp_path: Path, progressive: bool

@@ -161,6 +161,12 @@ def test_of_an_icon_the_picture_of_the_most_bits_is_taken(kind: int) -> None:
         assert pixels(icon(kind, *ones)) == [[[2, 1, 0, 3], [6, 5, 4, 7]]]
 
 
+@pytest.mark.parametrize("alpha", [0, 9])
+def test_an_icon_of_32_bits_needs_no_mask(alpha: int) -> None:
+    body = icon_picture(32, bytes([1, 2, 3, alpha, 4, 5, 6, 0]))[:-4]
+    assert pixels(icon(1, (32, body))) == [[[3, 2, 1, alpha], [6, 5, 4, 0]]]
+
+
 def test_an_icon_that_is_not_whole_or_of_a_rare_kind_is_refused(tmp_path: Path) -> None:
     path, sound = tmp_path / "a.ico", icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0]))
     for body, words in (
