@@ -94,7 +94,9 @@ def icon(stream: BinaryIO, path: Path) -> BinaryIO:
     if not listed:
         return io.BytesIO(data)
     best = max(listed, key=lambda one: _icon_rank(data, one))
-    bits, size, body = _icon_picture(data[int.from_bytes(best[12:], "little") :], path)
+    told, at = struct.unpack_from("<II", best, 8)
+    length = None if data.startswith(PNG_START, at) else told
+    bits, size, body = _icon_picture(data[at:][:length], path)
     entry = best[:4] + struct.pack("<HHII", 1, bits, size, 22)
     return io.BytesIO(ICON + b"\1\0" + entry + body)
 
@@ -124,6 +126,8 @@ def _icon_picture(body: bytes, path: Path) -> tuple[int, int, bytes]:
     rows, mask = (4 * -(-width * n // 32) * (height // 2) for n in (bits, 1))
     needed = min(max(0, rows + mask), 2**31)
     pixels = body[begin : begin + needed]
+    if not any(pixels[rows:]) and len(pixels) == rows + -(-width // 8) * (height // 2):
+        pixels = pixels.ljust(needed, b"\0")  # Pillow does not fill up the rows of masks
     if bits == 32 and len(pixels) == needed and not any(pixels[3:rows:4]):
         bits = 24
     colours = body[size:begin][:most].ljust(most, b"\0")

@@ -167,6 +167,17 @@ def test_an_icon_of_32_bits_needs_no_mask(alpha: int) -> None:
     assert pixels(icon(1, (32, body))) == [[[3, 2, 1, alpha], [6, 5, 4, 0]]]
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
+@pytest.mark.parametrize("size", [(9, 7), (16, 16), (32, 32)])
+def test_an_icon_of_pillows_without_a_png_is_read(mode: str, size: tuple[int, int]) -> None:
+    """Of two pictures; the rows of its masks are not filled up, as they should be."""
+    noise = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
+    image = Image.fromarray(noise).convert(mode)
+    image.save(stream := io.BytesIO(), "ICO", bitmap_format="bmp", sizes=[size, (2, 2)])
+    found = pictures.load("a.ico", data=stream.getvalue()).pixels
+    np.testing.assert_array_equal(np.broadcast_to(found, noise.shape), image.convert("RGB"))
+
+
 def test_an_icon_that_is_not_whole_or_of_a_rare_kind_is_refused(tmp_path: Path) -> None:
     path, sound = tmp_path / "a.ico", icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0]))
     for body, words in (
