@@ -150,7 +150,7 @@ def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
 
 def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) -> Image.Image:
     """A loaded image as its file has it. Says in `notes` what was left out. Raises PictureError."""
-    if loaded.mode == "P" and any(loaded.histogram()[len(loaded.getpalette() or ()) // 3 :]):
+    if loaded.mode == "P" and _has_unlisted(loaded):
         notes.append(UNLISTED)
     if loaded.format == "PNG" and isinstance(loaded.info.get("transparency"), tuple):
         _compare_all_bits(loaded, stream)
@@ -162,6 +162,14 @@ def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
         _pcx_left_out(stream, notes)
     # In an X11 bitmap 1 is the foreground, which is black.
     return ImageOps.invert(loaded) if loaded.format == "XBM" else loaded
+
+
+def _has_unlisted(loaded: Image.Image) -> bool:
+    """Whether pixels that are seen have a number beyond the list of colours."""
+    counts, key = loaded.histogram(), loaded.info.get("transparency")
+    if isinstance(key, int):
+        counts[key] = 0
+    return any(counts[len(loaded.getpalette() or ()) // 3 :])
 
 
 # --- PNG ---

@@ -65,19 +65,27 @@ def test_an_animation_over_a_picture_that_is_none_of_its_frames(tmp_path: Path) 
                 pictures.load(path, frame=number)
 
 
+def listed_png(colours: bytes, alpha: bytes = b"") -> bytes:
+    """Two pixels, of the first colour and of the second."""
+    header = struct.pack(">IIBBBBB", 2, 1, 8, 3, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"PLTE", colours), (b"IDAT", zlib.compress(b"\0\0\1"))]
+    parts[2:2] = [(b"tRNS", alpha)] if alpha else []
+    return MAGIC + b"".join(chunk(*part) for part in (*parts, (b"IEND", b"")))
+
+
 def test_numbers_beyond_the_list_of_colours_are_told() -> None:
-    """Two pixels, and the colours of the first, or of both."""
-    for count in (1, 2):
-        colours = bytes([9, 8, 7, 99, 88, 77][: 3 * count])
-        listed = bytes([7, 8, 9, 0, 77, 88, 99, 0][: 4 * count])
-        header = struct.pack(">IIBBBBB", 2, 1, 8, 3, 0, 0, 0)
-        row = zlib.compress(b"\0\0\1")
-        parts = (b"IHDR", header), (b"PLTE", colours), (b"IDAT", row), (b"IEND", b"")
-        second = [99, 88, 77] if count == 2 else [0, 0, 0]
-        for data in (MAGIC + b"".join(chunk(*part) for part in parts), bmp(8, b"\0\1", listed)):
-            found = pictures.load("a", data=data)
-            assert found.pixels.tolist() == [[[9, 8, 7], second]]
-            assert found.notes == (() if count == 2 else (UNLISTED,))
+    both, first = bytes([9, 8, 7, 99, 88, 77]), bytes([9, 8, 7])
+    for data in (listed_png(both), bmp(8, b"\0\1", bytes([7, 8, 9, 0, 77, 88, 99, 0]))):
+        found = pictures.load("a", data=data)
+        assert found.pixels.tolist() == [[[9, 8, 7], [99, 88, 77]]]
+        assert found.notes == ()
+    for data in (listed_png(first), bmp(8, b"\0\1", bytes([7, 8, 9, 0]))):
+        found = pictures.load("a", data=data)
+        assert found.pixels.tolist() == [[[9, 8, 7], [0, 0, 0]]]
+        assert found.notes == (UNLISTED,)
+    unseen = pictures.load("a", alpha=True, data=listed_png(first, b"\xff\0"))
+    assert unseen.pixels[0, :, 3].tolist() == [255, 0]
+    assert unseen.notes == ()
 
 
 # BMP
@@ -117,7 +125,7 @@ BLACK_WHITE, RED_GREEN = bytes([0] * 4 + [255] * 3 + [0]), bytes([0, 0, 255, 0, 
 def icon_picture(bits: int, row: bytes, colours: bytes = b"") -> bytes:
     """Two pixels, of which a mask hides the second."""
     head = struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, bits, 0, 0, 0, 0, len(colours) // 4, 0)
-    return head + colours + row + b"\x40\0\0\0"
+    return head + colours + row.ljust(4 * -(-bits // 16), b"\0") + b"\x40\0\0\0"
 
 
 def icon(kind: int, *ones: tuple[int, bytes]) -> bytes:
@@ -132,31 +140,29 @@ def icon(kind: int, *ones: tuple[int, bytes]) -> bytes:
 @pytest.mark.parametrize("kind", [1, 2])
 @pytest.mark.parametrize("told", [0, 24, 32])
 @pytest.mark.parametrize(
-    ("picture", "first", "second"),
+    ("bits", "row", "colours", "first", "second"),
     [
-        (icon_picture(1, b"\x40\0\0\0", BLACK_WHITE), [0, 0, 0, 255], [255, 255, 255, 0]),
-        (icon_picture(8, b"\0\1\0\0", BLACK_WHITE), [0, 0, 0, 255], [255, 255, 255, 0]),
-        (icon_picture(8, b"\0\1\0\0", RED_GREEN), [255, 0, 0, 255], [0, 255, 0, 0]),
-        (icon_picture(16, b"\0\x7c\x1f\0"), [255, 0, 0, 255], [0, 0, 255, 0]),
-        (icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0])), [3, 2, 1, 255], [6, 5, 4, 0]),
-        (
-            icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0])) + bytes(9),
-            [3, 2, 1, 255],
-            [6, 5, 4, 0],
-        ),
-        (icon_picture(32, bytes([1, 2, 3, 9, 4, 5, 6, 8])), [3, 2, 1, 9], [6, 5, 4, 8]),
-        (icon_picture(32, bytes([1, 2, 3, 0, 4, 5, 6, 0])), [3, 2, 1, 255], [6, 5, 4, 0]),
+        (1, b"\x40", BLACK_WHITE, [0, 0, 0, 255], [255, 255, 255, 0]),
+        (8, b"\0\1", BLACK_WHITE, [0, 0, 0, 255], [255, 255, 255, 0]),
+        (8, b"\0\1", RED_GREEN, [255, 0, 0, 255], [0, 255, 0, 0]),
+        (16, b"\0\x7c\x1f\0", b"", [255, 0, 0, 255], [0, 0, 255, 0]),
+        (24, bytes(range(6)), b"", [2, 1, 0, 255], [5, 4, 3, 0]),
+        (32, bytes([1, 2, 3, 9, 4, 5, 6, 8]), b"", [3, 2, 1, 9], [6, 5, 4, 8]),
+        (32, bytes([1, 2, 3, 0, 4, 5, 6, 0]), b"", [3, 2, 1, 255], [6, 5, 4, 0]),
     ],
 )
 def test_masks_of_icons_and_cursors(
-    kind: int, told: int, picture: bytes, first: list[int], second: list[int]
+    kind: int, told: int, bits: int, row: bytes, colours: bytes, first: list[int], second: list[int]
 ) -> None:
-    assert pixels(icon(kind, (told, picture))) == [[first, second]]
+    """Also where the list of pictures is wrong in how many bits there are, or bytes."""
+    picture = icon_picture(bits, row, colours)
+    for body in (picture, picture + bytes(9)):
+        assert pixels(icon(kind, (told, body))) == [[first, second]]
 
 
 @pytest.mark.parametrize("kind", [1, 2])
 def test_of_an_icon_the_picture_of_the_most_bits_is_taken(kind: int) -> None:
-    deep, flat = (icon_picture(32, bytes(range(8))), icon_picture(8, b"\0\1\0\0", RED_GREEN))
+    deep, flat = (icon_picture(32, bytes(range(8))), icon_picture(8, b"\0\1", RED_GREEN))
     for ones in (((32, deep), (8, flat)), ((8, flat), (32, deep))):
         assert pixels(icon(kind, *ones)) == [[[2, 1, 0, 3], [6, 5, 4, 7]]]
 
@@ -179,7 +185,7 @@ def test_an_icon_of_pillows_without_a_png_is_read(mode: str, size: tuple[int, in
 
 
 def test_an_icon_that_is_not_whole_or_of_a_rare_kind_is_refused(tmp_path: Path) -> None:
-    path, sound = tmp_path / "a.ico", icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0]))
+    path, sound = tmp_path / "a.ico", icon_picture(24, bytes(range(6)))
     for body, words in (
         (sound[:-4], "not enough image data"),
         (b"", "its picture is missing"),
@@ -191,7 +197,7 @@ def test_an_icon_that_is_not_whole_or_of_a_rare_kind_is_refused(tmp_path: Path) 
 
 
 def test_an_image_of_a_cursor_is_refused() -> None:
-    data = icon(2, (0, icon_picture(24, bytes([1, 2, 3, 4, 5, 6, 0, 0]))))
+    data = icon(2, (0, icon_picture(24, bytes(range(6)))))
     for loaded in (False, True):
         with Image.open(io.BytesIO(data)) as image:
             if loaded:
