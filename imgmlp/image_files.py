@@ -72,10 +72,8 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
 
     Raises PictureError, UsageError if there is no such frame, and what Pillow does.
     """
-    start = stream.read(image_claims.PCX_COLOURS)
-    if (
-        len(start) < image_claims.PCX_COLOURS
-    ):  # of a small file, before which Pillow may look for colours
+    most = image_claims.PCX_COLOURS
+    if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
     icon = start.startswith((ICON, CURSOR))
     stream = image_misread.icon(stream, path) if icon else stream
