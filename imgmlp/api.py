@@ -93,7 +93,11 @@ def train(
     if unknown := [name for name in settings if name not in _SETTINGS]:
         problem = f"there is no setting {', '.join(unknown)}"
         raise UsageError(problem, hint=f"use {', '.join(_SETTINGS)}")
-    chosen = replace(PRESETS[preset], **settings)
+    plain: dict[str, Any] = {
+        name: int(value) if isinstance(value, np.integer) else value
+        for name, value in settings.items()
+    }
+    chosen = replace(PRESETS[preset], **plain)
     target_file = None if output is None else _path(output)
     if target_file is not None:
         pictures.check_ending(target_file, ".npz")

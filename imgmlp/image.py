@@ -165,7 +165,9 @@ def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
 def _orientation(image: Image.Image) -> int:
     try:
         with image_files.quietly():
-            return int(image.getexif().get(0x0112, 1))
+            given = image.info.get("exif")  # which Pillow reads as bytes only
+            exif = given if isinstance(given, Image.Exif) else image.getexif()
+            return int(exif.get(0x0112, 1))
     except MemoryError:
         raise
     except Exception:  # metadata that cannot be parsed says nothing about the pixels

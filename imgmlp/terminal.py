@@ -130,7 +130,7 @@ class Terminal:
         """
         terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
         if self.quiet or not self.progress:
-            yield lambda _: None
+            yield lambda *_: None
         elif terminal:
             columns = (BarColumn(), TextColumn("{task.description}"))
             # Drawn when there is news, so that no thread competes with what is measured.

@@ -63,3 +63,20 @@ def test_the_command_prints_json_and_writes_csv(imgmlp: Command, picture: Path) 
     assert len(written) == len(found) + 1
     imgmlp("bench", "kernels", "--side", "8", "--csv", "speeds.csv", check=8)
     imgmlp("bench", "kernels", "--side", "0", check=2)
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "words"),
+    [
+        (("--csv", "-"), 2, "standard output"),
+        (("--plot", "a.xyz"), 2, ".png or .svg"),
+        (("--plot", "a"), 2, ".png or .svg"),
+        (("--csv", "a.svg", "--plot", "./a.svg"), 8, "over another file"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(
+    imgmlp: Command, files: tuple[str, ...], code: int, words: str
+) -> None:
+    done = imgmlp("bench", "kernels", "--quick", "--force", *files, check=code)
+    assert words in done.stderr
+    assert "NumPy" not in done.stderr  # nor was a device opened

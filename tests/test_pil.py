@@ -136,6 +136,19 @@ def test_an_image_is_saved_like_any_other(tmp_path: Path) -> None:
         assert found.info == {}
 
 
+def test_an_orientation_is_applied_however_it_is_given(tmp_path: Path) -> None:
+    """As EXIF data that Pillow has read, or as their bytes."""
+    path = tmp_path / "a.imlp"
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned to the right
+    image = Image.fromarray(np.full((9, 7, 3), 80, np.uint8))
+    for given in (exif, exif.tobytes()):
+        image.save(path, device="numpy", exif=given)
+        with Image.open(path) as found:
+            assert found.size == (9, 7)
+            assert found.getexif().get(274, 1) == 1
+
+
 def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path) -> None:
     path = tmp_path / "a.imlp"
     image = Image.fromarray(np.full((9, 7, 3), 80, np.uint8))

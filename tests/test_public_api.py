@@ -278,6 +278,13 @@ def test_a_picture_may_be_a_file_an_image_or_an_array(tmp_path: Path) -> None:
         np.testing.assert_array_equal(pixels, results[0])
 
 
+def test_whole_numbers_of_numpys_are_whole_numbers() -> None:
+    numpys = {name: np.int64(value) for name, value in QUICK.items() if isinstance(value, int)}
+    assert numpys
+    found = imgmlp.train(small_pixels(1), **QUICK | numpys).pixels
+    np.testing.assert_array_equal(found, imgmlp.train(small_pixels(1), **QUICK).pixels)
+
+
 @pytest.mark.parametrize(
     ("source", "settings"),
     [

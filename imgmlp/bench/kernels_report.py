@@ -29,6 +29,7 @@ from imgmlp.text import print_data
 
 TURNS, QUICK_TURNS = 15, 5
 NONE = "–"
+PLOTS = (".png", ".svg")
 
 
 def bench_kernels(
@@ -47,10 +48,7 @@ def bench_kernels(
     """
     if any(side < 1 for side in sides):
         raise UsageError("a side is at least 1", hint="give --side as often as you like")
-    for path in filter(None, (table_file, plot)):
-        output_files.check_output(path, force)
-    if plot is not None and find_spec("matplotlib") is None:
-        raise UsageError("a plot needs matplotlib", hint="pip install matplotlib")
+    _check(table_file, plot, force)
     device = open_device(device_spec)
     terminal.note(device.info.describe())
     points, peak = run(terminal, device, quick, sides)
@@ -62,10 +60,28 @@ def bench_kernels(
         text = as_csv(points, peak).encode()
         output_files.write_atomically(table_file, lambda stream: stream.write(text), force)
     if plot is not None:
-        kind, title = plot.suffix.lstrip(".") or "png", device.info.describe()
+        kind, title = plot.suffix.lstrip(".").lower(), device.info.describe()
         output_files.write_atomically(
             plot, lambda stream: drawing.save(points, title, stream, kind), force
         )
+
+
+def _check(table_file: Path | None, plot: Path | None, force: bool) -> None:
+    """Refuse, before anything is measured, files that cannot be written, as an ImgmlpError."""
+    paths = [path for path in (table_file, plot) if path is not None]
+    if Path("-") in paths:
+        hint = "give a file; --json prints the figures"
+        raise UsageError("tables and plots are not written to standard output", hint=hint)
+    output_files.check_distinct(paths, [], "give each a name of its own")
+    for path in paths:
+        output_files.check_output(path, force)
+    if plot is None:
+        return
+    if plot.suffix.lower() not in PLOTS:
+        problem = f"a plot is no {plot.suffix or 'file without an ending'}"
+        raise UsageError(problem, hint=f"end its name with {' or '.join(PLOTS)}")
+    if find_spec("matplotlib") is None:
+        raise UsageError("a plot needs matplotlib", hint="pip install matplotlib")
 
 
 def run(

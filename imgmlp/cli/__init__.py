@@ -26,6 +26,8 @@ from imgmlp.text import guard_streams, print_data, quoted
 
 __all__ = ["app", "main"]
 
+INSTALL = "--install-completion"
+
 
 def main(began: float | None = None) -> None:
     """Run the command line and leave with its exit code. `began` is when the process did, if not
@@ -65,6 +67,9 @@ def _problem(error: BaseException) -> ImgmlpError:
         problem = re.sub("Input should be a valid integer.*", "it is no whole number", problem)
         problem = re.sub("Input should be a valid number.*", "it is no number", problem)
         return UsageError(problem, hint=_usage_hint(error))
+    if isinstance(error, OSError) and INSTALL in sys.argv[1:]:  # of Typer's, which asks nothing
+        problem = f"cannot install completion: {error.strerror}: {error.filename}"
+        return OutputError(problem, hint="--show-completion prints what your shell is to read")
     return problem_of(error)
 
 

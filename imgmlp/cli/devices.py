@@ -13,6 +13,7 @@ from imgmlp.engine import (
     check_device,
     forget_problems,
     list_devices,
+    mend_kernels,
     missing_drivers,
     open_device,
     open_untried,
@@ -55,6 +56,7 @@ def _check_devices(terminal: Terminal, as_json: bool, spec: str | None) -> None:
         forget_problems()  # only here: the processes that examine each doubt their own
         tested = [(info, selftest.examine(info)) for info in list_devices()]
     else:
+        mend_kernels()
         device = open_untried(spec)
         tested = [(device.info, check_device(device))]
     failed = [info.spec for info, checks in tested if not all(c.passed for c in checks)]

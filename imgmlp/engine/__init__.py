@@ -15,6 +15,7 @@ from imgmlp.engine.device.kernel_cache import current as cache_folder
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.device.probe import forget as forget_problems
+from imgmlp.engine.device.probe import mend_kernels
 from imgmlp.engine.frontend import nn, optim
 from imgmlp.engine.frontend.control import cond, loop
 from imgmlp.engine.frontend.device_check import Finding, check_device, missing_drivers
@@ -56,6 +57,7 @@ __all__ = [
     "list_devices",
     "loop",
     "memory_needed",
+    "mend_kernels",
     "missing_drivers",
     "nn",
     "open_device",

@@ -7,9 +7,9 @@ the former makes pictures smaller first, to some 256 pixels along the shorter si
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,11 @@ class Quality:
 
 
 def available() -> bool:
-    """Whether the library is there."""
-    return find_spec(LIBRARY) is not None
+    """Whether the library is there, and can be loaded."""
+    with suppress(ImportError):
+        import_module(LIBRARY)
+        return True
+    return False
 
 
 def compare(original: Array, other: Array) -> Quality:

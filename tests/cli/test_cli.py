@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,10 +16,11 @@ import pytest
 from conftest import QUICK, Command, environment, imgmlp_command
 from outputs import assert_error, names
 
-from imgmlp import terminal, text
+from imgmlp import cli, terminal, text
 from imgmlp.cli import devices
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import list_devices
+from imgmlp.errors import OutputError
 
 
 def test_info_and_verify_take_compact_files(imgmlp: Command, compact: Path) -> None:
@@ -63,6 +66,16 @@ def test_devices_lists_what_the_option_takes(imgmlp: Command) -> None:
     assert found[-1]["spec"] == "numpy"
     lines = imgmlp("devices").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["--device", *(d["spec"] for d in found)]
+
+
+def test_a_home_that_cannot_be_written_keeps_completion_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["imgmlp", "--install-completion"])
+    told = cli._problem(OSError(errno.EROFS, os.strerror(errno.EROFS), "/home/u/.bashrc"))
+    assert isinstance(told, OutputError)
+    assert str(told) == "cannot install completion: Read-only file system: /home/u/.bashrc"
+    assert "--show-completion" in told.hint
 
 
 def test_devices_says_how_to_mend_what_is_missing(

@@ -245,13 +245,26 @@ def test_what_cannot_be_is_refused(
     assert (picture.parent / "there.html").read_text() == "somebody's"
 
 
+@pytest.mark.parametrize("library", ["no_such_library", "a_broken_library"])
 def test_without_its_library_it_says_which(
-    two: list[Path], monkeypatch: pytest.MonkeyPatch
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
-    monkeypatch.setattr(metrics, "LIBRARY", "no_such_library")
+    folder = two[0].parent
+    (folder / "a_broken_library.py").write_text("import no_such_library")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(metrics, "LIBRARY", library)
     with pytest.raises(compare.UsageError, match="blazediff-ssim") as raised:
         run(two)
     assert raised.value.hint == "pip install blazediff-ssim pillow-jxl-plugin"
+
+
+@pytest.mark.parametrize("setting", ["quiet", "progress"])
+def test_a_page_is_made_without_showing_how_far_it_is(two: list[Path], setting: str) -> None:
+    terminal, page = Terminal(), two[0].parent / "page.html"
+    setattr(terminal, setting, setting == "quiet")
+    wanted = Wanted(RATES, 1, "mlp")
+    assert compare.run(terminal, two[:1], page, wanted, "numpy", False, False) == 0
+    assert page.exists()
 
 
 def test_a_large_page_is_told(

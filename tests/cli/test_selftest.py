@@ -102,3 +102,18 @@ def test_a_failure_ends_with_the_exit_code_of_devices(
     (report,) = json.loads(capsys.readouterr().out)
     assert not report["passed"]
     assert report["checks"][1]["hint"] == "update the driver"
+
+
+def test_a_check_of_one_device_removes_what_is_damaged_of_kernels(
+    imgmlp: Command, tmp_path: Path
+) -> None:
+    """Which other commands would end at, so that they passed the device over."""
+    place = {"POCL_CACHE_DIR": str(tmp_path / "pocl")}
+    imgmlp("devices", "--check", "--device", "cpu", env=place)
+    kept = [path for path in (tmp_path / "pocl").rglob("*.so") if path.stat().st_size]
+    if not kept:
+        pytest.skip("this is of PoCL's only")
+    for path in kept:
+        path.write_bytes(b"")
+    imgmlp("devices", "--check", "--device", "cpu", env=place)
+    assert all(path.stat().st_size for path in (tmp_path / "pocl").rglob("*.so"))

@@ -80,12 +80,19 @@ def doubt(handle: int, info: DeviceInfo) -> None:
 def forget() -> None:
     """Have every device tried again when it is next used, without what is damaged of kernels."""
     _working.clear()
-    choose_cache()
+    mend_kernels()
     place = current()
     with suppress(OSError):
         for path in place.glob(f"{PREFIX}*.json") if place else ():
             path.unlink(missing_ok=True)
-        if place is not None:
+
+
+def mend_kernels() -> None:
+    """Remove what is damaged of the kernels that are kept."""
+    choose_cache()
+    place = current()
+    if place is not None:
+        with suppress(OSError):
             mend(place)
 
 
