@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -276,6 +277,15 @@ def test_a_picture_may_be_a_file_an_image_or_an_array(tmp_path: Path) -> None:
     ]
     for pixels in results[1:]:  # the same seed gives the same bits
         np.testing.assert_array_equal(pixels, results[0])
+
+
+def test_progress_can_be_sent_to_another_process() -> None:
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    with reader:
+        with writer:
+            imgmlp.train(small_pixels(1), **QUICK, on_step=writer.send)
+        found = reader.recv()
+    assert (found.steps, found.preview) == (20, None)
 
 
 def test_whole_numbers_of_numpys_are_whole_numbers() -> None:

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from imgmlp import __version__
 from imgmlp.cli.options import (
     AsJson,
     Batch,
@@ -38,6 +37,7 @@ from imgmlp.cli.options import (
     Recursive,
     StoredFiles,
     Strip,
+    Version,
     Weights,
     with_terminal,
 )
@@ -61,22 +61,8 @@ bench_app = typer.Typer(cls=PlainHelps, invoke_without_command=True, rich_markup
 app.add_typer(bench_app, name="bench")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print_data(f"imgmlp {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
+def _root(context: typer.Context, version: Version = False) -> None:
     if context.invoked_subcommand is None:
         print_data(context.get_help())
         raise typer.Exit(UsageError.exit_code)

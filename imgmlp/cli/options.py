@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from imgmlp import __version__
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
+from imgmlp.text import print_data
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_data(f"imgmlp {__version__}")
+        raise typer.Exit
+
 
 Files = Annotated[
     list[Path],
@@ -26,6 +35,10 @@ StoredFiles = Annotated[
     typer.Argument(
         metavar="FILE", help=".imlp or .npz files, or folders of them; - is standard input."
     ),
+]
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
@@ -244,7 +257,9 @@ def with_terminal(run: Callable[..., None]) -> Callable[..., None]:
     """
     shown = inspect.signature(terminal_of, eval_str=True).parameters
     _, *own = inspect.signature(run, eval_str=True).parameters.values()
-    together = {one.name: one for one in (*own, *shown.values())}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    version = inspect.Parameter("version", kind, default=False, annotation=Version)
+    together = {one.name: one for one in (*own, *shown.values(), version)}
 
     @wraps(run)
     def command(**given: Any) -> None:

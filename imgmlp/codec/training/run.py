@@ -23,7 +23,7 @@ class Progress:
 
     `bpp` and `cost`, the squared error plus lambda times bpp, are estimates of codecs that know
     them. `preview()` decodes the best parameters so far, of compact files the present ones, to
-    uint8 [height, width, channels].
+    uint8 [height, width, channels]; what is pickled has none, as it would need the device.
     """
 
     step: int
@@ -35,6 +35,9 @@ class Progress:
     preview: Callable[[], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
     bpp: float | None = None
     cost: float | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "preview": None}
 
     @staticmethod
     def between(first: Moment, last: Moment, steps: int, loss: float, preview: Any) -> Progress:
