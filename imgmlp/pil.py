@@ -2,8 +2,9 @@
 
 Opening reads the header and compares the checksums; the pixels are decoded when they are asked
 for, as Pillow does with every format. `image.save("a.imlp", bpp=0.4)` takes what `imgmlp.encode`
-does but `frame`, and beside that Pillow's `icc_profile`, `exif`, `xmp` and `dpi`. As Pillow empties
-the file before it asks for the bytes of any format, an older one is lost if encoding fails.
+does but `frame`, and beside that Pillow's `icc_profile`, `exif`, `xmp` and `dpi`. What of the image
+had to be changed is an ImgmlpWarning, as a missed target is. As Pillow empties the file before it
+asks for the bytes of any format, an older one is lost if encoding fails.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
     except ImgmlpError as error:
         raise OSError(f"{error}; {error.hint}") from error
     stream.write(found.bytes)
+    for note in found.notes:
+        warnings.warn(note, ImgmlpWarning, stacklevel=3)
     if found.missed is not None:
         warnings.warn(f"the target was missed: {found.missed}", ImgmlpWarning, stacklevel=3)
 

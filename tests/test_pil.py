@@ -149,6 +149,12 @@ def test_an_orientation_is_applied_however_it_is_given(tmp_path: Path) -> None:
             assert found.getexif().get(274, 1) == 1
 
 
+def test_what_had_to_be_changed_is_a_warning(tmp_path: Path) -> None:
+    image = Image.fromarray(np.full((4, 4), 0x1234, np.uint16))
+    with pytest.warns(ImgmlpWarning, match="the upper 8 are kept"):
+        image.save(tmp_path / "a.imlp", device="numpy")
+
+
 def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path) -> None:
     path = tmp_path / "a.imlp"
     image = Image.fromarray(np.full((9, 7, 3), 80, np.uint8))

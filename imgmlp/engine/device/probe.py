@@ -90,6 +90,10 @@ def forget() -> None:
 def mend_kernels() -> None:
     """Remove what is damaged of the kernels that are kept."""
     choose_cache()
+    _mend()
+
+
+def _mend() -> None:
     place = current()
     if place is not None:
         with suppress(OSError):
@@ -178,8 +182,9 @@ def _patience() -> float:
     return TIMEOUT * min(max(1.0, waiting), BUSIEST)
 
 
-def _tried(info: DeviceInfo) -> Outcome:
-    """What comes of using the device in another process."""
+def _tried(info: DeviceInfo, mended: bool = False) -> Outcome:
+    """What comes of using the device in another process; if that crashes, also of a second one,
+    without what is damaged of kernels."""
     limit = _patience()
     try:
         done = child.run(limit, "imgmlp.engine.device.trial", info.spec)
@@ -196,4 +201,9 @@ def _tried(info: DeviceInfo) -> Outcome:
         return Outcome(f"it cannot link what it compiles: {advice}", DAY)
     last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
     problem = f"trying it ended by {child.ended_by(done.returncode)}: {last}"
-    return Outcome(problem, DAY if -done.returncode in CRASHES else 0.0)
+    if -done.returncode not in CRASHES:
+        return Outcome(problem)
+    if mended:
+        return Outcome(problem, DAY)
+    _mend()
+    return _tried(info, mended=True)

@@ -274,6 +274,17 @@ def test_a_process_that_is_lost_is_a_problem(
     assert len(list(place.glob("probe-*"))) == 1
 
 
+def test_a_process_that_a_damaged_kernel_ends_has_another_one_without_it(
+    place: Path, info: DeviceInfo, play: Callable[[str], None]
+) -> None:
+    damaged = place / "AB" / "PROGRAM" / "kernel" / "1" / "kernel.so"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"")
+    play(f"[ -e {damaged} ] && kill -ABRT $$; echo works")
+    assert ask(info) == ""
+    assert not damaged.exists()
+
+
 def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
