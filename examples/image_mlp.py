@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     program = compile_training(picture, weights, options.steps, device)
     begin = time.perf_counter()
     for i in range(10):
-        program.run(options.steps // 10)
+        program.run(max(1, options.steps // 10))
         print(f"{i + 1:3d}0 %  loss {program.read('loss').item():.4f}")
     print(f"trained for {time.perf_counter() - begin:.1f} s on {device.info.describe()}")
 

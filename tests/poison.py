@@ -22,6 +22,7 @@ def run_poisoned(program: Program) -> None:
     for position in program.stages.procedure.order():
         _spoil_free_bytes(program, program.device, position)
         program.device.launch_all([program.launches[position]])
+    program._unset.clear()
 
 
 def _spoil_free_bytes(program: Program, device: Device, position: int) -> None:

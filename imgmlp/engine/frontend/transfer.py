@@ -84,10 +84,13 @@ class Receiver:
         self._waiting: list[tuple[Any, list[Pending], dict[str, Array]]] = []
 
     def send(self, tag: Any = None, names: Sequence[str] | None = None) -> None:
-        """Read the outputs, or some of them, as they are after the steps enqueued so far."""
+        """Read the outputs, or some of them, as they are after the steps enqueued so far.
+
+        Raises ValueError for one that no step has given a value yet.
+        """
         pending, arrays = [], {}
         for name in self.names if names is None else names:
-            storage = self._state.get(name) or self.program.storage(name)
+            storage = self._state.get(name) or self.program.computed(name)
             arrays[name] = np.empty(storage.shape, storage.dtype.np)
             if storage.size:
                 pending.append(self.program.device.read_async(storage.data, arrays[name]))

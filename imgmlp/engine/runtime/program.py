@@ -83,6 +83,7 @@ class Program:
         self._target = _target(device, self.precision)
         self.outputs: dict[str, Buffer] = {}
         self.inputs: set[Buffer] = set()  # everything that is read, states included
+        self._unset: set[Buffer] = set()  # what no step has given a value yet
         self._traceable = traceable
         if traceable is None:
             self.updates = self._named((outputs, updates))
@@ -195,6 +196,8 @@ class Program:
             if storage.device is not self.device:
                 place, here = storage.device.info.spec, self.device.info.spec
                 raise ValueError(f"{storage!r} is on device {place}, the program on {here}")
+            if storage.data is None and storage.host is None and storage.size:
+                self._unset.add(storage)
             upload(storage)
 
     @cached_property
@@ -358,6 +361,8 @@ class Program:
         return Program(self.device, {}, updates, self.general, self.precision, checked=False)
 
     def _run(self, times: int) -> None:
+        if times:
+            self._unset.clear()
         if isinstance(self.device, NumpyDevice):
             for _ in range(times):
                 self._interpret(self.device.form)
@@ -425,8 +430,18 @@ class Program:
             run_lowered(self.stages, form)
 
     def read(self, name: str) -> Array:
-        """An output as it is once all enqueued steps are done. Raises ValueError for another."""
-        return read_buffer(self.device, self.storage(name))
+        """An output as it is once all enqueued steps are done.
+
+        Raises ValueError for another, and before the first step for one that is no state.
+        """
+        return read_buffer(self.device, self.computed(name))
+
+    def computed(self, name: str) -> Buffer:
+        """Where an output stands that has a value. Raises ValueError as `read` does."""
+        storage = self.storage(name)
+        if storage in self._unset:
+            raise misuse(ValueError, f"{name!r} has no value before the first run of the program")
+        return storage
 
     def storage(self, name: str) -> Buffer:
         """Where an output stands. Raises ValueError if there is none of this name."""

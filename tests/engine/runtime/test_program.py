@@ -50,6 +50,27 @@ def test_state_goes_on_from_replay_to_replay(device: AnyDevice) -> None:
     assert count.item() == 7
 
 
+def test_what_no_step_has_computed_yet_is_not_read(device: AnyDevice) -> None:
+    total = Tensor(np.float32(3), device)
+
+    def step() -> dict[str, Tensor]:
+        total.assign(total + 1)
+        return {"twice": total * 2, "total": total, "next": total + 1}
+
+    program = compile(step, device)
+    receiver = Receiver(program, ["twice", "total"], lambda *_: None)
+    program.run(0)
+    with pytest.raises(ValueError, match="'twice' has no value before the first run"):
+        program.read("twice")
+    with pytest.raises(ValueError, match="'twice' has no value before the first run"):
+        receiver.send()
+    assert program.read("total") == program.read("next") == 3  # a state has one
+    receiver.send(names=["total"])
+    receiver.wait()
+    program.run()
+    assert program.read("twice") == 6 and program.read("total") == 4
+
+
 def test_two_programs_share_a_state(device: AnyDevice) -> None:
     first, count = counter(device)
     second = compile(lambda: {"double": count * 2}, device)
