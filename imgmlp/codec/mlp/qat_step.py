@@ -206,7 +206,8 @@ class LearningStep(Resumable):
         difference = answer - (samples * (1 / 255) - 0.5)
         if self.channels in (2, 4):
             difference = difference * (samples - UNSEEN).minimum(1.0)
-        error = difference.square().mean()
+        share = 1 / math.prod(difference.shape)  # files depend on this product, which no mean is
+        error = difference.square().sum() * share
         (slope,) = error.gradient([used])
         by_weight, by_size = self._rate_gradients(step, told.price)
         self.adam.apply([slope + by_weight])

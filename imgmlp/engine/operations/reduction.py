@@ -50,7 +50,7 @@ class Reduction(Movement):
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The sum over the number of elements; of halves too, where the sum is none."""
         count = math.prod(self.shape[a] for a in axes_of("mean", axis, self.shape))
-        mean = self.cast(dt.f32).sum(axis, keepdims) * (1.0 / count if count else math.nan)
+        mean = self.cast(dt.f32).sum(axis, keepdims)._over(count)
         return mean.cast(self._float().dtype)
 
     def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
@@ -58,9 +58,15 @@ class Reduction(Movement):
         number = math.prod(self.shape[a] for a in axes_of("var", axis, self.shape)) - correction
         wide = self.cast(dt.f32)
         squares = (wide - wide.mean(axis, keepdims=True)).square().sum(axis, keepdims)
-        return (squares * (1.0 / number if number > 0 else math.nan)).cast(self._float().dtype)
+        return squares._over(number).cast(self._float().dtype)
 
     variance = var
+
+    def _over(self, number: float) -> Self:
+        """Divided by a number, exactly where that is possible; NaN unless it is positive. Gradients
+        are products with its reciprocal, which for every element take less time."""
+        answer = self / (float(number) if number > 0 else math.nan)
+        return self._with(graph.function(answer.node, [self.node], _over_vjp(number)))
 
     @in_f32
     def softmax(self, axis: Axis = -1) -> Self:
@@ -103,6 +109,13 @@ class Reduction(Movement):
 
     def __rmatmul__(self, other: Array) -> Self:
         return self._with(from_host(other, self.device)) @ self
+
+
+@cache
+def _over_vjp(number: float) -> Any:
+    """One rule for each number, so that equal means are one Node."""
+    share = 1.0 / number if number > 0 else math.nan
+    return lambda g, ans, x: (g * share,)
 
 
 @cache

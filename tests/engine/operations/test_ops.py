@@ -228,6 +228,25 @@ def test_long_reductions_of_bytes_wrap(device: AnyDevice) -> None:
         assert np.array_equal(program.read(f"{name} max"), array.max(1))
 
 
+def test_the_mean_of_equal_numbers_is_that_number(device: AnyDevice) -> None:
+    counts = [3, 41, 49, 55]
+    xs = [Tensor(np.full((2, n), 7, np.float32), device) for n in counts]
+
+    def step() -> dict[str, Tensor]:
+        found = {}
+        for n, x in zip(counts, xs, strict=True):
+            found |= {f"{n}": x.mean(1), f"{n}, std": x.std(1)}
+            (found[f"{n}, gradient"],) = x.mean().gradient([x])
+        return found
+
+    program = compile(step, device)
+    program.run()
+    for n in counts:
+        assert np.array_equal(program.read(f"{n}"), [7, 7])
+        assert np.array_equal(program.read(f"{n}, std"), [0, 0])
+        assert close(program.read(f"{n}, gradient"), np.full((2, n), 0.5 / n))
+
+
 def test_gather_and_its_gradient_with_repeated_rows(device: AnyDevice) -> None:
     table = np.random.default_rng(0).standard_normal((9, 5)).astype(np.float32)
     index = np.array([[3, 0], [3, 8], [3, 1]])
