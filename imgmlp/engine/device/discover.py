@@ -102,8 +102,10 @@ def open_device(spec: str = "auto") -> AnyDevice:
     it warns of each that does not work, and of NumPy. ``simulator``, which is Oclgrind, is taken
     only by name: it checks every access to memory. NumPy also runs what programs are lowered to,
     checking the same: ``numpy:procedure``, ``numpy:uops`` and ``numpy:uops-group``.
-    Raises DeviceError if there is no such device, or none that works.
+    Raises DeviceError if there is no such device, or none that works, TypeError for no name.
     """
+    if not isinstance(spec, str):
+        raise TypeError(f"open_device takes a name such as 'auto', 'cpu' or '0:1', not {spec!r}")
     wanted = spec.strip().lower()
     if wanted in NUMPY_FORMS:
         return NumpyDevice(wanted)
@@ -126,6 +128,14 @@ def open_device(spec: str = "auto") -> AnyDevice:
     if problems:
         raise DeviceError(problems[0], hint=MEND)
     raise _not_there(spec, found, reason)
+
+
+def told_apart(place: AnyDevice, here: AnyDevice) -> tuple[str, str]:
+    """What to call two devices that are not the same one, also where one was opened twice."""
+    first, second = place.info.spec, here.info.spec
+    if first == second:
+        second = "another opening of it: call open_device once, as each has memory of its own"
+    return first, second
 
 
 def open_unasked(spec: str) -> Device | None:

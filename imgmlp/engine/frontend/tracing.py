@@ -110,6 +110,9 @@ def compile(
     its code and the shapes and dtypes of `states`, realized Tensors, the only ones that it takes.
     `step` is a method then.
     """
+    if not isinstance(device, AnyDevice):
+        text = f"compile: takes a device that open_device() gives, not {device!r}"
+        raise misuse(TypeError, text)
     unready, known = _building.unready, None
     with _uncollected():
         if depends_on is not None:

@@ -315,7 +315,9 @@ def normal_axis(axis: int, shape: Shape, operation: str) -> int:
     try:
         place = operator.index(axis)
     except TypeError:
-        raise misuse(TypeError, f"{operation}: axis {axis!r} is no whole number") from None
+        place = None
+    if place is None or isinstance(axis, bool):  # sum(True) might mean anything
+        raise misuse(TypeError, f"{operation}: axis {axis!r} is no whole number")
     if not -rank <= place < rank:
         raise misuse(ValueError, f"{operation}: axis {axis} is none of the {rank} of shape {shape}")
     return place % rank

@@ -92,19 +92,23 @@ class Indexing(Functions):
 
     # --- triangles ---
 
-    def _places(self, axis: int) -> Self:
+    def _places(self, axis: int, operation: str = "places") -> Self:
         """0, 1, 2 ... along an axis, of size 1 along the others."""
-        axis = self._axis(axis, "index")
+        axis = self._axis(axis, operation)
         ones = (n if a == axis else 1 for a, n in enumerate(self.shape))
         return self._with(graph.iota(self.shape[axis])).reshape(*ones)
 
     def tril(self, diagonal: int = 0) -> Self:
         """Zero above a diagonal of the last two axes, 0 being the main one, 1 that above it."""
-        return self.where(self._places(-1) - self._places(-2) <= diagonal, self, False)
+        return self.where(self._above("tril") <= diagonal, self, False)
 
     def triu(self, diagonal: int = 0) -> Self:
         """Zero below a diagonal, as `tril`."""
-        return self.where(self._places(-1) - self._places(-2) >= diagonal, self, False)
+        return self.where(self._above("triu") >= diagonal, self, False)
+
+    def _above(self, operation: str) -> Self:
+        """How far above the main diagonal of the last two axes."""
+        return self._places(-1, operation) - self._places(-2, operation)
 
     # --- elements by indices ---
 

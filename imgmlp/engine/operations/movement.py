@@ -131,8 +131,8 @@ class Movement(Elementwise):
                 raise out_of_bounds(item, axis, self.shape)
             return (item % n, item % n + 1), 1
         if not isinstance(item, slice):
-            advice = "whole numbers and slices only; use gather for Tensors"
-            raise misuse(TypeError, f"index {item!r} of shape {self.shape}: {advice}")
+            known = "whole numbers, slices, None, ..., lists, arrays and Tensors of integers only"
+            raise misuse(TypeError, f"index {item!r} of shape {self.shape}: {known}")
         begin, end, step = item.indices(n)
         count = len(range(begin, end, step))
         if not count:

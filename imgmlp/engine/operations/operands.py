@@ -115,7 +115,8 @@ def axes_of(operation: str, axis: Axis, shape: Shape) -> tuple[int, ...]:
 
     Raises ValueError for an axis that is not there, or named twice.
     """
-    if axis is None or (not shape and axis in (0, -1)):  # of what has none, as PyTorch
+    none = not shape and axis in (0, -1) and not isinstance(axis, bool)
+    if axis is None or none:  # of what has none, as PyTorch
         return tuple(range(len(shape)))
     given = tuple(axis) if isinstance(axis, Sequence) else (axis,)
     axes = tuple(graph.normal_axis(a, shape, operation) for a in given)

@@ -63,12 +63,15 @@ class Scans(Indexing):
         if axis is None or not axes_of("argmax", axis, self.shape):
             found = self.flatten().argmax(0)
             return found.reshape(*(1 for _ in self.shape)) if keepdims else found
+        axis = self._axis(axis, "argmax")
         most = self.max(axis, keepdims=True)
         chosen = self.eq(most) | self.isnan()
         return self.where(chosen, self._places(axis), self.shape[axis]).min(axis, keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """Where the smallest is, as `argmax`."""
+        if axis is not None and self.shape:
+            self._axis(axis, "argmin")
         return self._inverse().argmax(axis, keepdims)
 
     # --- scans ---
@@ -77,9 +80,12 @@ class Scans(Indexing):
         spans = ((begin, end) if a == axis else (0, n) for a, n in enumerate(self.shape))
         return self.shrink(*spans)
 
-    def _scan(self, axis: int, join: Callable[[Self, Self], Self], first: Self | int = 0) -> Self:
+    def _scan(
+        self, operation: str, axis: int, join: Callable[[Self, Self], Self], first: Self | int = 0
+    ) -> Self:
         """All from `first`, a place along the axis, up to each, joined."""
-        axis, places, found, step = self._axis(axis, "scan"), self._places(axis) - first, self, 1
+        axis = self._axis(axis, operation)
+        places, found, step = self._places(axis) - first, self, 1
         size = self.shape[axis]
         while step < size:
             moved = found._cut(axis, 0, size - step)
@@ -93,15 +99,15 @@ class Scans(Indexing):
         if self.dtype is dt.f16:
             return self.cast(dt.f32).cumsum(axis).cast(dt.f16)
         numbers = self.cast(dt.i32) if self.dtype is dt.bool_ else self
-        return numbers._scan(axis, type(self).__add__)
+        return numbers._scan("cumsum", axis, type(self).__add__)
 
     def cumprod(self, axis: int = 0) -> Self:
         """The product of all up to each."""
-        return self._scan(axis, lambda a, b: a * b)
+        return self._scan("cumprod", axis, lambda a, b: a * b)
 
     def cummax(self, axis: int = 0) -> Self:
         """The largest of all up to each."""
-        return self._scan(axis, lambda a, b: a.maximum(b))
+        return self._scan("cummax", axis, lambda a, b: a.maximum(b))
 
     # --- order ---
 
@@ -296,7 +302,7 @@ class Scans(Indexing):
         order, first, last = at._runs(size)
         wide = self.cast(dt.f32 if self.dtype.is_float else dt.i32)
         kind = dt.i32 if self.dtype is dt.bool_ else self.dtype
-        sums = wide._rows(order)._scan(1, type(self).__add__, first.unsqueeze(2))
+        sums = wide._rows(order)._scan("sum", 1, type(self).__add__, first.unsqueeze(2))
         found = self.where(last.unsqueeze(2) < 0, 0, sums._rows(last.maximum(0)))
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:

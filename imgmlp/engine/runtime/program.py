@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from imgmlp.engine.device.base import Allocation, Form, KernelHandle, Launch, Pending
-from imgmlp.engine.device.discover import AnyDevice
+from imgmlp.engine.device.discover import AnyDevice, told_apart
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.ir.dtype import Array
@@ -194,7 +194,7 @@ class Program:
             if storage.device is None:
                 storage.device = self.device
             if storage.device is not self.device:
-                place, here = storage.device.info.spec, self.device.info.spec
+                place, here = told_apart(storage.device, self.device)
                 raise ValueError(f"{storage!r} is on device {place}, the program on {here}")
             if storage.data is None and storage.host is None and storage.size:
                 self._unset.add(storage)
@@ -335,8 +335,10 @@ class Program:
         """Enqueue the step so many times; does not wait for the device.
 
         Under DEBUG it does, and raises OutOfBoundsError where a computed index is out of bounds.
-        Raises ValueError for fewer than 0.
+        Raises ValueError for fewer than 0, TypeError for no whole number.
         """
+        if not isinstance(times, int | np.integer):
+            raise misuse(TypeError, f"run: takes a whole number of steps, not {times!r}")
         if times < 0:
             raise misuse(ValueError, f"run: {times} steps; the number must not be negative")
         if isinstance(self.device, DryRun):

@@ -59,6 +59,11 @@ def test_auto_ends_at_numpy_and_says_what_it_costs(
     assert "many times as long" in numpy
 
 
+def test_a_device_is_opened_by_its_name_only() -> None:
+    with pytest.raises(TypeError, match="open_device takes a name such as 'auto'"):
+        open_device(None)  # type: ignore[arg-type]
+
+
 def test_what_nobody_asked_for_is_opened_without_a_word(
     listed: Callable[[dict[str, str]], None], recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -301,7 +301,18 @@ def test_python_numbers_are_weak() -> None:
         (lambda x: x.leaky_relu(-1), ValueError, ["slope", "-1"]),
         (lambda x: x.sum(1.0), TypeError, ["sum", "axis 1.0"]),
         (lambda x: x.max("a"), TypeError, ["max", "axis 'a'"]),
-        (lambda x: x.argmax((0, 1)), TypeError, ["axis (0, 1)"]),
+        (lambda x: x.argmax((0, 1)), TypeError, ["argmax: axis (0, 1)"]),
+        (lambda x: x.argmin((0, 1)), TypeError, ["argmin: axis (0, 1)"]),
+        (lambda x: x.sum(True), TypeError, ["sum: axis True"]),
+        (lambda x: x[0, 0].sum(False), TypeError, ["sum: axis False"]),
+        (lambda x: x.cumsum(2), ValueError, ["cumsum: axis 2"]),
+        (lambda x: x.cumprod(2), ValueError, ["cumprod: axis 2"]),
+        (lambda x: x.cummax(2), ValueError, ["cummax: axis 2"]),
+        (lambda x: x[0].tril(), ValueError, ["tril: axis -2"]),
+        (lambda x: x[0].triu(), ValueError, ["triu: axis -2"]),
+        (lambda x: x[1.0], TypeError, ["index 1.0", "lists, arrays and Tensors"]),
+        (lambda x: bool(x[:0]), ValueError, ["shape (0, 3)", "no element"]),
+        (bool, ValueError, ["shape (2, 3)", "several elements"]),
         (lambda x: x.softmax(2), ValueError, ["softmax", "axis 2"]),
         (lambda x: x.flatten(1, 0), ValueError, ["flatten", "axis 1"]),
         (lambda x: x.repeat(-1), ValueError, ["repeat", "-1"]),
@@ -323,6 +334,14 @@ def test_misuse_names_operation_and_shapes(
         act(Tensor(np.ones((2, 3))))
     for word in words:
         assert word in str(raised.value)
+
+
+def test_two_openings_of_a_device_are_told_as_such() -> None:
+    x, y = (Tensor([1.0], open_device("numpy")) for _ in range(2))
+    with pytest.raises(ValueError, match="another opening of it: call open_device once"):
+        x + y
+    with pytest.raises(ValueError, match="another opening of it: call open_device once"):
+        compile(lambda: {"x": x * 2}, open_device("numpy"))
 
 
 def test_a_tensor_says_where_its_elements_lie() -> None:

@@ -68,7 +68,12 @@ def test_what_no_step_has_computed_yet_is_not_read(device: AnyDevice) -> None:
     receiver.send(names=["total"])
     receiver.wait()
     program.run()
-    assert program.read("twice") == 6 and program.read("total") == 4
+    assert program.read("twice") == 6
+    assert program.read("total") == 4
+    with pytest.raises(TypeError, match=r"run: takes a whole number of steps, not 1\.5"):
+        program.run(1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="compile: takes a device that open_device"):
+        compile(step, None)  # type: ignore[arg-type]
 
 
 def test_two_programs_share_a_state(device: AnyDevice) -> None:
