@@ -85,6 +85,7 @@ _BYTE = np.zeros(1, np.uint8)
 # Whose driver keeps what it compiles on disk, and (580.159) crashes when parts of an allocation are
 # released that kernels have used and that overlap without being the same.
 NVIDIA = "NVIDIA CUDA"
+LOCAL = "__local "  # before the type of an argument that is of local memory
 
 
 def spare(info: DeviceInfo) -> int:
@@ -320,11 +321,18 @@ class Device(HostCopies):
         return True
 
     def parameters(self, kernel: KernelHandle) -> list[tuple[str, str]]:
-        """Type and name of each argument; empty where not built with -cl-kernel-arg-info."""
+        """Type, after LOCAL where it is of local memory, and name of each argument; empty where not
+        built with -cl-kernel-arg-info."""
         own, told = kernel.kernel, cl.kernel_arg_info
         ask, places = own.get_arg_info, range(own.num_args)
+        local = cl.kernel_arg_address_qualifier.LOCAL
+
+        def kind(i: int) -> str:
+            before = LOCAL if ask(i, told.ADDRESS_QUALIFIER) == local else ""
+            return before + str(ask(i, told.TYPE_NAME).replace(" ", ""))
+
         try:
-            return [(ask(i, told.TYPE_NAME).replace(" ", ""), ask(i, told.NAME)) for i in places]
+            return [(kind(i), ask(i, told.NAME)) for i in places]
         except cl.Error:
             return [("", "")] * len(places)
 

@@ -14,6 +14,7 @@ what the generator does not make.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -21,8 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from imgmlp.engine.device.base import Allocation, Launch
-from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.device.opencl import Device
+from imgmlp.engine.device.discover import AnyDevice, told_apart
+from imgmlp.engine.device.opencl import LOCAL, Device
 from imgmlp.engine.frontend import tracing
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.dtype import Array
@@ -64,15 +65,16 @@ class RawKernel:
         except DeviceError as error:
             error.add_note(error.hint)  # the log, where Python prints the error
             raise
-        self.parameters = device.parameters(self._handle)
+        self.parameters = device.parameters(self._handle)  # type and name of each
 
     def __call__(self, global_size: Size, local_size: Size, *arguments: Argument) -> None:
         """Run it on a grid of `global_size` work-items in groups of `local_size`, and wait.
 
         Arrays are copied to the device and, those that are writeable, back. A Tensor stays
         there: the kernel reads it, and writes it if it is realized. Raises TypeError where a
-        dtype is not the declared one, ValueError for a grid that the groups do not fill, or for
-        a Tensor without elements.
+        dtype is not the declared one, for a size that is no whole number, and for `__local` memory,
+        ValueError for a grid that the groups do not fill, for a number that the declared type
+        cannot hold, or for a Tensor without elements.
         """
         launch, copies = self._bind(global_size, local_size, arguments)
         self.device.launch_all([launch])
@@ -87,7 +89,12 @@ class RawKernel:
     def time(
         self, global_size: Size, local_size: Size, *arguments: Argument, runs: int = 10
     ) -> float:
-        """The least time of some runs, in microseconds on the device; arrays stay as they are."""
+        """The least time of some runs, in microseconds on the device; arrays stay as they are.
+
+        Raises as a call does, and ValueError for no runs.
+        """
+        if runs < 1:
+            raise misuse(ValueError, f"{self.name}: a time is of 1 run at least, not of {runs!r}")
         launch, _ = self._bind(global_size, local_size, arguments)
         self.device.time_launches([launch])  # what is slow only once
         least = min(self.device.time_launches([launch] * runs))
@@ -144,7 +151,7 @@ class RawKernel:
         if storage.device is None:
             storage.device = self.device
         if storage.device is not self.device:
-            here, there = self.device.info.spec, storage.device.info.spec
+            here, there = told_apart(self.device, storage.device)
             raise misuse(ValueError, f"{self.name} is on device {here}, the Tensor on {there}")
         upload(storage)
         allocation: Allocation = storage.data
@@ -152,13 +159,18 @@ class RawKernel:
 
 
 def _sizes(size: Size) -> tuple[int, ...]:
-    return tuple(int(n) for n in size) if isinstance(size, tuple) else (int(size),)
+    try:
+        return tuple(map(operator.index, size if isinstance(size, tuple) else (size,)))
+    except TypeError:
+        text = f"{size!r} is no size of a grid or a group: whole numbers only, several as a tuple"
+        raise misuse(TypeError, text) from None
 
 
 def _check_kind(what: str, declared: str, given: np.dtype[Any], suffix: str) -> None:
     """Refuse elements that the kernel would take for others; vectors stand for their elements."""
     if not declared:
         return  # the driver does not tell
+    _check_place(what, declared)
     if not declared.endswith(suffix):
         raise misuse(TypeError, f"{what} takes a number, an array was given")
     wanted = KINDS.get(declared.removesuffix(suffix).rstrip("0123456789"))
@@ -166,16 +178,32 @@ def _check_kind(what: str, declared: str, given: np.dtype[Any], suffix: str) -> 
         raise misuse(TypeError, f"{what} was given {given}; use .astype(np.{np.dtype(wanted)})")
 
 
+def _check_place(what: str, declared: str) -> None:
+    if declared.startswith(LOCAL):
+        advice = "declare it inside of the kernel, with its size"
+        raise misuse(TypeError, f"{what} is memory that a group shares, not an argument; {advice}")
+
+
 def _number(what: str, declared: str, given: np.generic | float) -> np.generic:
     """A number as the kernel declares it; if the driver does not tell, an int or a float."""
-    if declared.endswith("*") or not np.isscalar(given):
+    _check_place(what, declared)
+    if declared.endswith("*"):
         raise misuse(TypeError, f"{what} was given {given!r}; pass an array or a Tensor")
+    if not isinstance(given, int | float | np.integer | np.floating | np.bool_):
+        wanted = "a number" if declared else "a number, an array or a Tensor"
+        raise misuse(TypeError, f"{what} was given {given!r}; pass {wanted}")
     kind = KINDS.get(declared)
     if kind is None:
         kind = given.dtype.str if isinstance(given, np.generic) else "i4"
         kind = "f4" if isinstance(given, float) else kind
-    number: np.generic = np.dtype(kind).type(given)
-    if number != given and not isinstance(given, float | np.floating):
+    held = np.dtype(kind)
+    try:
+        with np.errstate(all="ignore"):
+            number: np.generic = held.type(given)
+    except (ValueError, OverflowError):  # such as NaN, of integers
+        number = np.float64("nan")
+    rounds = held.kind == "f" and isinstance(given, float | np.floating)
+    if number != given and not rounds:
         raise misuse(ValueError, f"{what} cannot hold {given!r}")
     return number
 

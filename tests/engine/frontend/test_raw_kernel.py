@@ -89,6 +89,11 @@ def test_the_wrong_dtype_number_or_count_is_refused_by_name(
         scale(*grid, a, a, a, 10)
     with pytest.raises(ValueError, match=r"uint size cannot hold 10\.5|uint size cannot hold"):
         scale(*grid, a, a, 1.0, np.int64(1 << 40))
+    for wrong in (2.7, np.float32(2.7), float("nan"), float("inf"), -1, 1 << 40):
+        with pytest.raises(ValueError, match=r"t_scale: uint size cannot hold|t_scale:  cannot"):
+            scale(*grid, a, a, 1.0, wrong)
+    with pytest.raises(TypeError, match=r"was given 'a'; pass a number"):
+        scale(*grid, a, a, 1.0, "a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"a Tensor of shape \(0, 2\) has no memory"):
         scale(*grid, a, Tensor(np.zeros((0, 2), np.float32), scale.device), 1.0, 10)
     with pytest.raises(TypeError, match=r"takes \(float\* out, .*uint size\); 2 arguments"):
@@ -99,9 +104,22 @@ def test_a_grid_that_groups_do_not_fill_is_refused(scale: RawKernel, a: np.ndarr
     for items, group in [((10, 4), (4, 4)), (16, (4, 4)), ((0, 4), (1, 4)), ((4,) * 4, (1,) * 4)]:
         with pytest.raises(ValueError, match="do not fill a grid"):
             scale(items, group, a, a, 1.0, 10)
+    for wrong in (8.5, "8", None, [3, 4]):
+        with pytest.raises(TypeError, match="is no size of a grid or a group"):
+            scale(wrong, (1, 1), a, a, 1.0, 10)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a time is of 1 run at least, not of 0"):
+        scale.time((3, 4), (3, 4), a, a, 1.0, 10, runs=0)
     with pytest.raises(ValueError, match="too many work-items"):
         scale((1 << 20, 1 << 20), (1 << 20, 1 << 20), a, a, 1.0, 10)
     scale((3, 4), (3, 4), a, a, 1.0, 10)  # the device was not harmed
+
+
+def test_an_array_is_not_taken_for_memory_that_a_group_shares(a: np.ndarray) -> None:
+    source = "__kernel void t_shares(__local float *part, __global float *out) { out[0] = 1; }"
+    kernel = RawKernel(open_opencl(), source, "t_shares")
+    for given in (a, 64, Tensor(a, kernel.device)):
+        with pytest.raises(TypeError, match=r"__local float\* part is memory that a group shares"):
+            kernel(1, 1, given, a)
 
 
 def test_what_does_not_compile_comes_with_the_compilers_log() -> None:
