@@ -192,12 +192,17 @@ class Tensor(Windows):
         """Gradients of this single number by each of `wrt`, in its shape; zeros where unconnected.
 
         Raises ValueError if this is not one element; TypeError if it is no float, or one of
-        `wrt` is no Tensor.
+        `wrt` is no Tensor, or none of floats and this depends on it.
         """
         alone = isinstance(wrt, Tensor)  # and would be taken for its rows
         wrong = [type(w) for w in ([wrt] if alone else wrt) if alone or not isinstance(w, Tensor)]
         if wrong:
             raise misuse(TypeError, f"gradient: takes a list of Tensors, not {wrong[0].__name__}")
+        if any(not w.dtype.is_float for w in wrt):
+            used = set(graph.toposort([self.node]))
+            for w in wrt:
+                if w.node in used:
+                    _check_float("gradient", w)
         nodes = node_gradient(self.node, [w.node for w in wrt])
         return [Tensor(n, self.device or w.device) for n, w in zip(nodes, wrt, strict=True)]
 
@@ -208,10 +213,8 @@ class Tensor(Windows):
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
-        if wanted and not self.dtype.is_float:
-            raise misuse(
-                TypeError, f"requires_grad: {self.dtype.name} has no gradients; cast to f32"
-            )
+        if wanted:
+            _check_float("requires_grad", self)
         self._grad: Tensor | None = None
         if wanted:
             _requiring[id(self)] = self
@@ -341,6 +344,12 @@ class Tensor(Windows):
 
 
 _requiring: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+
+def _check_float(operation: str, tensor: Tensor) -> None:
+    if not tensor.dtype.is_float:
+        text = f"{operation}: {tensor.dtype.name} has no gradients; cast to f32"
+        raise misuse(TypeError, text)
 
 
 def _realize(tensors: Sequence[Tensor], name: str = "") -> None:

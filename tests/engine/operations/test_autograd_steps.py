@@ -79,6 +79,9 @@ def test_what_cannot_have_a_gradient_is_refused() -> None:
         x.cast(dtype.i32).sum().backward()
     with pytest.raises(TypeError, match="gradient: takes a list of Tensors, not int"):
         x.sum().gradient([x, 3])  # type: ignore[list-item]
+    whole = Tensor([1, 2], NUMPY)
+    with pytest.raises(TypeError, match="gradient: i32 has no gradients; cast to f32"):
+        (x * whole).sum().gradient([x, whole])
     assert kept(x) == [0, 0]
 
 
