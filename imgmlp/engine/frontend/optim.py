@@ -218,7 +218,7 @@ class SOAP:
         """The same, with a gradient for each parameter that was found elsewhere."""
         flat = Tensor.concat([g.reshape(-1) for g in gradients], 0)
         # [2, matrices, side, side]: G and G^T with zeros around them
-        both = Tensor.where(self._both < 0, 0.0, flat.gather(self._both.maximum(0)))
+        both = Tensor.where(self._both < 0, 0.0, flat._gathered(self._both.maximum(0)))
         squared = _product(both, both.transpose())
         self.factors.assign(self.factors * self.memory + squared * (1 - self.memory))
         left, right = self.bases[0], self.bases[1]

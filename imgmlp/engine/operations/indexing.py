@@ -113,7 +113,10 @@ class Indexing(Functions):
     # --- elements by indices ---
 
     def take(self, index: Operand, axis: int = 0) -> Self:
-        """What lies at some indices of an axis; the index's axes take its place."""
+        """What lies at some indices of an axis; the index's axes take its place.
+
+        Computed ones out of bounds are refused as in `gather`.
+        """
         where = _checked(index if _is_array(index) or _is_empty(index) else np.asarray(index))
         if isinstance(where, bool) or _is_mask(where):
             raise misuse(TypeError, "take: indices are integers, not bools; use x[mask]")
@@ -129,7 +132,7 @@ class Indexing(Functions):
 
         A mask is an array of bools on the host, as it says how many elements there are. Several
         arrays broadcast; with anything but numbers between them, or between them and a number,
-        their axes come first.
+        their axes come first. Computed indices out of bounds are refused as in `gather`.
         """
         keys = [_checked(k) for k in (key if isinstance(key, tuple) else (key,))]
         count = sum(map(_axes_taken, keys))
@@ -185,7 +188,14 @@ class Indexing(Functions):
             where = where * self.shape[axis] + self._from_start(axis, k)
         count = math.prod(self.shape[a] for a in axes)
         lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
-        taken, count = lines.gather(where), len(shape)
+        if isinstance(where, Elementwise):
+            check_rows(lines.shape, where.node)
+            taken = lines._gathered(
+                where, [k.node for _, k in arrays if isinstance(k, Elementwise)]
+            )
+        else:
+            taken = lines.gather(where)
+        count = len(shape)
         end = count + begin
         return taken.permute(*range(count, end), *range(count), *range(end, len(taken.shape)))
 

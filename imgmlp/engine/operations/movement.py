@@ -9,6 +9,7 @@ import numpy as np
 
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 from imgmlp.engine.operations.elementwise import Elementwise, Operand, common_device, node_of
@@ -19,6 +20,7 @@ from imgmlp.engine.operations.operands import (
     out_of_bounds,
     whole_shape,
 )
+from imgmlp.engine.oracle.given_indices import ask
 
 
 class Movement(Elementwise):
@@ -115,13 +117,21 @@ class Movement(Elementwise):
     def gather(self, index: Operand) -> Self:
         """Rows of a table: [N, ...] at int [...].
 
-        Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not.
+        Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not, or one
+        is computed at once; a compiled step checks computed ones under DEBUG only.
         """
         rows = node_of(index)
-        node = graph.gather(self.node, rows)
+        found = self._gathered(
+            index if isinstance(index, Elementwise) else self._with(rows), [rows]
+        )
         check_rows(self.shape, rows)
-        device = common_device(self, index) if isinstance(index, Elementwise) else self.device
-        return type(self)(node, device)
+        return found
+
+    def _gathered(self, index: Elementwise, asked: Sequence[Node] = ()) -> Self:
+        """The same by indices that are right, or come from what the user `asked` for."""
+        node = graph.gather(self.node, index.node)
+        ask(node, asked)
+        return type(self)(node, common_device(self, index))
 
     def _span(self, item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
         """[begin, end) and the step that an index or a slice takes of an axis of n elements."""

@@ -9,7 +9,7 @@ log2(n)^2 / 2 stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -18,7 +18,7 @@ from imgmlp.engine.ir import control_flow, graph
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.operations.elementwise import Operand, in_f32, node_of
+from imgmlp.engine.operations.elementwise import Elementwise, Operand, in_f32, node_of
 from imgmlp.engine.operations.indexing import Indexing
 from imgmlp.engine.operations.operands import Axis, axes_of, check_rows, from_host
 
@@ -162,10 +162,11 @@ class Scans(Indexing):
             for i, node in enumerate((graph.const(0, dt.i32), start.node))
         )
         found = order
-        for distance in distances.gather(turn):
+        for distance in distances._gathered(turn):
             partner = places ^ distance
-            other = found.flatten().gather(first + partner.minimum(length - 1))
-            swap = keys.gather(other)._before(keys.gather(found), other < found, descending)
+            other = found.flatten()._gathered(first + partner.minimum(length - 1))
+            theirs, mine = keys._gathered(other), keys._gathered(found)
+            swap = theirs._before(mine, other < found, descending)
             chosen = (partner < length) & swap.eq(places < partner)
             found = self.where(chosen, other, found).contiguous()
         ends = control_flow.loop(
@@ -180,7 +181,7 @@ class Scans(Indexing):
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
             return self._with(g)._permuted(axis, index._inverse_order(axis)).node, None
 
-        return self._own(self.take_along_axis(index, axis), index, vjp=vjp)
+        return self._own(self._along(index, axis), index, vjp=vjp)
 
     def sort(self, axis: int = -1, descending: bool = False) -> Self:
         """Each line along an axis in order; NaN is the largest."""
@@ -205,12 +206,8 @@ class Scans(Indexing):
             raise misuse(TypeError, f"indices are integers, not {at.dtype.name}; cast them")
         return at.cast(dt.i32)  # type: ignore[return-value]
 
-    def gather(self, index: Operand) -> Self:
-        """Rows of a table: [N, ...] at int [...].
-
-        Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not.
-        """
-        taken, at = super().gather(index), self._with(node_of(index))
+    def _gathered(self, index: Elementwise, asked: Sequence[Node] = ()) -> Self:
+        taken, at = super()._gathered(index, asked), self._with(index.node)
         count = at.node.size
         if not _sorts(count, self.node.size):
             return taken
@@ -225,8 +222,8 @@ class Scans(Indexing):
     def take_along_axis(self, index: Operand, axis: int = -1) -> Self:
         """From each line along an axis the elements at this line's own indices.
 
-        Other axes of the index are those of the Tensor, or 1. Indices are not negative, which is
-        checked where the host has them.
+        Other axes of the index are those of the Tensor, or 1. Indices are not negative, and refused
+        as in `gather` where they are out of bounds.
         """
         axis, at = self._axis(axis, "take_along_axis"), self._index(index)
         if len(at.shape) != len(self.shape):
@@ -234,13 +231,16 @@ class Scans(Indexing):
                 ValueError, f"take_along_axis: ranks of {self.shape} and {at.shape} differ"
             )
         check_rows(self.shape, at.node, axis)
+        return self._along(at, axis, [at.node])
+
+    def _along(self, at: Self, axis: int, asked: Sequence[Node] = ()) -> Self:
         wide = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
         at = at.broadcast_to(wide)
         where = self._with(graph.const(0, dt.i32, wide))
         for a in range(len(wide)):
             step = math.prod(self.shape[a + 1 :])
             where = where + (at if a == axis else at._places(a)) * step
-        taken = self.reshape(-1).gather(where)
+        taken = self.reshape(-1)._gathered(where, asked)
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
             zeros = self._with(graph.const(0, g.dtype, self.shape))
@@ -265,7 +265,7 @@ class Scans(Indexing):
             return self
         shape = self.transpose(axis, -1).shape
         last = at._last(self.shape[axis])
-        kept = new.take_along_axis(last.maximum(0), 1)
+        kept = new._along(last.maximum(0), 1)
         last, kept = (t.reshape(*shape).transpose(axis, -1) for t in (last, kept))
         return self.where(last < 0, self, kept)
 
@@ -290,7 +290,7 @@ class Scans(Indexing):
         if not _sorts(self.node.size, size):
             return self.where(self._chosen(size), self._places(1).unsqueeze(1), -1).max(2)
         order, _, last = self._runs(size)
-        return self.where(last < 0, last, order.take_along_axis(last.maximum(0), 1))
+        return self.where(last < 0, last, order._along(last.maximum(0), 1))
 
     def _added(self, at: Self, size: int) -> Self:
         """Sums of rows [lines, count, row] with the same index of each line: [lines, size, row].
@@ -316,22 +316,22 @@ class Scans(Indexing):
         """Of [lines, count, row] each line's rows at its own indices [lines, ...]."""
         lines, count, row = self.shape
         first = self._with(graph.iota(lines)).reshape(lines, 1) * count
-        return self.reshape(lines * count, row).gather(at + first)
+        return self.reshape(lines * count, row)._gathered(at + first)
 
     def _runs(self, size: int) -> tuple[Self, Self, Self]:
         """The order of indices [lines, count]; of each in it the first place that is the same; and
         where the last 0, 1 ... size - 1 are in it, -1 for none, by bisection.
         """
         (lines, count), order = self.shape, self.argsort(1)
-        keys = self.take_along_axis(order, 1).contiguous()
+        keys = self._along(order, 1).contiguous()
         below = self._with(graph.const(0, dt.i32, (lines, size + 1)))  # how many are
         for step in (1 << n for n in reversed(range(count.bit_length()))):
             probe = below + step
-            fits = keys.take_along_axis(probe.minimum(count) - 1, 1) < below._places(1)
+            fits = keys._along(probe.minimum(count) - 1, 1) < below._places(1)
             below = self.where((probe <= count) & fits, probe, below)
         below = below.contiguous()
         begin, end = below._cut(1, 0, size), below._cut(1, 1, size + 1)
-        first = below.take_along_axis(keys.clip(0, size), 1)
+        first = below._along(keys.clip(0, size), 1)
         return order, first, self.where(end > begin, end - 1, -1)
 
 

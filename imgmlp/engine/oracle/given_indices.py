@@ -2,8 +2,8 @@
 
 An index is given where moving, casting and joining alone make it of Buffers that the host filled,
 and of constants. Each of its Buffers keeps which values must lie where, so that whatever the host
-puts there later is checked as well. What is computed otherwise is checked under DEBUG
-(runtime/index_checks.py).
+puts there later is checked as well. What is computed otherwise is checked under DEBUG, and where it
+is computed at once (runtime/index_checks.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -40,6 +40,21 @@ def is_given(value: Node) -> bool:
     """Whether the host gave all that a value is moved from."""
     leaves = _moved_from(value)
     return leaves is not None and all(n.arg.host is not None or n.arg.given for n in leaves)
+
+
+_asked = WeakKeyDictionary[Node, set[Node]]()
+
+
+def ask(gather: Node, indices: Sequence[Node]) -> None:
+    """Remember what the user has given a GATHER for indices, which `limit` has seen. Those that the
+    engine makes itself are right."""
+    if indices:
+        _asked.setdefault(gather, set()).update(indices)
+
+
+def may_be_beyond(gather: Node) -> bool:
+    """Whether indices that the user gave are computed, so that `limit` knows nothing of them."""
+    return not all(map(is_given, _asked.get(gather, ())))
 
 
 def limit(index: Node, low: int, high: int) -> int | None:

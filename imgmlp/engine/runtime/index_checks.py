@@ -1,4 +1,5 @@
-"""Under DEBUG: whether a step's computed indices are rows of the tables that they gather from.
+"""Whether a step's computed indices are rows of the tables that they gather from: under DEBUG, and
+of what runs only once, by the user's own indices.
 
 A program of its own finds the least and the greatest index of each GATHER from the state that the
 step is about to read. It takes row 0 for wrong ones, so it touches nothing that is not there. A
@@ -7,7 +8,7 @@ loop carries both ends along; what only one way of a choice needs counts where t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from imgmlp.engine.ir.control_flow import Body, parameter, result
 from imgmlp.engine.ir.dtype import bool_, i32
@@ -34,10 +35,20 @@ LOWEST = const(i32.min, i32)
 FIRST = 1 << 20  # position of the first PARAMETER that is carried for a check
 
 
-def index_checks(updates: Sequence[Update]) -> list[tuple[Check, list[Update]]]:
-    """What to look at after which updates of other Buffers; nothing where nothing is gathered."""
+def index_checks(
+    updates: Sequence[Update], wanted: Callable[[Node], bool] | None = None
+) -> list[tuple[Check, list[Update]]]:
+    """What to look at after which updates of other Buffers; nothing where nothing is gathered.
+
+    Of every GATHER, or of those that are `wanted`, outside of loops.
+    """
+    values = [value for _, value in updates]
+    if wanted and not any(n.op is Op.GATHER and wanted(n) for n in toposort(values)):
+        return []
     found: list[tuple[Check, list[Update]]] = []
-    for node, *ends in _safe([value for _, value in updates])[1]:
+    for node, *ends in _safe(values)[1]:
+        if wanted and not wanted(node):
+            continue
         kept = [Buffer((), i32, name=name) for name in ("greatest", "least")]
         found.append(((node, kept[0], kept[1]), list(zip(kept, ends, strict=True))))
     return found

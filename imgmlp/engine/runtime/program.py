@@ -30,6 +30,7 @@ from imgmlp.engine.oracle.given_indices import (
     check_assigned,
     is_given,
     limits_told,
+    may_be_beyond,
     own_limits,
     set_limits,
 )
@@ -70,6 +71,7 @@ class Program:
         beside: Program | None = None,
         traceable: Traceable | None = None,
         later: bool = False,
+        once: bool = False,
     ) -> None:
         if precision not in get_args(Precision):
             known = " or ".join(map(repr, get_args(Precision)))
@@ -104,7 +106,8 @@ class Program:
             device.begin_parts(parts(self._own()[0]))
         depth = debug.level()
         self._show_times = depth > 0
-        self._checks = self._index_checks() if depth and checked else None
+        watched = once and not isinstance(device, DryRun)
+        self._checks = self._index_checks(depth > 0) if checked and (depth or watched) else None
         if depth:
             debug.tell(debug.report(self.stages, depth, device.usage))
 
@@ -334,7 +337,8 @@ class Program:
     def run(self, times: int = 1) -> None:
         """Enqueue the step so many times; does not wait for the device.
 
-        Under DEBUG it does, and raises OutOfBoundsError where a computed index is out of bounds.
+        Under DEBUG it does, and raises OutOfBoundsError where a computed index is out of bounds;
+        otherwise what such an index takes is undefined, and may end the process.
         Raises ValueError for fewer than 0, TypeError for no whole number.
         """
         if not isinstance(times, int | np.integer):
@@ -352,9 +356,12 @@ class Program:
             return
         self._run(times)
 
-    def _index_checks(self) -> Program | None:
-        """What finds the indices that the step gathers by, before it does; None if it does not."""
-        found = index_checks(self.updates)
+    def _index_checks(self, every: bool) -> Program | None:
+        """What finds the indices that the step gathers by, before it does; None if it does not.
+
+        Those that the user computes, or `every` one.
+        """
+        found = index_checks(self.updates, None if every else may_be_beyond)
         self._checked = [check for check, _ in found]
         updates = [update for _, several in found for update in several]
         if not updates:
@@ -477,7 +484,8 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
 
 
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
-    """Compute some Buffers now."""
-    Program(device, {}, updates).run()
+    """Compute some Buffers now. Raises OutOfBoundsError for a computed index out of bounds, except
+    within loops."""
+    Program(device, {}, updates, once=True).run()
     for state, value in updates:
         state.given = is_given(value)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from imgmlp.engine import Feeder, Tensor, compile, dtype, nn, open_device
+from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, dtype, nn, open_device
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 
 DEVICE = open_device("numpy")
@@ -134,6 +134,49 @@ def test_what_a_step_computes_is_no_business_of_the_host() -> None:
     table().gather(index)  # not known to be wrong, nor read back to find out
     taken.run()
     assert taken.read("y").tolist() == X[[1, 0]].tolist()
+
+
+COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "key": lambda x, i: x[i + 4],
+    "keys": lambda x, i: x[i - 3, i + 12],
+    "negative": lambda x, i: x[i - 7],
+    "far": lambda x, i: x[i * 100_000_000],
+    "take": lambda x, i: x.take(i + 1, 1),
+    "gather": lambda x, i: x.gather(i + 1),
+    "gather, negative": lambda x, i: x.gather(i - 4),
+    "by values": lambda x, i: x.gather((x[0, :2] + 6.5).cast(dtype.i32)),
+    "take_along_axis": lambda x, i: x.take_along_axis((i + 9).reshape(1, 1)),
+    "in an index": lambda x, i: x.gather(i.gather(i - 2) - 3),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_is_computed_at_once_must_be_rows_too(device: AnyDevice, name: str) -> None:
+    x, i = Tensor(X, device), Tensor([3], device)
+    state = Tensor(np.float32(5), device)
+    with pytest.raises(OutOfBoundsError, match="a computed index is"):
+        COMPUTED[name](x, i).numpy()
+    with pytest.raises(IndexError, match="a computed index is"):
+        state.assign(COMPUTED[name](x, i).sum())
+    assert state.item() == 5
+
+
+def test_computed_indices_that_are_rows_are_taken(
+    device: AnyDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, i = Tensor(X, device), Tensor([3, 4], device)
+    assert np.array_equal(x[i - 3].numpy(), X[[0, 1]])
+    assert np.array_equal(x[i - 6, 2 - (i - 3)].numpy(), X[[-3, -2], [2, 1]])
+    made, run = [], Program.run
+
+    def noted(program: Program) -> None:
+        made.append(program)
+        run(program)
+
+    monkeypatch.setattr(Program, "run", noted)
+    assert np.array_equal(x[Tensor([-1, 1], device)].numpy(), X[[-1, 1]])
+    assert np.array_equal(x.sort(0, descending=True).numpy(), X[::-1])
+    assert len(made) == 2  # nothing looks at what is right
 
 
 def test_an_index_is_freed_with_the_last_that_reads_it() -> None:
