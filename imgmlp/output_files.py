@@ -47,11 +47,11 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
 
 
 def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
-    """Refuse, as an OutputError, what must not be replaced, and look no further."""
+    """Refuse, as an OutputError, what must not be replaced, and look no further than at that."""
     if path.is_dir():
         raise OutputError(f"{path} is a folder", hint="give the name of a file")
     if path.is_file() and not force:
-        sweep(path)
+        keep_one_name(path)
         raise OutputError(f"{path} exists already", hint=hint)
 
 
@@ -143,6 +143,14 @@ def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
         finally:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 temporary.unlink()
+
+
+def keep_one_name(path: Path) -> None:
+    """Remove a second name of a whole file, which a process has left that was killed just when it
+    had given the first."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_nlink > 1:  # looking through a folder for each of its files takes long
+            sweep(path)
 
 
 def sweep(path: Path) -> None:

@@ -175,13 +175,13 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, check
     assert path.read_bytes() == b"old"
 
 
-def test_what_is_left_is_beside_what_a_link_leads_to(tmp_path: Path) -> None:
+def test_a_second_name_is_beside_what_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     whole, link = tmp_path / "there" / "a.imlp", tmp_path / "link.imlp"
     whole.write_bytes(b"whole")
     link.symlink_to(whole)
     left = whole.with_name(".a.imlp.01234567.tmp")
-    left.write_bytes(b"whole")
+    left.hardlink_to(whole)
     with pytest.raises(OutputError, match="exists already"):
         output_files.check_free(link, force=False)
     assert not left.exists()

@@ -188,13 +188,9 @@ class Indexing(Functions):
             where = where * self.shape[axis] + self._from_start(axis, k)
         count = math.prod(self.shape[a] for a in axes)
         lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
-        if isinstance(where, Elementwise):
-            check_rows(lines.shape, where.node)
-            taken = lines._gathered(
-                where, [k.node for _, k in arrays if isinstance(k, Elementwise)]
-            )
-        else:
-            taken = lines.gather(where)
+        rows = where if isinstance(where, Elementwise) else self._with(node_of(where))
+        check_rows(lines.shape, rows.node)
+        taken = lines._gathered(rows, [k.node for _, k in arrays if isinstance(k, Elementwise)])
         count = len(shape)
         end = count + begin
         return taken.permute(*range(count, end), *range(count), *range(end, len(taken.shape)))
