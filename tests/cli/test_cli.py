@@ -255,7 +255,7 @@ def test_until_the_first_of_them_lines_say_that_it_goes_on(
     assert last.startswith("training  1/100")
 
 
-@pytest.mark.parametrize("command", [(), ("encode",), ("bench", "kernels")])
+@pytest.mark.parametrize("command", [(), ("train",), ("bench", "kernels")])
 def test_the_version_is_that_of_the_package(imgmlp: Command, command: tuple[str, ...]) -> None:
     assert re.fullmatch(r"imgmlp \d+\.\d+\.\d+\n", imgmlp(*command, "--version").stdout)
 
