@@ -67,12 +67,12 @@ def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_
 def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """But in none so large that there is no memory for another process's."""
+    """But in none so large that there is no memory for the picture's own as well."""
     card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
     monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
 
-    def steps(height: int, width: int, short: bool = False) -> int:
-        return opening_steps((height, width, 3), card, short, 25_000)
+    def steps(height: int, width: int, short: bool = False, extra: int = 0) -> int:
+        return opening_steps((height, width, 3), card, short, 25_000, extra)
 
     assert 3000 < steps(512, 700) < 8000
     assert steps(512, 700) == steps(400, 600) == pytest.approx(steps(300, 200) / 4, abs=1)
@@ -80,7 +80,10 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
     assert steps(512, 768) == 0  # whose own is one of these
     assert steps(130, 3000) == 0  # which would fill too little of one
     assert steps(1400, 1900) > 0
-    assert steps(1600, 2100) == 0
+    assert steps(1600, 2100) == steps(2000, 3000) > 0
+    assert steps(2100, 3000) == 0
+    assert steps(1400, 1900, extra=1) > 0
+    assert steps(2000, 3000, extra=1) == 0
 
     def goes(height: int, width: int, of: int) -> bool:
         opening = steps(height, width)

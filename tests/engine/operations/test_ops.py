@@ -241,9 +241,12 @@ def test_the_mean_of_equal_numbers_is_that_number(device: AnyDevice) -> None:
 
     program = compile(step, device)
     program.run()
+    # OpenCL lets a quotient be off by 2.5 units in the last place, of which graphics cards make use.
+    ulps = 2.5 if device.info.kind == "gpu" else 0.0
+    off = ulps * float(np.spacing(np.float32(7)))
     for n in counts:
-        assert np.array_equal(program.read(f"{n}"), [7, 7])
-        assert np.array_equal(program.read(f"{n}, std"), [0, 0])
+        assert np.abs(program.read(f"{n}") - 7).max() <= off
+        assert program.read(f"{n}, std").max() <= 2 * off
         assert close(program.read(f"{n}, gradient"), np.full((2, n), 0.5 / n))
 
 

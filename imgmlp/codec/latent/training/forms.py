@@ -91,7 +91,7 @@ class Forms:
     @property
     def opens(self) -> bool:
         """Whether a run should begin in another form than it may go over to."""
-        return begins_elsewhere(self.pixels.shape, self.device, self.short)
+        return begins_elsewhere(self.pixels.shape, self.device, self.short, self.extra)
 
     @property
     def opened(self) -> bool:

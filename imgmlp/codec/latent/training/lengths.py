@@ -167,7 +167,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     hyper, more = beside_levels(picture, wanted, workload, device)
     trained = trained_steps(workload.steps, shape, device, short, more)
     passes = _passes(wanted, least_passes(trained, pixels))
-    opening = opening_steps(shape, device, short, each)
+    opening = opening_steps(shape, device, short, each, more)
     leaves = goes_over(shape, device, trained, opening, each)
     parts = 1 if leaves else _parts(shape, device, short or opening > 0, more)
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
@@ -285,7 +285,8 @@ class Lengths:
             saved = run.saved.values
             self.extra, self.long, self.spent = saved["extra"], saved["long"], saved["spent"]
         # Steps of a program for many sizes that a run begins with which goes over to its own.
-        self.opening = opening_steps(self.shape, device, self.short, operations(self.shape))
+        each = operations(self.shape)
+        self.opening = opening_steps(self.shape, device, self.short, each, self.extra)
         self.opened = False  # whether it is there now
         self.limit: float | None = None  # of the clock
         self.pace = 0.0  # seconds that a step takes now, once it is known

@@ -50,8 +50,6 @@ WHOLE, WHOLE_ON_GPUS, BY_EXTRA = 3 * 2**20, 12_900_000, 0.3
 # picture alone: 10 seconds of two cores, which compile for a room in some 20 beside that, and 2 of
 # an H200, which takes some 5. What is computed more is for nothing where it was compiled before.
 MEANWHILE, MEANWHILE_ON_GPUS = 1e12, 5e13
-# Most pixels of a room that a run begins in on GPUs: the other process has a step there as well.
-TWICE = 4 * 2**20
 WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
 # Operations, about what compiling takes, that a room of its own must spare a run; on GPUs a second
 # of an H200, as their speeds differ more.
@@ -153,19 +151,26 @@ def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
     return shape[:2] == room and max(room) > SMALL
 
 
-def begins_elsewhere(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
-    """Whether a run begins in a program that serves more sizes than the one it may go over to."""
-    if short or not _compiles(device) or in_windows(shape, device, short):
+def begins_elsewhere(
+    shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int = 0
+) -> bool:
+    """Whether a run, with so many extra grids, begins in a program that serves more sizes than the
+    one it may go over to."""
+    if short or not _compiles(device) or in_windows(shape, device, short, extra):
         return False
     own, shared = (room(shape, device, each) for each in (False, True))
     if is_gpu(device):
-        return own != shared and opening_pixels(shape, device) <= TWICE
+        # Both are there for a moment, as this one's and the other process's are before that.
+        both = opening_pixels(shape, device) + own_pixels(shape, device)
+        return own != shared and both * (1 + BY_EXTRA * extra) <= WHOLE_ON_GPUS
     return begins_in_windows(shape, device) or own != shared
 
 
-def opening_steps(shape: tuple[int, ...], device: AnyDevice, short: bool, operations: int) -> int:
+def opening_steps(
+    shape: tuple[int, ...], device: AnyDevice, short: bool, operations: int, extra: int = 0
+) -> int:
     """That such a run takes there, of so many operations a pixel; 0 if it stays as it begins."""
-    if not begins_elsewhere(shape, device, short):
+    if not begins_elsewhere(shape, device, short, extra):
         return 0
     meanwhile = MEANWHILE_ON_GPUS if is_gpu(device) else MEANWHILE
     return math.ceil(meanwhile / (opening_pixels(shape, device) * operations))
@@ -215,7 +220,7 @@ def step_program(
 ) -> str:  # fmt: skip
     """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
     height, width, channels = shape
-    first = short or begins_elsewhere(shape, device, short)
+    first = short or begins_elsewhere(shape, device, short, extra)
     shared = room(shape, device, first)
     if in_windows(shape, device, first, extra):
         sizes = "windows of {}x{}".format(*window_size(shape, device))
