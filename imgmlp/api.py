@@ -102,6 +102,7 @@ def train(
     if target_file is not None:
         pictures.check_ending(target_file, ".npz")
         output_files.check_output(target_file, force=True)
+        target_file = target_file.absolute()  # wherever `on_step` changes the working folder to
     run = _run(on_step)
     picture = _picture(image, frame=frame, strip=strip)
     trained = pipeline.train(picture, chosen, _device(device), run)

@@ -132,7 +132,14 @@ def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> 
 
 
 def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
-    """A picture of an array, uint8 [height, width, 1 to 4] or [height, width]."""
+    """A picture of an array, uint8 [height, width, 1 to 4] or [height, width].
+
+    Raises PictureError for another one, and for a masked one.
+    """
+    if isinstance(pixels, np.ma.MaskedArray):
+        hint = "say what the hidden samples are: array.filled(0)"
+        raise PictureError("a masked array is no picture", hint=hint)
+    pixels = np.asarray(pixels)  # of a matrix, whose parts would be matrices as well
     shaped = pixels[:, :, None] if pixels.ndim == 2 else pixels
     good = shaped.ndim == 3 and shaped.shape[2] in (1, 2, 3, 4) and shaped.dtype == np.uint8
     if not good or not 0 < shaped.shape[0] * shaped.shape[1] <= MAX_PIXELS:

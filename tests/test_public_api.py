@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
@@ -277,6 +278,31 @@ def test_a_picture_may_be_a_file_an_image_or_an_array(tmp_path: Path) -> None:
     ]
     for pixels in results[1:]:  # the same seed gives the same bits
         np.testing.assert_array_equal(pixels, results[0])
+
+
+def test_an_array_of_another_class_is_its_samples() -> None:
+    pixels = small_pixels(1)[:, :, 0]
+    found = imgmlp.train(pixels.view(np.matrix), **QUICK)
+    np.testing.assert_array_equal(found.pixels, imgmlp.train(pixels, **QUICK).pixels)
+
+
+def test_a_masked_array_is_refused() -> None:
+    pixels = np.ma.masked_array(small_pixels(), small_pixels() > 9)
+    for use in (imgmlp.encode, imgmlp.train):
+        with pytest.raises(imgmlp.ImgmlpError, match="masked") as caught:
+            use(pixels, device="numpy")
+        assert "filled" in caught.value.hint
+
+
+def test_weights_go_where_their_name_led_when_training_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = tmp_path / "later"
+    later.mkdir()
+    monkeypatch.chdir(tmp_path)
+    imgmlp.train(small_pixels(1), **QUICK, output="a.npz", on_step=lambda _: os.chdir(later))
+    assert (tmp_path / "a.npz").is_file()
+    assert not list(later.iterdir())
 
 
 def test_progress_can_be_sent_to_another_process() -> None:
