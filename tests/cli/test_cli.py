@@ -339,3 +339,29 @@ def test_an_option_without_its_value_leads_to_the_help_of_its_command(imgmlp: Co
     assert_error(told, "'--csv' requires an argument", "see `imgmlp bench kernels --help`")
     shown = imgmlp("bench", "--json", "--device", check=2).stdout
     assert json.loads(shown)["hint"] == "see `imgmlp bench --help`"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["encode", "{picture}", "-o", "x.imlp", "--effort", "1"],
+        ["train", "{picture}", "--steps", "5"],
+        ["encode", "small.png"],
+        ["encode", "{folder}", "--out", "o"],
+    ],
+)
+def test_a_working_folder_that_was_removed_is_no_fault(picture: Path, command: list[str]) -> None:
+    gone = picture.parent / "gone"
+    gone.mkdir()
+    words = [word.format(picture=picture, folder=picture.parent) for word in command]
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *imgmlp_command(words)],
+        cwd=gone,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == OutputError.exit_code, done.stderr
+    assert "error: the working folder was removed" in done.stderr
