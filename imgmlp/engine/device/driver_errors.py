@@ -89,6 +89,14 @@ def no_room(place: Path | None) -> DeviceError:
     )
 
 
+def removed(place: Path) -> DeviceError:
+    """The error where compiled kernels are removed while a compiler writes them."""
+    return DeviceError(
+        f"{place} was removed while a kernel was compiled there",
+        hint="run the command again, once nobody removes compiled kernels",
+    )
+
+
 def _saved(source: str) -> str:
     """Where the source is now, or why it is nowhere: compilers fail on full disks too."""
     try:

@@ -149,6 +149,11 @@ def _reserve(handle: int) -> None:
             raise
 
 
+def was_removed(path: Path) -> bool:
+    """Whether a directory is another one, or none, since somebody began to hold its lock."""
+    return not (path / LOCK).exists()
+
+
 def write_whole(path: Path, text: str) -> None:
     """Give a file its content at once, for others that may read or write it. Raises OSError."""
     part = path.with_name(f"{path.stem}.{os.getpid()}-{threading.get_ident()}")

@@ -47,7 +47,7 @@ from imgmlp.engine.device.base import (
 )
 from imgmlp.engine.device.build_beside import NOT_KEPT, Builders
 from imgmlp.engine.device.compile_beside import Task, beside, most, wanted
-from imgmlp.engine.device.kernel_cache import LOCK, current, has_room, locked
+from imgmlp.engine.device.kernel_cache import LOCK, current, has_room, locked, was_removed
 from imgmlp.engine.device.pocl import PASSED_OVER, PLATFORM, WHEEL, peak_width, vector_width
 from imgmlp.engine.device.spare import Spare
 from imgmlp.engine.ir.target import Lanes
@@ -527,8 +527,13 @@ class Device(HostCopies):
             try:
                 return self._built(source, options)
             except cl.Error as error:
+                place = current()
+                if place is not None and self._compiles_late and was_removed(place):
+                    if attempt == 2:
+                        raise driver_errors.removed(place) from error
+                    has_room(place)  # which makes it anew
                 # Only a broken cache mends by itself; a fault of the source comes back.
-                if attempt == 2:
+                elif attempt == 2:
                     raise driver_errors.build_failure(source, str(error), self.info) from error
         raise AssertionError("unreachable")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from conftest import OPENCL, environment, open_opencl, open_pocl
 
 from imgmlp.engine import Device, Tensor, compile
 from imgmlp.engine.device import kernel_cache
+from imgmlp.engine.device.driver_errors import LastingError
 from imgmlp.errors import DeviceError, ImgmlpWarning
 
 # A process that compiles one step, whose kernels depend on a number.
@@ -42,6 +45,31 @@ def test_a_device_compiles_the_same_source_once(monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def pocl() -> Device:
     return open_pocl()  # other drivers keep caches of their own
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cache_that_is_removed_while_a_kernel_is_compiled_is_made_again_or_named(
+    pocl: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    place, build, tries = tmp_path / "cache", pocl._built, iter(range(times))
+    monkeypatch.setenv("POCL_CACHE_DIR", str(place))
+
+    def built(*given: Any) -> Any:
+        assert place.is_dir()
+        if next(tries, None) is not None:
+            shutil.rmtree(place)
+            return build("a fault", ["-DOF_THE=cache"])
+        return build(*given)
+
+    monkeypatch.setattr(pocl, "_built", built)
+    source = f"__kernel void t_removed(__global float *x) {{ x[0] = {times}; }}"
+    given = source, ["t_removed"], ["-DANY"]
+    if times == 1:
+        assert pocl.build(*given)
+        return
+    with pytest.raises(DeviceError, match=f"{place} was removed") as raised:
+        pocl.build(*given)
+    assert not isinstance(raised.value, LastingError)  # so that nobody believes it for a day
 
 
 def run_step(folder: Path, factor: float) -> set[Path]:
