@@ -252,14 +252,17 @@ class Scans(Indexing):
         """With values added to the elements at these indices of each line along an axis.
 
         Index and values have one shape, which may differ from the Tensor's along the axis. What
-        has an index out of bounds goes nowhere.
+        has an index out of bounds, negative ones too, goes nowhere.
         """
         axis, at, new = self._scattered(axis, index, values)
         sums = new.unsqueeze(2)._added(at, self.shape[axis])
         return self + sums.reshape(*self.transpose(axis, -1).shape).transpose(axis, -1)
 
     def scatter(self, axis: int, index: Operand, values: Operand) -> Self:
-        """With values instead of the elements at these indices, the last of several; see above."""
+        """With values instead of the elements at these indices, the last of several.
+
+        Shapes are as in `scatter_add`; there too what has an index out of bounds goes nowhere.
+        """
         axis, at, new = self._scattered(axis, index, values)
         if not at.node.size:
             return self
