@@ -55,7 +55,12 @@ class Linear:
     def random(
         inputs: int, outputs: int, seed: int, device: AnyDevice, bias: bool = True
     ) -> Linear:
-        """Gaussian weights of variance 1 / inputs, drawn on the device; a bias of zeros."""
+        """Gaussian weights of variance 1 / inputs, drawn on the device; a bias of zeros.
+
+        Raises ValueError for no inputs.
+        """
+        if inputs < 1:
+            raise misuse(ValueError, f"Linear: needs at least one input, not {inputs}")
         draw = Tensor.normal((inputs, outputs), seed, variance=1 / inputs, device=device)
         zeros = Tensor.zeros(outputs, device=device).realize() if bias else None
         return Linear(draw.realize(), zeros)

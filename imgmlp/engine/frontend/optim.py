@@ -7,6 +7,7 @@ state on the device, so a compiled step needs nothing from the host.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -35,7 +36,23 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
             raise misuse(
                 ValueError, f"{optimizer}: {p!r} is no realized Tensor of floats; call realize()"
             )
+    if len({p.node for p in found}) < len(found):
+        text = "a parameter is given twice, and would be moved twice; give each once"
+        raise misuse(ValueError, f"{optimizer}: {text}")
     return found
+
+
+def _check_rates(optimizer: str, lr: object, betas: Sequence[object] = ()) -> None:
+    """Refuse a learning rate below 0 and betas outside of [0, 1); of Tensors nothing is known."""
+    named = [("lr", lr, math.inf), *(("each of betas", beta, 1.0) for beta in betas)]
+    for name, value, end in named:
+        if isinstance(value, Tensor | np.ndarray):
+            continue
+        if not isinstance(value, numbers.Real):
+            text = f"{name} must be a number or a Tensor, not {value!r}"
+            raise misuse(TypeError, f"{optimizer}: {text}")
+        if not 0 <= float(value) < end:
+            raise misuse(ValueError, f"{optimizer}: {name} must be in [0, {end:g}), not {value}")
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
@@ -52,10 +69,14 @@ def _zeros_like(parameter: Tensor, name: str) -> Tensor:
 
 
 class SGD:
-    """Gradient descent: p <- p - lr * g. Raises ValueError for what cannot be assigned."""
+    """Gradient descent: p <- p - lr * g.
+
+    Raises ValueError for what cannot be assigned, or is given twice, and for a rate below 0.
+    """
 
     def __init__(self, parameters: Sequence[Tensor], lr: float | Tensor) -> None:
         self.parameters, self.lr = _trainable(parameters, "SGD"), lr
+        _check_rates("SGD", lr)
 
     def step(self, loss: Tensor) -> None:
         """Assign the parameters what they are after one step down the loss's gradient."""
@@ -75,7 +96,8 @@ class AdamW:
     `lr` may be a Tensor of one element, such as a schedule computed from a step counter, or one
     of a parameter's shape, whose elements move at rates of their own; betas may be Tensors of one
     element.
-    Raises ValueError for parameters that cannot be assigned, and for another form.
+    Raises ValueError for parameters that cannot be assigned, or are given twice, for a rate below
+    0, for betas outside of [0, 1), and for another form.
     """
 
     def __init__(
@@ -91,6 +113,7 @@ class AdamW:
         if form not in get_args(Form):
             known = " or ".join(map(repr, get_args(Form)))
             raise misuse(ValueError, f"{type(self).__name__}: form {form!r} is not {known}")
+        _check_rates(type(self).__name__, lr, betas)
         self.lr, self.betas = lr, betas
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
         self.first = [_zeros_like(p, "first_moment") for p in self.parameters]
@@ -160,8 +183,8 @@ class SOAP:
 
     `shapes` are those of the arrays that the parameters hold one after the other, as `nn.slices`
     takes them: by default the parameters' own. `lr` may be a Tensor of one element. `memory` is
-    what is left of L and R in each step. Raises ValueError for parameters that cannot be assigned,
-    shapes that do not fit them, and where there is no such matrix.
+    what is left of L and R in each step. Raises ValueError as AdamW does, for
+    shapes that do not fit the parameters, and where there is no such matrix.
     """
 
     def __init__(
@@ -174,6 +197,7 @@ class SOAP:
         shapes: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         self.parameters = _trainable(parameters, "SOAP")
+        _check_rates("SOAP", lr, betas)
         self.lr, self.betas, self.memory, self.epsilon = lr, betas, memory, epsilon
         shapes = [p.shape for p in self.parameters] if shapes is None else list(shapes)
         count = sum(math.prod(p.shape) for p in self.parameters)

@@ -72,6 +72,11 @@ def test_softmax_of_huge_differences_stays_finite() -> None:
     assert np.isfinite((x.log_softmax() * x.softmax()).sum().gradient([x])[0].numpy()).all()
 
 
+def test_a_layer_without_inputs_is_refused() -> None:
+    with pytest.raises(ValueError, match="Linear: needs at least one input, not 0"):
+        nn.Linear.random(0, 3, 1, open_device("numpy"))
+
+
 def test_random_weights_keep_the_variance_of_their_input(device: AnyDevice) -> None:
     layer = nn.Linear.random(100, 60, seed=3, device=device)
     weight, bias = values(layer.parameters())

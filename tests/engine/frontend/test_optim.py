@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -125,6 +126,24 @@ def test_only_floats_that_hold_state_can_be_trained(device: AnyDevice) -> None:
         for p in (whole, computed):
             with pytest.raises(ValueError, match="realized Tensor of floats"):
                 make([p])
+
+
+@pytest.mark.parametrize("make", [optim.SGD, optim.Adam, optim.AdamW, optim.SOAP])
+def test_what_no_optimizer_can_mean_is_refused(make: Callable[..., object]) -> None:
+    p, name = Tensor(np.zeros((2, 3)), open_device("numpy")), make.__name__
+    for lr in (-1e-3, math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"{name}: lr must be in \[0, inf\), not {lr}"):
+            make([p], lr)
+    for lr in ("1e-3", None):
+        with pytest.raises(TypeError, match=f"{name}: lr must be a number or a Tensor, not {lr!r}"):
+            make([p], lr)
+    with pytest.raises(ValueError, match=f"{name}: a parameter is given twice"):
+        make([p, p], 0.1)
+    if make is not optim.SGD:
+        for betas in ((1.0, 0.9), (0.9, -0.1)):
+            with pytest.raises(ValueError, match=rf"{name}: each of betas must be in \[0, 1\)"):
+                make([p], 0.1, betas)
+    make([p], np.float32(0))
 
 
 def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:
