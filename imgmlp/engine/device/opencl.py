@@ -85,7 +85,8 @@ _BYTE = np.zeros(1, np.uint8)
 # Whose driver keeps what it compiles on disk, and (580.159) crashes when parts of an allocation are
 # released that kernels have used and that overlap without being the same.
 NVIDIA = "NVIDIA CUDA"
-LOCAL = "__local "  # before the type of an argument that is of local memory
+# Before the type of an argument that is of local memory, or of memory that a kernel only reads.
+LOCAL, CONST = "__local ", "const "
 
 
 def spare(info: DeviceInfo) -> int:
@@ -321,14 +322,15 @@ class Device(HostCopies):
         return True
 
     def parameters(self, kernel: KernelHandle) -> list[tuple[str, str]]:
-        """Type, after LOCAL where it is of local memory, and name of each argument; empty where not
+        """Type, after LOCAL or CONST where it is so, and name of each argument; empty where not
         built with -cl-kernel-arg-info."""
         own, told = kernel.kernel, cl.kernel_arg_info
         ask, places = own.get_arg_info, range(own.num_args)
-        local = cl.kernel_arg_address_qualifier.LOCAL
+        local, const = cl.kernel_arg_address_qualifier.LOCAL, cl.kernel_arg_type_qualifier.CONST
 
         def kind(i: int) -> str:
-            before = LOCAL if ask(i, told.ADDRESS_QUALIFIER) == local else ""
+            before = CONST if ask(i, told.TYPE_QUALIFIER) & const else ""
+            before = LOCAL if ask(i, told.ADDRESS_QUALIFIER) == local else before
             return before + str(ask(i, told.TYPE_NAME).replace(" ", ""))
 
         try:

@@ -23,7 +23,7 @@ import numpy as np
 
 from imgmlp.engine.device.base import Allocation, Launch
 from imgmlp.engine.device.discover import AnyDevice, told_apart
-from imgmlp.engine.device.opencl import LOCAL, Device
+from imgmlp.engine.device.opencl import CONST, LOCAL, Device
 from imgmlp.engine.frontend import tracing
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.dtype import Array
@@ -71,10 +71,10 @@ class RawKernel:
         """Run it on a grid of `global_size` work-items in groups of `local_size`, and wait.
 
         Arrays are copied to the device and, those that are writeable, back. A Tensor stays
-        there: the kernel reads it, and writes it if it is realized. Raises TypeError where a
+        there; one that is not realized is only for what is declared const. Raises TypeError where a
         dtype is not the declared one, for a size that is no whole number, and for `__local` memory,
         ValueError for a grid that the groups do not fill, for a number that the declared type
-        cannot hold, or for a Tensor without elements.
+        cannot hold, for an expression that might be written, or for a Tensor without elements.
         """
         launch, copies = self._bind(global_size, local_size, arguments)
         self.device.launch_all([launch])
@@ -122,6 +122,9 @@ class RawKernel:
                 bound.append(allocation)
             elif isinstance(argument, Tensor):
                 _check_kind(what, kind, np.dtype(argument.dtype.np), "*")
+                if kind and not (argument.realized or kind.startswith(CONST)):
+                    text = "only a realized Tensor can be written; call realize() first, or declare"
+                    raise misuse(ValueError, f"{what}: {text} it const")
                 bound.append(self._place(argument))
             else:
                 bound.append(_number(what, kind, argument))
@@ -173,7 +176,7 @@ def _check_kind(what: str, declared: str, given: np.dtype[Any], suffix: str) -> 
     _check_place(what, declared)
     if not declared.endswith(suffix):
         raise misuse(TypeError, f"{what} takes a number, an array was given")
-    wanted = KINDS.get(declared.removesuffix(suffix).rstrip("0123456789"))
+    wanted = KINDS.get(declared.removeprefix(CONST).removesuffix(suffix).rstrip("0123456789"))
     if wanted is not None and np.dtype(wanted) != given:
         raise misuse(TypeError, f"{what} was given {given}; use .astype(np.{np.dtype(wanted)})")
 

@@ -62,6 +62,13 @@ def test_tensors_stay_on_the_device(scale: RawKernel, a: np.ndarray) -> None:
     assert (out + x).numpy().tolist() == (a * 3 + 3).tolist()
 
 
+def test_what_would_be_written_and_lost_is_refused(scale: RawKernel, a: np.ndarray) -> None:
+    out = Tensor.empty(10, device=scale.device)
+    for lost in (out + 0, out.reshape(2, 5), Tensor.zeros(10)):
+        with pytest.raises(ValueError, match=r"float\* out: only a realized Tensor can be written"):
+            scale((3, 4), (3, 4), lost, a, 2.0, 10)
+
+
 def test_an_array_that_cannot_be_written_is_read_only(scale: RawKernel, a: np.ndarray) -> None:
     out = np.zeros(10, np.float32)
     out.flags.writeable = False
