@@ -338,6 +338,14 @@ class Tensor(Windows):
             raise misuse(ValueError, f"bool of a Tensor of shape {self.shape}: {advice}")
         return bool(self.item())
 
+    def __float__(self) -> float:
+        """Refused, as to wait for a number should be seen in a program: that is `item()`."""
+        raise misuse(TypeError, f"float of a Tensor of shape {self.shape}: use item()")
+
+    def __int__(self) -> int:
+        """Refused as `float` is."""
+        raise misuse(TypeError, f"int of a Tensor of shape {self.shape}: use item()")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """What NumPy's functions take a Tensor for: its value, always a copy."""
         return self.numpy().astype(dtype or self.dtype.np)

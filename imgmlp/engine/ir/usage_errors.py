@@ -1,12 +1,14 @@
 """Errors and warnings about what was asked for: each names the line that asked.
 
-That is the innermost one outside of this package.
+That is the innermost one outside of this package, and of what Python calls it by.
 
 Nothing here costs anything until something is wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
 import warnings
@@ -15,6 +17,8 @@ from types import FrameType
 from typing import TypeVar
 
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
+# What stands between two calls of this package, or of Python itself.
+BETWEEN = functools.__file__, contextlib.__file__, "<frozen"
 E = TypeVar("E", bound=Exception)
 
 
@@ -45,4 +49,4 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((PACKAGE, "<frozen"))
+    return frame.f_code.co_filename.startswith((PACKAGE, *BETWEEN))

@@ -143,6 +143,9 @@ class Movement(Elementwise):
         if not isinstance(item, slice):
             known = "whole numbers, slices, None, ..., lists, arrays and Tensors of integers only"
             raise misuse(TypeError, f"index {item!r} of shape {self.shape}: {known}")
+        if any(isinstance(end, Elementwise) for end in (item.start, item.stop, item.step)):
+            advice = "x[Tensor.arange(count) + start] begins where a Tensor says"
+            raise misuse(TypeError, f"slices take numbers only; {advice}")
         begin, end, step = item.indices(n)
         count = len(range(begin, end, step))
         if not count:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,19 @@ def test_the_line_is_that_of_the_caller_however_deep_the_fault_lies() -> None:
 def test_the_whole_package_is_passed_over_and_nothing_beside_it() -> None:
     assert imgmlp.__file__ is not None
     assert Path(PACKAGE) == Path(imgmlp.__file__).parent
+
+
+def test_what_python_calls_it_by_is_passed_over() -> None:
+    class Mine(Tensor):
+        seventh = functools.partialmethod(Tensor.sum, 7)
+
+    line = sys._getframe().f_lineno + 2
+    with pytest.raises(ValueError, match="axis 7") as raised:
+        Mine(np.ones(2)).seventh()
+    assert str(raised.value).endswith(f"{HERE}{line})")
+    with pytest.raises(ValueError, match="item") as raised, contextlib.ExitStack() as stack:
+        stack.callback(Tensor(np.ones(2)).item)
+    assert HERE in str(raised.value)
 
 
 def test_without_a_line_there_is_none() -> None:
@@ -67,6 +82,9 @@ REFUSED: dict[str, tuple[Act, type[Exception], list[str]]] = {
     "axis of max": (lambda x: x.max(-3), ValueError, ["max: axis -3", "(2, 3)"]),
     "the truth of several": (lambda x: not x, ValueError, ["bool", "(2, 3)"]),
     "several as a number": (lambda x: x.item(), ValueError, ["item", "(2, 3)"]),
+    "several as a float": (float, TypeError, ["float", "(2, 3)", "use item()"]),
+    "several as an int": (int, TypeError, ["int", "(2, 3)", "use item()"]),
+    "a computed slice": (lambda x: x[INDEX[0] :], TypeError, ["slices", "Tensor.arange(count)"]),
     "concat": (lambda x: Tensor.concat([x, x[0]]), ValueError, ["concat", "[2, 3]", "[3]"]),
     "bits of floats": (lambda x: x ^ 1, TypeError, ["xor", "f32[2, 3]", "integers"]),
     "a condition": (lambda x: Tensor.where(x, x, 0), TypeError, ["where", "f32[2, 3]", "bool"]),
