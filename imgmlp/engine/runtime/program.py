@@ -58,6 +58,9 @@ class Program:
     more local memory or registers than there are, also after tiles got smaller with a warning.
     What is `traceable` has neither outputs nor updates yet. One that is ready `later`, when it is
     first run or has to `get_ready`, may be built by other processes meanwhile.
+
+    One thread at a time runs it, or any other that changes the same state: steps of several
+    threads at once mix, and some are lost without a word.
     """
 
     def __init__(
