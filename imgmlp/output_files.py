@@ -48,9 +48,13 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
 
 def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
     """Refuse, as an OutputError, what must not be replaced, and look no further than at that."""
-    if path.is_dir():
+    try:
+        folder, file = path.is_dir(), path.is_file()
+    except OSError as error:  # a name that cannot be
+        raise _unwritable(path, error) from error
+    if folder:
         raise OutputError(f"{path} is a folder", hint="give the name of a file")
-    if path.is_file() and not force:
+    if file and not force:
         keep_one_name(path)
         raise OutputError(f"{path} exists already", hint=hint)
 
@@ -193,4 +197,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
     reason = error.strerror or str(error)
-    return OutputError(f"cannot write {path}: {reason}", hint="choose another place for it")
+    long = error.errno == errno.ENAMETOOLONG
+    hint = "choose a shorter name" if long else "choose another place for it"
+    return OutputError(f"cannot write {path}: {reason}", hint=hint)

@@ -139,6 +139,14 @@ def test_outputs_are_checked_before_they_are_needed(tmp_path: Path) -> None:
     assert old.read_bytes() == b"old"
 
 
+def test_a_name_that_is_too_long_is_said_to_be_so(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 256)
+    for check in (output_files.check_output, output_files.check_free):
+        with pytest.raises(OutputError, match="too long") as raised:
+            check(path, force=True)
+        assert raised.value.hint == "choose a shorter name"
+
+
 def test_force_allows_an_existing_file_but_no_folder(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.write_bytes(b"old")

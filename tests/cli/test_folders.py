@@ -49,6 +49,13 @@ def test_what_is_done_is_told_before_the_first_file_is(tree: Path, capsys: Shown
     assert second == "3 files to do, 1 at a time on numpy"
 
 
+def test_a_name_with_no_room_for_another_ending_is_no_fault(tree: Path, capsys: Shown) -> None:
+    path = tree / f"{'n' * 251}.png"
+    (tree / "a.png").rename(path)
+    assert encode(path) == OutputError.exit_code
+    assert_error(capsys.readouterr().err.partition("\n")[2], "too long", "a shorter name")
+
+
 def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: Shown) -> None:
     good = (tree / "b.png").read_bytes()
     (tree / "b.png").write_bytes(b"no picture")
