@@ -157,7 +157,7 @@ def _run(terminal: Terminal, request: Request, search: Search, rules: Rules, wor
         told.passed_over(search)
         if plan.count:
             _work(terminal, request, plan, work, told, stop)
-    return told.end(stop.requested())
+    return told.end(stop.requested(), request.listed is not None, request.recursive)
 
 
 def _work(

@@ -101,13 +101,21 @@ class RunReport:
         share = self.weight / max(1, self.plan.weight)
         self.show(self.done, self.failed, share, self.seats())
 
-    def end(self, stopped: bool) -> int:
-        """Sum up; returns the exit code. Raises ImgmlpError for what ended the run early."""
+    def end(self, stopped: bool, listed: bool, recursive: bool) -> int:
+        """Sum up; returns the exit code. Raises ImgmlpError for what ended the run early.
+
+        The files were `listed`, or looked for in folders, `recursive` or not.
+        """
         left = self.plan.count - self.done
         whole = self.plan.whole and not left
         again = self._list_failed(whole) if whole or not self.no_room else None
         if self.plan.whole and not self.files and not left:
-            hint = "--recursive also looks into the folders inside of them"
+            if listed:  # by a command that looks for news, and there may be none
+                self.terminal.note("the list names no file: there is nothing to do")
+                return 0
+            hint = "name a file itself to have it taken, whatever its ending is"
+            if not recursive:
+                hint = "--recursive also looks into the folders inside of them"
             raise UsageError("there is no file to work on", hint=hint)
         if self.done > 1 or (self.failed and self.files > 1):
             self._sum_up()

@@ -56,6 +56,22 @@ def test_a_name_with_no_room_for_another_ending_is_no_fault(tree: Path, capsys: 
     assert_error(capsys.readouterr().err.partition("\n")[2], "too long", "a shorter name")
 
 
+def test_an_empty_list_is_nothing_to_do(tree: Path, capsys: Shown) -> None:
+    Path("list").touch()
+    assert encode(tree, listed=Path("list"), as_json=True) == 0
+    told = capsys.readouterr()
+    assert told.err.splitlines()[1:] == ["the list names no file: there is nothing to do"]
+    assert told.out == ""  # a line for each file
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_a_folder_without_pictures_is_refused_with_what_helps(recursive: bool, tree: Path) -> None:
+    (tree / "empty").mkdir()
+    with pytest.raises(UsageError, match="no file to work on") as caught:
+        encode(tree / "empty", recursive=recursive)
+    assert caught.value.hint.startswith("name a file" if recursive else "--recursive")
+
+
 def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: Shown) -> None:
     good = (tree / "b.png").read_bytes()
     (tree / "b.png").write_bytes(b"no picture")
