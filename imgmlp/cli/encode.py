@@ -258,7 +258,8 @@ class _Task:
 
         Raises OutputError.
         """
-        if self.outputs.skip and self.path != STANDARD and self.path.exists():
+        standard = self.path == STANDARD
+        if self.outputs.skip and not standard and output_files.status(self.path) is not None:
             self.entry["skipped"] = True
             told = f"{self.path} exists already: {self.source} is passed over"
             self.watch.note(told)

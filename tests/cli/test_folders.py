@@ -156,6 +156,12 @@ def test_a_place_where_no_folder_can_be_made_is_told_once(tree: Path) -> None:
     assert "--out" in caught.value.hint
 
 
+def test_a_folder_that_cannot_be_looked_at_is_told(tree: Path) -> None:
+    outputs = encoding.Outputs(None, Path("a" * 300))
+    with pytest.raises(OutputError, match=r"cannot write .*too long"):
+        encoding.run(Terminal(), Request([tree], recursive=True), outputs, LOSSLESS)
+
+
 @pytest.mark.parametrize("spec", ["numpy,numpy:uops", "all"])
 def test_several_devices_of_the_environment_are_for_many_files(
     imgmlp: Command, picture: Path, spec: str
