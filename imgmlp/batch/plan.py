@@ -61,11 +61,14 @@ class Decision:
 
 
 def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Decision:
-    """Whether a file is done already. Raises OSError where it cannot be read."""
+    """Whether a file is done already. Raises OutputError, or OSError where it cannot be read."""
     try:
         there = output.stat()
     except FileNotFoundError:
         return Decision("do")
+    except OSError as error:
+        problem = f"cannot read {output}: {error.strerror}"
+        raise OutputError(problem, hint="choose another place or name for it") from error
     theirs = Decision("skipped" if rules.skip else "do")
     if known is None:
         return theirs

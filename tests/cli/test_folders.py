@@ -93,6 +93,14 @@ def test_the_only_file_has_its_own_exit_code(tree: Path) -> None:
     assert encode(tree / "missing.png") == 2
 
 
+def test_an_output_whose_name_is_too_long_is_told(tree: Path, capsys: Shown) -> None:
+    long = (tree / "a.png").rename(tree / f"{'a' * 251}.png")
+    for _ in range(2):
+        assert encode(long) == OutputError.exit_code
+        assert "too long" in capsys.readouterr().err
+        Path("out").mkdir(exist_ok=True)
+
+
 def test_a_list_from_standard_input_may_have_any_names(
     imgmlp: Command, picture: Path, tmp_path: Path
 ) -> None:
