@@ -94,7 +94,7 @@ def train(
         problem = f"there is no setting {', '.join(unknown)}"
         raise UsageError(problem, hint=f"use {', '.join(_SETTINGS)}")
     plain: dict[str, Any] = {
-        name: int(value) if isinstance(value, np.integer) else value
+        name: value.item() if isinstance(value, np.generic) else value
         for name, value in settings.items()
     }
     chosen = replace(PRESETS[preset], **plain)

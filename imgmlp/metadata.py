@@ -16,7 +16,7 @@ USUAL_DPI = (72.0, 1.0)  # what programs take for granted; 1 is Pillow's, of a T
 _ORIENTATION, _PREVIEW, _PREVIEW_BYTES = 0x0112, 0x0201, 0x0202  # EXIF's tags
 _INNER, _WIDTH, _HEIGHT = 0x8769, 0xA002, 0xA003  # likewise: of a directory, and what is in it
 _SIDEWAYS = (5, 6, 7, 8)  # orientations
-_ENTRY = 12  # bytes
+ENTRY = 12  # bytes of a directory's entry
 _XMP_ORIENTATION = re.compile(rb"""(tiff:Orientation(?:\s*=\s*["']|>))[0-9]""")
 NAMES = {"icc": "colour profile", "exif": "EXIF data", "xmp": "XMP data", "dpi": "resolution"}
 
@@ -82,7 +82,7 @@ def upright_exif(exif: bytes) -> bytes | None:
     try:
         (at,) = struct.unpack_from(f"{order}I", data, 4)
         inner, sideways = 0, False
-        for tag, entry in _entries(data, order, at):
+        for tag, entry in entries(data, order, at):
             if tag == _INNER:
                 (inner,) = struct.unpack_from(f"{order}I", data, entry + 8)
             if tag == _ORIENTATION:
@@ -90,7 +90,7 @@ def upright_exif(exif: bytes) -> bytes | None:
                 struct.pack_into(f"{order}HIHH", data, entry + 2, 3, 1, 1, 0)
         if sideways and inner:
             _swap_sizes(data, order, inner)
-        end = at + 2 + _ENTRY * len(_entries(data, order, at))
+        end = at + 2 + ENTRY * len(entries(data, order, at))
         (second,) = struct.unpack_from(f"{order}I", data, end)
     except struct.error:
         return None
@@ -100,18 +100,18 @@ def upright_exif(exif: bytes) -> bytes | None:
     return bytes(data)
 
 
-def _entries(data: bytearray, order: str, at: int) -> list[tuple[int, int]]:
+def entries(data: bytes | bytearray, order: str, at: int) -> list[tuple[int, int]]:
     """(tag, place) of each entry of the directory there. Raises struct.error."""
     (count,) = struct.unpack_from(f"{order}H", data, at)
-    places = range(at + 2, at + 2 + _ENTRY * count, _ENTRY)
+    places = range(at + 2, at + 2 + ENTRY * count, ENTRY)
     return [(struct.unpack_from(f"{order}H", data, place)[0], place) for place in places]
 
 
 def _swap_sizes(data: bytearray, order: str, directory: int) -> None:
     """The picture's width and height, if a directory has both."""
     try:
-        entries = dict(_entries(data, order, directory))
-        one, other = (slice(entries[tag] + 2, entries[tag] + _ENTRY) for tag in (_WIDTH, _HEIGHT))
+        found = dict(entries(data, order, directory))
+        one, other = (slice(found[tag] + 2, found[tag] + ENTRY) for tag in (_WIDTH, _HEIGHT))
     except (struct.error, KeyError):
         return
     if max(one.stop, other.stop) <= len(data):
@@ -121,9 +121,9 @@ def _swap_sizes(data: bytearray, order: str, directory: int) -> None:
 def _blank_preview(data: bytearray, order: str, directory: int) -> None:
     """Zeros for the preview that a directory names; they cost nothing once they are compressed."""
     try:
-        entries = dict(_entries(data, order, directory))
+        found = dict(entries(data, order, directory))
         start, count = (
-            struct.unpack_from(f"{order}I", data, entries[tag] + 8)[0]
+            struct.unpack_from(f"{order}I", data, found[tag] + 8)[0]
             for tag in (_PREVIEW, _PREVIEW_BYTES)
         )
     except (struct.error, KeyError):

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -48,15 +49,25 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
 
 def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
     """Refuse, as an OutputError, what must not be replaced, and look no further than at that."""
-    try:
-        folder, file = path.is_dir(), path.is_file()
-    except OSError as error:  # a name that cannot be
-        raise _unwritable(path, error) from error
-    if folder:
+    there = status(path)
+    if there is None:
+        return
+    if stat.S_ISDIR(there.st_mode):
         raise OutputError(f"{path} is a folder", hint="give the name of a file")
-    if file and not force:
+    if stat.S_ISREG(there.st_mode) and not force:
         keep_one_name(path)
         raise OutputError(f"{path} exists already", hint=hint)
+
+
+def status(path: Path) -> os.stat_result | None:
+    """What is where an output goes, or None. Raises OutputError where nobody can tell, as of a name
+    that is too long."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def resolved(path: Path) -> Path:

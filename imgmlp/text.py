@@ -141,7 +141,7 @@ def duration(seconds: float) -> str:
     """Seconds as 3.4 s, 2:05 or 1:02:05."""
     if not seconds < 360_000_000:  # also for NaN and infinity
         return "unknown time"
-    if seconds < 60:
+    if seconds < 59.95:  # which is 60.0
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

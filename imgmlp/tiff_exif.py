@@ -9,12 +9,13 @@ import struct
 
 from PIL import ExifTags, Image, TiffImagePlugin
 
+from imgmlp.metadata import ENTRY, entries
+
 _TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
 _INNER = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo  # directories
 # Tags of EXIF's directory (EXIF 2.3, 4.6.5), some of which cameras have among those of the picture.
 _OF_EXIF = {33434, 33437, *range(34850, 34870), *range(36864, 37523), *range(40960, 42241)}
 _OF_EXIF -= {ExifTags.IFD.GPSInfo, ExifTags.IFD.Interop}
-_ENTRY = 12  # bytes of a directory's entry
 _WRONG = SyntaxError, ValueError, TypeError, KeyError, OverflowError, RuntimeError, struct.error
 
 
@@ -68,11 +69,11 @@ def inserted(tiff: bytes, exif: bytes) -> bytes:
     (at,) = struct.unpack_from(f"{order}I", tiff, 4)
     start = len(tiff) + len(tiff) % 2
     added = _directory(exif, order, start)
-    entries = _entries(tiff, at, order) | _entries(added, 0, order)
+    every = _entries(tiff, at, order) | _entries(added, 0, order)
     body = tiff.ljust(start, b"\0") + added
     body += bytes(len(body) % 2)
-    found = b"".join(entries[tag] for tag in sorted(entries))
-    directory = struct.pack(f"{order}H", len(entries)) + found + bytes(4)
+    found = b"".join(every[tag] for tag in sorted(every))
+    directory = struct.pack(f"{order}H", len(every)) + found + bytes(4)
     return body[:4] + struct.pack(f"{order}I", len(body)) + body[8:] + directory
 
 
@@ -89,7 +90,4 @@ def _directory(exif: bytes, order: str, place: int) -> bytes:
 
 def _entries(data: bytes, at: int, order: str) -> dict[int, bytes]:
     """The entries of the directory there, by tag."""
-    (count,) = struct.unpack_from(f"{order}H", data, at)
-    places = range(at + 2, at + 2 + _ENTRY * count, _ENTRY)
-    entries = [data[place : place + _ENTRY] for place in places]
-    return {struct.unpack_from(f"{order}H", entry)[0]: entry for entry in entries}
+    return {tag: data[place : place + ENTRY] for tag, place in entries(data, order, at)}

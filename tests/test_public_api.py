@@ -314,11 +314,13 @@ def test_progress_can_be_sent_to_another_process() -> None:
     assert (found.steps, found.preview) == (20, None)
 
 
-def test_whole_numbers_of_numpys_are_whole_numbers() -> None:
+def test_settings_may_be_numbers_of_numpy() -> None:
     numpys = {name: np.int64(value) for name, value in QUICK.items() if isinstance(value, int)}
     assert numpys
+    numpys["lr"] = np.float32(2**-7)
     found = imgmlp.train(small_pixels(1), **QUICK | numpys).pixels
-    np.testing.assert_array_equal(found, imgmlp.train(small_pixels(1), **QUICK).pixels)
+    expected = imgmlp.train(small_pixels(1), **QUICK | {"lr": 2**-7}).pixels
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

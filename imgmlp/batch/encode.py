@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -208,7 +207,8 @@ class EncodeFile:
         output = task.output
         assert output is not None
         make_folder(output)
-        if os.path.exists(output) and not checkpoint.left_beside(output):  # else it may be our own
+        there = output_files.status(output) is not None
+        if there and not checkpoint.left_beside(output):  # else it may be our own
             check_task(task, REPLACE)
         if task.known:  # what was made with other settings, and is remembered
             forget_remembered(output, task.known)

@@ -51,7 +51,9 @@ class EncodeInStore:
             record.line = f"{url(task.output)}   done before"
             return
         with tempfile.TemporaryDirectory(prefix="imgmlp-") as folder:
-            source, made = Path(folder, task.source.name), Path(folder, "out", task.output.name)
+            source = Path(folder, "in", task.source.name)  # apart, as it may have any name
+            made = Path(folder, "out", task.output.name)
+            source.parent.mkdir()
             source.write_bytes(picture)
             record.task = replace(task, source=source, output=made)
             try:

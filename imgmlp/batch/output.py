@@ -6,6 +6,7 @@ is compared once more then, with what the journal says of it. Knows no codec.
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from imgmlp import output_files
@@ -39,7 +40,8 @@ def check(path: Path, force: bool, known: str, hint: str) -> None:
 
     That is any without `force`, but what has the digest `known`. `hint` says what to do then.
     """
-    if force or not known or not path.is_file():
+    there = output_files.status(path)
+    if force or not known or there is None or not stat.S_ISREG(there.st_mode):
         output_files.check_free(path, force, hint)
         return
     try:
@@ -61,10 +63,12 @@ def put(task: Task, data: bytes, hint: str) -> None:
     """Have the output of a task be these bytes. Raises OutputError, as `check` does."""
     output = task.output
     assert output is not None
-    replace = task.replace or output.exists()  # if so, it is checked now what it is
+    there = output_files.status(output) is not None  # if so, it is checked now what it is
     try:
         check_task(task, hint)
-        output_files.write_atomically(output, lambda stream: stream.write(data), replace)
+        output_files.write_atomically(
+            output, lambda stream: stream.write(data), task.replace or there
+        )
     except OutputError:
         if not holds(output, data):  # else another process has written the same in the meantime
             raise

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -60,11 +61,14 @@ class Decision:
 
 
 def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Decision:
-    """Whether a file is done already. Raises OSError where it cannot be read."""
+    """Whether a file is done already. Raises OutputError, or OSError where it cannot be read."""
     try:
         there = output.stat()
     except FileNotFoundError:
         return Decision("do")
+    except OSError as error:
+        problem = f"cannot read {output}: {error.strerror}"
+        raise OutputError(problem, hint="choose another place or name for it") from error
     theirs = Decision("skipped" if rules.skip else "do")
     if known is None:
         return theirs
@@ -87,6 +91,17 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
     return Decision("do", known=known)
 
 
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Around what uses the temporary database, whose disk may be full."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        problem = f"cannot keep a list of the files in a temporary file: {error}"
+        hint = "make room where those go, or name another folder in SQLITE_TMPDIR"
+        raise OutputError(problem, hint=hint) from error
+
+
 class Plan:
     """The files of a run. Those to do are given largest first, but after all others what failed in
     the run before, which may have ended early for them."""
@@ -98,7 +113,8 @@ class Plan:
         self.whole = False  # whether all files were decided on
         kept = rules.folder if rules.journal else None
         self.journal = None if kept is None else Journal(kept)
-        self._data = sqlite3.connect("")  # a file that has no name, and goes with the process
+        self._data = sqlite3.connect("")  # a file that has no name
+        weakref.finalize(self, self._data.close)
         self._data.executescript(TABLES)
 
     def make(
@@ -239,10 +255,10 @@ class Plan:
             self.journal.add(done)
         self._learn(done)
 
+    @_room()
     def failed(self, source: Path) -> None:
         """Note that a file has no output. Raises OutputError."""
-        with _room():
-            self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
+        self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
 
     def _read_failed(self) -> None:
         """Learn what the list of the run before names, if it is there and nobody changed it."""
@@ -255,6 +271,7 @@ class Plan:
                 rows = ((os.fsencode(name),) for name in names_in(data))
                 self._data.executemany("INSERT OR IGNORE INTO before VALUES (?)", rows)
 
+    @_room()
     def list_failed(self, whole: bool = True) -> Path | None:
         """Write the list of those that failed; returns it, or None if there is none to write.
 
@@ -282,21 +299,11 @@ class Plan:
         return path
 
     def _write_failed(self, stream: BinaryIO) -> None:
-        (lines,) = self._data.execute("SELECT count(*) FROM failed WHERE instr(path, x'0a')")
-        end = b"\0" if lines[0] else b"\n"  # a name may hold anything but a zero
+        ends = "instr(path, x'0a') OR instr(path, x'0d')"  # of lines, for one system or another
+        (odd,) = self._data.execute(f"SELECT count(*) FROM failed WHERE {ends}")
+        end = b"\0" if odd[0] else b"\n"  # a name may hold anything but a zero
         for (name,) in self._data.execute("SELECT path FROM failed"):
             stream.write(name + end)
-
-
-@contextlib.contextmanager
-def _room() -> Iterator[None]:
-    """Around what uses the temporary database, whose disk may be full."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        problem = f"cannot keep a list of the files in a temporary file: {error}"
-        hint = "make room where those go, or name another folder in SQLITE_TMPDIR"
-        raise OutputError(problem, hint=hint) from error
 
 
 def _check_other(output: Path, source: Path) -> None:

@@ -93,9 +93,7 @@ def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool)
     """Refuse, as UsageError or OutputError, a page that could not be written where it should."""
     files.check_names(sources, None)
     if output == STANDARD:
-        if as_json:
-            problem = "--json prints to where the page goes"
-            raise UsageError(problem, hint="leave it out, or give a file with -o")
+        files.check_json(as_json, "page")
         files.check_terminal("a page", "imgmlp compare photo.png -o - > report.html")
         return
     pictures.check_ending(output, ENDING)

@@ -47,12 +47,13 @@ class Outputs:
         if self.scale is not None and parsing.parse_size(self.size) is not None:
             raise UsageError("--scale and --size are both given", hint="choose one of them")
 
-    def check(self, sources: list[Path]) -> None:
+    def check(self, sources: list[Path], as_json: bool) -> None:
         """Raises UsageError for what cannot be meant."""
         files.check_names(sources, self.file)
         if (self.file or sources[0]) == STANDARD:
             source = "-" if sources[0] == STANDARD else quoted(sources[0])
             files.check_terminal("a PNG", f"imgmlp decode {source} -o - > picture.png")
+            files.check_json(as_json, "picture")
 
     def of(self, source: Path, stored: Stored) -> Path:
         """The picture to write. Raises UsageError or OutputError if that is impossible."""
@@ -78,10 +79,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     if outputs.folder is not None or request.many:
         return _mirrored(terminal, request, outputs)
     sources = request.sources
-    outputs.check(sources)
-    if request.as_json and (outputs.file or sources[0]) == STANDARD:
-        problem = "--json prints to where the picture goes"
-        raise UsageError(problem, hint="leave it out, or give a file with -o")
+    outputs.check(sources, request.as_json)
     device = cache(lambda: _opened(terminal, request.one))
     written: list[Path] = []
     tasks = [_Task(terminal, source, outputs, device, written) for source in sources]

@@ -127,9 +127,7 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
     sources = request.sources
     targets = outputs.of(sources)
     if STANDARD in targets:
-        if request.as_json:
-            problem = "--json prints to where the file goes"
-            raise UsageError(problem, hint="leave it out, or give a file with -o")
+        files.check_json(request.as_json, "file")
         files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
     watch, device = Watch(terminal), cache(lambda: _opened(terminal, request.one))
     taken = {output_files.resolved(source): source for source in sources if source != STANDARD}
@@ -258,7 +256,8 @@ class _Task:
 
         Raises OutputError.
         """
-        if self.outputs.skip and self.path != STANDARD and self.path.exists():
+        standard = self.path == STANDARD
+        if self.outputs.skip and not standard and output_files.status(self.path) is not None:
             self.entry["skipped"] = True
             told = f"{self.path} exists already: {self.source} is passed over"
             self.watch.note(told)

@@ -67,6 +67,13 @@ def check_terminal(what: str, example: str) -> None:
         raise UsageError(f"{what} is nothing that a terminal can show", hint=hint)
 
 
+def check_json(as_json: bool, what: str) -> None:
+    """Refuse, as a UsageError, JSON beside an output that goes to stdout itself."""
+    if as_json:
+        problem = f"--json prints to where the {what} goes"
+        raise UsageError(problem, hint="leave it out, or give a file with -o")
+
+
 def check_picture(path: Path) -> None:
     """Refuse what is no file, or one of imgmlp's own, before others take their time.
 

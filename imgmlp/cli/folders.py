@@ -31,7 +31,7 @@ from imgmlp.cli.run_report import RunReport
 from imgmlp.codec.training.run import Progress
 from imgmlp.errors import ImgmlpError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest
-from imgmlp.output_files import check_output
+from imgmlp.output_files import check_output, status
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data, together
 
@@ -129,7 +129,7 @@ def check_out(folder: Path | None) -> None:
     if folder == STANDARD:
         raise UsageError("--out is -, which is standard output", hint="give a folder")
     store.check_scheme(folder)
-    if folder.exists() and not folder.is_dir():
+    if status(folder) is not None and not folder.is_dir():
         raise OutputError(f"{folder} is no folder", hint="choose another place with --out")
 
 

@@ -151,6 +151,18 @@ def test_a_missing_file_is_an_error_of_its_own(tree: Path) -> None:
     assert there.error is None
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_pipe_is_no_file(tree: Path) -> None:
+    """Named itself it is refused, and in a folder passed over: whoever read it would wait."""
+    os.mkfifo(tree / "pipe.png")
+    (named,) = search().find([tree / "pipe.png"])
+    assert isinstance(named.error, UsageError)
+    assert str(named.error) == f"{tree / 'pipe.png'} is no file"
+    looking = search()
+    assert names(list(looking.find([tree]))) == ["a.png", "b.JPG"]
+    assert looking.others == 2  # with the notes
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [

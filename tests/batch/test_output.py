@@ -9,7 +9,7 @@ import pytest
 
 from imgmlp import output_files
 from imgmlp.batch.journal import digest
-from imgmlp.batch.output import put
+from imgmlp.batch.output import check, put
 from imgmlp.batch.work import Task
 from imgmlp.errors import OutputError
 
@@ -69,3 +69,12 @@ def test_a_file_that_comes_while_it_is_written_stays(
     with pytest.raises(OutputError, match="exists already"):
         put(task, b"new", HINT)
     assert held(task) == b"mine"
+
+
+def test_an_output_that_cannot_be_looked_at_is_refused(task: Task, tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 300)
+    for known in ("", task.known):
+        with pytest.raises(OutputError, match=r"cannot write .*too long"):
+            check(path, False, known, HINT)
+        with pytest.raises(OutputError, match=r"cannot write .*too long"):
+            put(replace(task, output=path, known=known), b"new", HINT)

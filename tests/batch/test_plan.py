@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
+from conftest import stops_after
 
 from imgmlp.batch import journal as journals
 from imgmlp.batch import plan as planning
 from imgmlp.batch.encode import looked_at
-from imgmlp.batch.find import Found, Search
+from imgmlp.batch.find import Found, Search, names_in
 from imgmlp.batch.journal import digest
 from imgmlp.batch.plan import FAILED, Plan, Rules
 from imgmlp.batch.work import Record, Task
@@ -194,6 +196,10 @@ def test_those_that_failed_are_listed_until_none_do(folder: Path) -> None:
     plan.failed(folder / "two\nlines.png")
     plan.list_failed()
     assert path.read_bytes().count(b"\0") == 3
+    plan, _ = planned(folder)
+    plan.failed(folder / "a.png\r")
+    plan.list_failed()
+    assert list(names_in(path.read_bytes())) == [folder / "a.png\r"]
     assert planned(folder)[0].list_failed() is None
     assert not path.exists()
 
@@ -294,7 +300,34 @@ def test_a_full_disk_of_temporary_files_is_told(folder: Path) -> None:
         list(plan.make(many))
 
 
-def test_a_request_to_stop_ends_the_planning(folder: Path) -> None:
+def test_it_is_told_as_well_where_those_that_failed_are_listed(folder: Path) -> None:
+    plan, _ = planned(folder)
+    work(plan)
+    plan.failed(folder / "a.png")
+    plan._data.execute("DROP TABLE done")  # as if it could not be read
+    with pytest.raises(OutputError, match="no such table"):
+        plan.list_failed()
+
+
+def test_the_temporary_file_goes_with_the_plan() -> None:
     plan = Plan(Rules(None, Path))
-    assert list(plan.make(Search({".png"}).find([folder]), lambda: True)) == []
+    data = plan._data
+    del plan
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        data.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("looks", range(4))
+def test_a_request_to_stop_ends_the_planning(folder: Path, looks: int) -> None:
+    """After so many looks: of three while files are found, and three while they are decided on."""
+    plan, stopping = Plan(Rules(None, Path)), stops_after(looks)
+    assert list(plan.make(Search({".png"}).find([folder]), stopping)) == []
     assert (plan.count, plan.whole) == (0, False)
+    assert next(plan._data.execute("SELECT count(*) FROM found"))[0] == min(looks, 3)
+
+
+def test_who_asks_to_stop_while_files_are_decided_on_hears_of_no_more(done: Path) -> None:
+    plan = Plan(Rules(done.parent / "out", lambda name: name.with_suffix(".out"), "s"))
+    records = list(plan.make(Search({".png"}).find([done]), stops_after(4)))
+    assert len(records) == 1
+    assert not plan.whole

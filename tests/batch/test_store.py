@@ -204,6 +204,13 @@ def test_a_picture_is_encoded_once(bucket: Any, encode: Encode, out: Path) -> No
     assert bucket.cat_file("made/x/a.imlp") != data
 
 
+@pytest.mark.parametrize("name", ["in", "out", "out.imlp"])
+def test_a_picture_may_have_any_name(bucket: Any, encode: Encode, name: str) -> None:
+    bucket.pipe_file(f"pictures/in/{name}", picture(50))
+    assert encode(name).problem is None
+    assert bucket.exists(f"made/x/{name.removesuffix('.imlp')}.imlp")
+
+
 def test_what_two_workers_write_at_once_is_known_whichever_is_last(bucket: Any, out: Path) -> None:
     output, looks = store.Output(out / "a.imlp"), {"source": "a", "picture": "p", "settings": "s"}
     notes = [looks | {"facts": {"bytes": n}} for n in (1, 2)]

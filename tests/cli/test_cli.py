@@ -116,6 +116,7 @@ def test_the_device_may_come_from_the_environment(imgmlp: Command, weights: Path
         (("train", "small.png", "-o", "text.png/a.npz"), 8, "text.png"),
         (("train", "small.png", "-o", "/proc/a.npz"), 8, "/proc/a.npz"),
         (("train", "small.png", "-o", "."), 8, "folder"),
+        (("encode", "small.png", "--skip-existing", "-o", f"{'a' * 300}.imlp"), 8, "too long"),
         (("train", "small.png", "-o", "a", "--png", "a"), 8, "another file"),
         (("train", "small.png", "-o", "a", "--live", "./a"), 8, "another file"),
         (("train", "small.png", "--png", "small.png", "--force"), 8, "another file"),

@@ -90,6 +90,14 @@ def test_a_compact_file_is_not_decoded_where_something_would_be_lost(
     assert set(compact.parent.iterdir()) == before
 
 
+def test_a_name_that_is_too_long_with_its_new_ending_is_told(
+    imgmlp: Command, compact: Path
+) -> None:
+    source = compact.rename(compact.with_name(f"{'a' * 245}.imlp"))
+    done = imgmlp("decode", source.name, check=8)
+    assert_error(done.stderr, "cannot write", "decoded.png", "too long")
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -116,6 +116,14 @@ def test_the_only_file_has_its_own_exit_code(tree: Path) -> None:
     assert encode(tree / "missing.png") == 2
 
 
+def test_an_output_whose_name_is_too_long_is_told(tree: Path, capsys: Shown) -> None:
+    long = (tree / "a.png").rename(tree / f"{'a' * 251}.png")
+    for _ in range(2):
+        assert encode(long) == OutputError.exit_code
+        assert "too long" in capsys.readouterr().err
+        Path("out").mkdir(exist_ok=True)
+
+
 def test_a_list_from_standard_input_may_have_any_names(
     imgmlp: Command, picture: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +185,12 @@ def test_a_place_where_no_folder_can_be_made_is_told_once(tree: Path) -> None:
     with pytest.raises(OutputError, match="cannot make the folder mine/out") as caught:
         encoding.run(Terminal(), request, outputs, LOSSLESS)
     assert "--out" in caught.value.hint
+
+
+def test_a_folder_that_cannot_be_looked_at_is_told(tree: Path) -> None:
+    outputs = encoding.Outputs(None, Path("a" * 300))
+    with pytest.raises(OutputError, match=r"cannot write .*too long"):
+        encoding.run(Terminal(), Request([tree], recursive=True), outputs, LOSSLESS)
 
 
 @pytest.mark.parametrize("spec", ["numpy,numpy:uops", "all"])

@@ -38,6 +38,18 @@ def run(
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "what"), [("encode", "file"), ("decode", "picture"), ("compare", "page")]
+)
+def test_json_is_not_printed_into_an_output(
+    imgmlp: Command, picture: Path, command: str, what: str
+) -> None:
+    if command == "compare":
+        pytest.importorskip("blazediff_ssim")
+    done = imgmlp(command, picture.name, "-o", "-", "--json", check=2)
+    assert_error(done.stderr, f"--json prints to where the {what} goes")
+
+
 # Full and closed
 
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any, Literal
 
 import numpy as np
@@ -54,15 +55,19 @@ class Usage:
     live: int = 0
     live_bytes: int = 0
     freed: int = 0
+    # One that a thread may have already: what it drops is freed wherever it is.
+    _lock: Any = field(default_factory=RLock, repr=False, compare=False)
 
     def take(self, nbytes: int) -> None:
-        self.live += 1
-        self.live_bytes += nbytes
+        with self._lock:
+            self.live += 1
+            self.live_bytes += nbytes
 
     def free(self, nbytes: int) -> None:
-        self.live -= 1
-        self.live_bytes -= nbytes
-        self.freed += 1
+        with self._lock:
+            self.live -= 1
+            self.live_bytes -= nbytes
+            self.freed += 1
 
     def summary(self) -> str:
         return f"{self.live} allocations of {self.live_bytes:,} bytes in use, {self.freed} freed"

@@ -115,13 +115,13 @@ class RawKernel:
         for argument, (kind, name) in zip(arguments, self.parameters, strict=True):
             what = f"{self.name}: {kind} {name}".rstrip()
             if isinstance(argument, np.ndarray):
-                _check_kind(what, kind, argument.dtype, "*")
+                _check_kind(what, kind, argument.dtype)
                 allocation = self.device.alloc(argument.nbytes)
                 self.device.write(allocation, argument)
                 copies.append((allocation, argument))
                 bound.append(allocation)
             elif isinstance(argument, Tensor):
-                _check_kind(what, kind, np.dtype(argument.dtype.np), "*")
+                _check_kind(what, kind, np.dtype(argument.dtype.np))
                 if kind and not (argument.realized or kind.startswith(CONST)):
                     text = "only a realized Tensor can be written; call realize() first, or declare"
                     raise misuse(ValueError, f"{what}: {text} it const")
@@ -169,14 +169,14 @@ def _sizes(size: Size) -> tuple[int, ...]:
         raise misuse(TypeError, text) from None
 
 
-def _check_kind(what: str, declared: str, given: np.dtype[Any], suffix: str) -> None:
+def _check_kind(what: str, declared: str, given: np.dtype[Any]) -> None:
     """Refuse elements that the kernel would take for others; vectors stand for their elements."""
     if not declared:
         return  # the driver does not tell
     _check_place(what, declared)
-    if not declared.endswith(suffix):
+    if not declared.endswith("*"):
         raise misuse(TypeError, f"{what} takes a number, an array was given")
-    wanted = KINDS.get(declared.removeprefix(CONST).removesuffix(suffix).rstrip("0123456789"))
+    wanted = KINDS.get(declared.removeprefix(CONST).removesuffix("*").rstrip("0123456789"))
     if wanted is not None and np.dtype(wanted) != given:
         raise misuse(TypeError, f"{what} was given {given}; use .astype(np.{np.dtype(wanted)})")
 

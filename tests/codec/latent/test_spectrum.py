@@ -16,6 +16,7 @@ from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
 from imgmlp.image import Picture
 
 SIZES = [(1, 1, 3), (1, 50, 3), (50, 1, 1), (5, 3, 2), (16, 16, 4), (17, 33, 3), (40, 70, 1)]
+NARROW = [(16, 17000, 3), (17000, 16, 3), (1, 300000, 3), (16, 17000, 1)]
 
 
 def noise(height: int, width: int, channels: int) -> np.ndarray:
@@ -75,7 +76,7 @@ def test_parts_of_a_large_picture_say_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert np.log2(np.divide(part, whole)) == pytest.approx([0, 0], abs=0.3)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, *NARROW])
 @pytest.mark.parametrize("wanted", [Goal("psnr", 30), Goal("psnr", 60), Goal("bytes", 1),
                                     Goal("bytes", 10**7)])  # fmt: skip
 def test_every_picture_and_target_has_a_first_price(
@@ -85,6 +86,12 @@ def test_every_picture_and_target_has_a_first_price(
         found = Prices(Picture(pixels), wanted).first()
         assert CHEAPEST <= found <= DEAREST
         assert math.isfinite(found)
+
+
+@pytest.mark.parametrize("size", [*NARROW, (40, 20000, 3)])
+def test_a_narrow_picture_has_about_the_price_of_a_square_one(size: tuple[int, int, int]) -> None:
+    square = Spectrum(noise(64, 64, size[-1])).price_of_error(1e-3)
+    assert Spectrum(noise(*size)).price_of_error(1e-3) == pytest.approx(square, rel=0.1)
 
 
 def test_bytes_beyond_what_a_picture_can_use_have_the_price_of_50_decibels() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from imgmlp.codec.training.search import TRIALS, approached, nearest, too_much
+from imgmlp.codec.training.search import GIVEN_UP, TRIALS, approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
 
 
@@ -30,6 +30,7 @@ def test_a_quality_is_found_from_above_and_below() -> None:
     assert tried[-1].psnr == pytest.approx(30.0, abs=0.1)
     assert too_much(wanted, File(1, 30.01))
     assert not too_much(wanted, File(10**6, 29.99))
+    assert not too_much(wanted, File(10**6, 30.0))
 
 
 def test_what_hits_already_is_left_alone_and_what_cannot_ends() -> None:
@@ -55,4 +56,5 @@ def test_where_a_quality_is_missed_anyway_bytes_that_bring_little_are_spared() -
     assert nearest(wanted, [File(440, 29.88), File(350, 29.86)]) == File(350, 29.86)
     assert nearest(wanted, [File(380, 29.88), File(350, 29.5)]) == File(380, 29.88)
     assert nearest(wanted, [File(350, 29.7), File(20, 29.3)]) == File(350, 29.7)
+    assert nearest(wanted, [File(350, GIVEN_UP), File(20, 0.0)]) == File(20, 0.0)  # just as much
     assert nearest(wanted, [File(440, 29.95), File(350, 29.86)]) == File(440, 29.95)

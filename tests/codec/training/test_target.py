@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from imgmlp.codec.training import target
-from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
 from imgmlp.errors import UsageError
 
 
@@ -28,13 +28,16 @@ def test_bits_a_pixel_are_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("1", 1), ("20000", 20_000), ("20k", 20_000), ("1.5M", 1_500_000)]
-)
+    ("text", "count"), [("1", 1), ("20000", 20_000), ("20k", 20_000), ("1.5M", 1_500_000),
+                        ("134217728", 2**27)]
+)  # fmt: skip
 def test_bytes_are_written_as_people_do(text: str, count: int) -> None:
     assert target.parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "0", "k", "-5", "1e9", "20g", "9999m", "0.0001", "²"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "k", "-5", "1e9", "20g", "9999m", "134217729", "0.0001", "²"]
+)
 def test_other_texts_are_no_bytes(text: str) -> None:
     with pytest.raises(UsageError, match="--bytes"):
         target.parse_bytes(text)
@@ -78,6 +81,19 @@ def test_too_good_is_no_miss() -> None:
 def test_too_good_is_no_hit_either() -> None:
     assert not Goal("psnr", 30).hit_by(1, 30.12)
     assert Goal("psnr", 30).hit_by(1, 30.08)
+
+
+def test_what_is_off_by_just_what_is_tolerated_is_a_hit() -> None:
+    wanted = Goal("psnr", TOLERANCE)  # from which nothing else is just so far
+    assert wanted.misses(9, 0.0) is None
+    assert wanted.hit_by(9, 0.0)
+    assert wanted.hit_by(9, 2 * TOLERANCE)
+    assert wanted.distance(9, 0.0) == (False, 9)
+
+
+def test_all_of_the_bytes_are_not_too_many() -> None:
+    assert Goal("bytes", 100).distance(100, 3.0) == (False, -3.0)
+    assert Goal("bytes", 100).distance(100, math.nan) == (False, 0.0)
 
 
 def test_of_files_that_keep_a_target_the_best_is_nearest() -> None:

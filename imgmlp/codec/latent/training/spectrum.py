@@ -19,7 +19,7 @@ from imgmlp.image import has_alpha
 Array = np.ndarray[Any, Any]
 
 SIDE = 16  # of blocks
-PIXELS = 2**18  # of those blocks that are looked at, at most
+PIXELS = 2**18  # of those blocks that are looked at, about; of narrow pictures more
 UP = 0.4  # added to magnitudes in steps before they are cut off
 STEP = 0.058  # lambda of a step, of its square
 BITS = 1.7  # of a number, for each of those of its magnitude in steps
@@ -76,7 +76,8 @@ def _blocks(pixels: Array) -> Array:
     whole = pixels[: rows * tall, : columns * wide]
     blocks = whole.reshape(rows, tall, columns, wide, channels).swapaxes(1, 2)
     every = math.ceil(math.sqrt(rows * columns * tall * wide / PIXELS))
-    chosen = blocks[every // 2 :: every, every // 2 :: every]
+    first_row, first_column = (min(every // 2, count - 1) for count in (rows, columns))
+    chosen = blocks[first_row::every, first_column::every]
     found: Array = chosen.reshape(-1, tall, wide, channels).astype(np.float32) / 255
     if has_alpha(pixels):  # colours that nobody sees are as those seen are in the mean
         seen = found[..., -1] > 0

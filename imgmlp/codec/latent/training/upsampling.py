@@ -117,8 +117,7 @@ class Doubled(Function):
         ctx.save_for_backward(x, taps)
         ctx.sizes = axis, wanted, first, pairs  # type: ignore[attr-defined]
         found = [
-            _pairs(_around(x, axis, begin, end), taps, axis)
-            for begin, end in _cuts(pairs, 2, n - 2)
+            _pairs(_around(x, axis, begin, end), taps, axis) for begin, end in _cuts(pairs, n - 2)
         ]
         both = Tensor.concat(found, axis)
         shape = (*x.shape[:axis], 2 * both.shape[axis], *x.shape[axis + 1 :])
@@ -131,7 +130,7 @@ class Doubled(Function):
         by_x = _by_values(g, taps, axis, x.shape[axis], first)
         ends = [(0, wanted % 2 if a == axis else 0) for a in range(3)]
         whole, sums = g.pad(*ends) if wanted % 2 else g, []
-        for begin, end in _cuts(pairs, 2, x.shape[axis] - 2):
+        for begin, end in _cuts(pairs, x.shape[axis] - 2):
             terms = []
             for odd in (0, 1):
                 c, h, w = _long(x.shape, axis, end - begin)
@@ -197,10 +196,10 @@ def _windows(x: Tensor, axis: int, begin: int, end: int, odd: int) -> Tensor:
     return found.permute(c, h, 0, w)
 
 
-def _cuts(places: tuple[int, int], first: int, last: int) -> list[tuple[int, int]]:
-    """What of a range lies before, between and behind two places."""
+def _cuts(places: tuple[int, int], last: int) -> list[tuple[int, int]]:
+    """What of a range lies before, between and behind the places 2 and `last`."""
     begin, end = places
-    inside = [place for place in (first, last) if first < last and begin < place < end]
+    inside = [place for place in (2, last) if last > 2 and begin < place < end]
     return list(pairwise([begin, *inside, end]))
 
 

@@ -1,0 +1,30 @@
+"""What is allocated is counted, whichever thread allocates or frees it."""
+
+from __future__ import annotations
+
+import time
+from threading import Thread
+
+from imgmlp.engine.device.base import Usage
+
+
+class Slow(int):
+    """A number that another thread may change while something is added to it."""
+
+    def __add__(self, other: int) -> Slow:
+        time.sleep(0.01)
+        return Slow(int(self) + other)
+
+    def __sub__(self, other: int) -> Slow:
+        return self + -other
+
+
+def test_threads_may_allocate_and_free_at_once() -> None:
+    usage = Usage(Slow(0), Slow(0), Slow(0))
+    work = [Thread(target=usage.take, args=(5,)) for _ in range(3)]
+    work.append(Thread(target=usage.free, args=(5,)))
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    assert (usage.live, usage.live_bytes, usage.freed) == (2, 10, 1)
