@@ -63,8 +63,9 @@ def main() -> None:
                 flush=True,
             )
 
-    state = LatentTrainerState(options.steps, options.price)
-    print(LatentTrainer(step, state).run(Run(tell)))
+    trainer = LatentTrainer(step, LatentTrainerState(options.steps, options.price))
+    trainer.suit()
+    print(trainer.run(Run(tell)))
     options.out.write_bytes(stored_start(networks_of(step.flat.numpy(), step.shapes)))
 
 

@@ -69,9 +69,10 @@ class _Encoder:
         self.picture, self.wanted, self.device, self.run = picture, wanted, device, run
         self.lengths = Lengths(picture, wanted, workload, device, run)
         self.prices = Prices(picture, wanted)
+        self.first = self.prices.first()
         most = self.prices.most_weights()
         lengths = self.lengths.short, most, self.lengths.long, self.lengths.extra
-        self.forms = Forms(picture.pixels, device, *lengths)
+        self.forms = Forms(picture.pixels, device, *lengths, self.first)
         self.resumed = 0
         self.passes = Passes(wanted)
         self.best: Draft | None = None  # of the passes
@@ -101,7 +102,7 @@ class _Encoder:
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
-        saved, lengths, first = self.run.saved, self.lengths, self.prices.first()
+        saved, lengths, first = self.run.saved, self.lengths, self.first
         step = self.forms.first(saved.values["form"] if saved is not None else None)
         lengths.opened = self.forms.opened
         if saved is None:
@@ -171,7 +172,7 @@ class _Encoder:
             return
         anew = self._anew(step, trainer.state.first)
         step.restore(reached.handed_to(step))
-        step.steer(control(0, MOST_STEPS, self.prices.first()))
+        step.steer(control(0, MOST_STEPS, self.first))
         self.lengths.opened = False
         self.lengths.pace = step.pace(TRIED_BRIEFLY)
         trainer.go_over(step, anew)

@@ -11,7 +11,8 @@ import numpy as np
 from imgmlp.codec.latent.model import LEVELS, Array, ModelShape
 from imgmlp.codec.latent.starts import START_CHANNELS
 
-GUESSES = {3: 3, 4: 4, 5: 3, 6: 6}  # of starts for which latents can be guessed, by whose weights
+# Of starts for which latents can be guessed, by whose weights.
+GUESSES = {3: 3, 4: 4, 5: 3, 6: 6, 7: 7, 8: 8, 9: 9}
 GUESSED_BY = 2  # samples to every side of a latent
 BAND = 2**16  # places at once, about
 

@@ -21,8 +21,12 @@ START_CHANNELS = 3  # of the pictures that they were trained over
 # Widths of the hidden layers of synthesis and entropy network of each start, by its number.
 START_WIDTHS = {
     1: (16, 12), 2: (32, 24), 3: (32, 24), 4: (16, 12), 5: (32, 24), 6: (16, 16),
+    7: (16, 16), 8: (32, 24), 9: (16, 12),
 }  # fmt: skip
-FILTERED_STARTS = {5}  # which have a filter
+FILTERED_STARTS = {5, 8}  # which have a filter
+# Lambda that steps of latents suit which begin from a start: the usual one, and that of starts for
+# where bits cost LOW or less.
+USUAL_PRICE, LOW_PRICES, LOW = 8e-4, {7: 1e-5, 8: 1e-5, 9: 1e-5}, 4e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +58,16 @@ class Start:
         }
 
 
-def newest_start(widths: tuple[int, int]) -> int:
-    """The number of the start that networks of these widths should have; 0 if there is none."""
-    return max((number for number, known in START_WIDTHS.items() if known == widths), default=0)
+def newest_start(widths: tuple[int, int], price: float = USUAL_PRICE) -> int:
+    """The number of the start that networks of these widths should have where a bit a pixel costs
+    so much; 0 if there is none."""
+    fitting = (number for number, known in START_WIDTHS.items() if known == widths)
+    return max((n for n in fitting if (n in LOW_PRICES) == (price <= LOW)), default=0)
+
+
+def price_of(number: int) -> float:
+    """Lambda that steps of latents suit which begin from a start."""
+    return LOW_PRICES.get(number, USUAL_PRICE)
 
 
 def widths_of(number: int) -> tuple[int, int]:
@@ -108,8 +119,9 @@ def _shape_of(widths: tuple[int, int], filtered: bool) -> ModelShape:
 
 
 def stored_start(networks: Mapping[str, Array]) -> bytes:
-    """The content of a start's file, of networks of real numbers in a file's order."""
-    numbers = [
-        np.rint(np.ldexp(np.float64(values), START_EXPONENT)) for values in networks.values()
-    ]
-    return np.concatenate([array.ravel() for array in numbers]).astype(">i2").tobytes()
+    """The content of a start's file, of networks of real numbers in a file's order; what two bytes
+    do not hold becomes the nearest that they do."""
+    numbers = np.concatenate([np.float64(values).ravel() for values in networks.values()])
+    whole = np.rint(np.ldexp(numbers, START_EXPONENT)).clip(-(2**15), 2**15 - 1)
+    data: bytes = whole.astype(">i2").tobytes()
+    return data

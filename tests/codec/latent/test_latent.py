@@ -146,6 +146,9 @@ DIGESTS = {
     4: "88ee25e96a84",
     5: "6c4f5eb73e08",
     6: "6a51aebbb362",
+    7: "08bb154ec7a1",
+    8: "36576b109449",
+    9: "1132fb6cfb7a",
 }
 
 
@@ -180,6 +183,9 @@ GOLDEN_FILES = {
     "start-4": (4, "a8e368279554f0a7"),
     "start-5": (5, "023aeae1a6b0f74e"),
     "start-6": (6, "2acf1a64860b77bb"),
+    "start-7": (7, "1938eb35b8754b78"),
+    "start-8": (8, "b298196b3f01041e"),
+    "start-9": (9, "88d64ea68e2b3c3f"),
     "start-4-extra": (4, "652bd161c0907598"),
     "start-5-hyper": (5, "a1d135792ef33e2e"),
     "start-5-hyper-all": (5, "686b3da225dc4a6e"),  # with a weight for every hyperlatent
@@ -193,7 +199,7 @@ def test_golden_files_decode_to_their_pictures(name: str) -> None:
     found = container.parse(data)
     number, digest = GOLDEN_FILES[name]
     assert latent_decode.read(found, open_device("numpy")).start == number
-    newest = {newest_start(widths) for widths in START_WIDTHS.values()}
+    newest = {newest_start(w, price) for w in START_WIDTHS.values() for price in (1e-3, 1e-5)}
     for mapping in ("numpy", "one") if number in newest else ("numpy",):
         decoded = decoder.decode(found, open_mapping(mapping))
         assert container.digest(decoded).hex() == digest

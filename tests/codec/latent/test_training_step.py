@@ -481,13 +481,16 @@ def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbe
 
 def test_steps_are_as_fine_as_the_price_asks_and_the_picture_can_pay() -> None:
     prices = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
-    found = [phases.fineness(price, 100_000, 300) for price in prices]
+    found = [phases.fineness(price, 100_000, 300, 6) for price in prices]
     assert found == sorted(found, reverse=True)
     assert found[0] == phases.FINEST
     assert found[4:] == [1.0, 1.0]
-    small = [phases.fineness(price, 256, 300) for price in prices]
+    small = [phases.fineness(price, 256, 300, 6) for price in prices]
     assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
-    assert all(phases.fineness(price, 100_000, 299) == 1.0 for price in prices)
+    assert all(phases.fineness(price, 100_000, 299, 6) == 1.0 for price in prices)
+    low = [phases.fineness(price, 100_000, 300, 7) for price in prices]
+    assert low[0] == pytest.approx(100**phases.BY_PRICE)
+    assert low[1:] == [1.0] * 5  # which that start was trained for, or dearer ones
 
 
 def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_once() -> None:
@@ -495,7 +498,7 @@ def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_
     trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))
     trainer.suit()
     trainer.run(Run(should_stop=lambda: True))
-    finer = phases.fineness(1e-5, step.pixels, 400)
+    finer = phases.fineness(1e-5, step.pixels, 400, step.start.number)
     first = phases.control(0, 400, 1e-5).latents
     assert Steering(*step.control.numpy()).latents == pytest.approx(first * finer, rel=0.2)
     assert trainer.state.finer == finer > 4

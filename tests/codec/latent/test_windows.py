@@ -665,3 +665,17 @@ def test_a_short_run_does_not_keep_its_state_after_every_step() -> None:
     step = LatentStep(picture(16, 16), 0, open_device("numpy"), **STARTED)
     apart = {n: LatentTrainer(step, LatentTrainerState(n, 1e-3))._keeping for n in (3, 9, 300)}
     assert apart == {3: 4, 9: 4, 300: 30}
+
+
+def test_a_picture_begins_from_a_start_for_what_bits_cost_unless_it_is_tiny() -> None:
+    device = open_device("numpy")
+
+    def start(side: int, price: float) -> int:
+        pixels = np.zeros((side, side, 3), np.uint8)
+        return forms.Forms(pixels, device, True, np.inf, price=price).first().start.number
+
+    assert [start(64, price) for price in (1e-3, 4.1e-5, 4e-5, 1e-7)] == [4, 4, 9, 9]
+    assert start(70, 1e-5) == 7
+    assert start(63, 1e-5) == 4
+    assert starts.newest_start(forms.LARGE, 1e-5) == 8
+    assert starts.newest_start((8, 8), 1e-5) == 0

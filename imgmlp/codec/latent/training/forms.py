@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.model import HYPERLATENTS, MOST_ABOVE, ModelShape, usual_levels
-from imgmlp.codec.latent.starts import newest_start
+from imgmlp.codec.latent.starts import USUAL_PRICE, newest_start
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.rooms import (
     Room,
@@ -40,6 +40,7 @@ ICON, SMALL_PICTURE = 64, 100_000  # pixels along the longer side, and in all, a
 # Widths of the hidden layers of synthesis and of the entropy network: of icons; of small pictures
 # and of the short runs of others, which have nearly twice as many steps so; and of long ones.
 TINY, SMALL, LARGE = (16, 12), (16, 16), (32, 24)
+LEAST_FOR_LOW = 4096  # pixels, which begin from a start for where bits are cheap
 LONG = 40_000  # steps from which hyperlatents pay, which make each of them take a quarter longer
 SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 
@@ -55,14 +56,15 @@ class Forms:
         most_weights: float,
         hyper: bool = False,
         extra: int = 0,
+        price: float = USUAL_PRICE,
     ) -> None:
         """`pixels` are uint8 [h, w, channels]; `short` says that a run is, so that compiling for
-        just one size does not pay, `hyper` that it is long enough for hyperlatents, and
-        `extra` how many more grids the picture has."""
+        just one size does not pay, `hyper` that it is long enough for hyperlatents,
+        `extra` how many more grids the picture has, and `price` what a bit a pixel costs first."""
         self.pixels, self.device, self.short = pixels, device, short
         self.name = ""  # of the form that was taken; what a checkpoint has for it
         self._widths = widths(pixels.shape, most_weights, is_quick(device, short))
-        self.extra = extra
+        self.extra, self._price = extra, price
         self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
 
     def first(self, name: str | None = None) -> LatentStep:
@@ -131,18 +133,22 @@ class Forms:
         self.name = last
         return forms[last]()
 
+    @property
+    def _start(self) -> int:
+        few = self.pixels.shape[0] * self.pixels.shape[1] < LEAST_FOR_LOW
+        return newest_start(self._widths, USUAL_PRICE if few else self._price)
+
     def _whole(self, room: Room) -> LatentStep:
         hidden, entropy = self._widths
         return LatentStep(
             self.pixels, SEED, self.device, hidden=hidden, entropy=entropy,
-            start=newest_start(self._widths), room=room, hyper=self.hyper, extra=self.extra,
+            start=self._start, room=room, hyper=self.hyper, extra=self.extra,
         )  # fmt: skip
 
     def _in_windows(self) -> LatentStep:
         kind = WindowedStep if windows_of(self.pixels.shape, self.device) > 1 else WindowStep
-        start = newest_start(self._widths)
         return kind(
-            self.pixels, SEED, self.device, *self._widths, start,
+            self.pixels, SEED, self.device, *self._widths, self._start,
             hyper=self.hyper, extra=self.extra,
         )  # fmt: skip
 

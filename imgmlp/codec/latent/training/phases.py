@@ -15,6 +15,7 @@ import numpy as np
 
 from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
+from imgmlp.codec.latent.starts import price_of
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import BETAS, MOMENTUM, TILES, Control, LatentStep
 from imgmlp.codec.training.replay import decibels
@@ -77,7 +78,7 @@ LONGER, QUICKER = (FEW, 12_000), (1.0, 1.5)  # steps, and how many times that ra
 # Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper
 # they are finer by a power of it, but only where that is more than WORTH times, and more than that
 # in fewer than SPARE pixels, as networks that differ from the start cost bits.
-PRICED, BY_PRICE, FINEST, WORTH, SPARE = 8e-4, 0.4, 16.0, 1.2, 4096
+BY_PRICE, FINEST, WORTH, SPARE = 0.4, 16.0, 1.2, 4096
 SUITED = 1.2  # times finer or coarser that steps may be than they should
 SUITING = 0.35  # share of a run after which they are made so once more
 FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
@@ -174,11 +175,11 @@ def foreseen(
     return rate - fewer, networks * (1 - spared), quality + max(better, LEAST_BETTER) * square
 
 
-def fineness(price: float, pixels: int, steps: int) -> float:
+def fineness(price: float, pixels: int, steps: int, start: int) -> float:
     """How many times finer than a start's the steps of latents should be in a run of so many."""
     if steps < FEW:
         return 1.0  # which are too few to make use of it, and to hit a target then
-    found = min(math.pow(PRICED / price, BY_PRICE), FINEST)
+    found = min(math.pow(price_of(start) / price, BY_PRICE), FINEST)
     return found if found > WORTH * math.pow(max(SPARE / pixels, 1.0), BY_PRICE) else 1.0
 
 
@@ -346,7 +347,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
 
     def suit(self, most: float = FINEST) -> None:
         """Have steps of latents that suit the price, at most so many times finer or coarser."""
-        times = fineness(self.state.price, self.step.pixels, self.state.first) / self.state.finer
+        times = self._fineness(self.state.price) / self.state.finer
         if abs(math.log(times)) > math.log(SUITED):
             times = min(max(times, 1 / most), most)
             refine(self.step, times)
@@ -368,8 +369,11 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self.step.flat.write(flat_of({name: one.floats() for name, one in networks.items()}))
         state.begun, state.price = state.steps, price
         state.steps += steps or self.again
-        if fineness(price, self.step.pixels, state.first) >= FINER * state.finer:
+        if self._fineness(price) >= FINER * state.finer:
             self.suit(FINER)
+
+    def _fineness(self, price: float) -> float:
+        return fineness(price, self.step.pixels, self.state.first, self.step.start.number)
 
     @property
     def again(self) -> int:
