@@ -85,7 +85,8 @@ def problem_of(error: BaseException) -> ImgmlpError:
         return Interrupted("interrupted", hint="files are as they were or whole; start it again")
     if isinstance(error, MemoryError):
         return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
-    if isinstance(error, FileNotFoundError) and error.filename is None:  # of os.getcwd alone
+    # What names no file and has a number is os.getcwd's.
+    if isinstance(error, FileNotFoundError) and error.errno and error.filename is None:
         return OutputError("the working folder was removed", hint="change to one that is there")
     reason = (str(error) or "no message").splitlines()[0]
     hint = "this is a fault in imgmlp; please report it with what -vv prints"

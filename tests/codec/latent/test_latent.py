@@ -32,7 +32,13 @@ from imgmlp.codec.latent.model import (
     Quantized,
     quantized,
 )
-from imgmlp.codec.latent.starts import FILTERED_STARTS, START_WIDTHS, newest_start, start_of
+from imgmlp.codec.latent.starts import (
+    FILTERED_STARTS,
+    START_WIDTHS,
+    newest_start,
+    start_of,
+    stored_start,
+)
 from imgmlp.codec.latent.synthesis import synthesize, upsample
 from imgmlp.engine import Device, open_device
 from imgmlp.errors import DeviceError, FormatError, ImgmlpError, OutOfMemoryError, UsageError
@@ -137,6 +143,11 @@ def test_a_start_rounds_halves_up() -> None:
     assert start.rounded("a", 11).tolist() == [-3, 3]
     assert start.rounded("a", 13).tolist() == [-12, 12]
     assert start.floats()["a"].tolist() == [-3 / 2048, 3 / 2048]
+
+
+def test_what_a_start_cannot_hold_becomes_the_nearest_that_it_can() -> None:
+    stored = stored_start({"a": np.array([[17.2, -1.5]]), "b": np.array([-99.0])})
+    assert np.frombuffer(stored, ">i2").tolist() == [2**15 - 1, -3072, -(2**15)]
 
 
 DIGESTS = {

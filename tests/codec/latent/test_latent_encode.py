@@ -144,6 +144,19 @@ def test_cheap_bits_make_a_picture_that_only_fine_steps_have(
 
 
 @pytest.mark.usefixtures("few_trials")
+def test_what_bits_cost_says_which_start_networks_begin_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forms, "LEAST_FOR_LOW", 0)
+    device = open_device("numpy")
+    for goal, number in (
+        (Goal("lambda", 1e-3), 4), (Goal("lambda", 1e-5), 9), (Goal("psnr", 60.0), 9),
+    ):  # fmt: skip
+        found = container.parse(run(goal, workload=Workload(2)).bytes)
+        assert decode.read(found, device).start == number
+
+
+@pytest.mark.usefixtures("few_trials")
 def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:
     found = run(Goal("bytes", 40), workload=Workload(4))
     assert found.missed == f"{len(found.bytes)} bytes instead of 40"

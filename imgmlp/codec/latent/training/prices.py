@@ -18,8 +18,8 @@ ABOVE, SAFELY_ABOVE = 0.05, 0.12
 SAFELY = 0.96
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
 # Of the error that a quality means, what a bit a pixel saves at least: were every sample of three
-# worth bits, ln 4 / 3 of it, and half of that in short runs, whose networks err as well. What is
-# trained too little may look as if less would do.
+# worth bits, ln 4 / 3 of it. Networks of short runs err as well, so that it is half of that. What
+# is trained too little may look as if less would do.
 A_BIT = 0.2
 OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
