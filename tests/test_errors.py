@@ -9,7 +9,7 @@ import pytest
 
 from imgmlp import errors
 from imgmlp.cli import app
-from imgmlp.errors import ImgmlpError
+from imgmlp.errors import ImgmlpError, problem_of
 
 EXIT_CODES = {
     "ImgmlpError": 1,
@@ -43,3 +43,10 @@ def test_an_error_is_one_line_and_a_hint(kind: type[ImgmlpError]) -> None:
     assert (str(error), error.hint) == ("what is wrong", "what to do")
     assert isinstance(error, ImgmlpError)
     assert not isinstance(error, OSError | ValueError)
+
+
+def test_only_what_the_system_says_of_no_file_is_a_working_folder_that_is_gone() -> None:
+    gone = problem_of(FileNotFoundError(2, "No such file or directory"))
+    assert "working folder was removed" in str(gone)
+    for other in (FileNotFoundError("no such driver"), FileNotFoundError(2, "No such", "a.png")):
+        assert "working folder" not in str(problem_of(other))
