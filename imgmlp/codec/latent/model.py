@@ -188,7 +188,7 @@ def quantized(values: Array, exponent: int) -> Quantized:
     """The nearest multiples of a step, halves up. FURTHEST, which no file may have, is the most;
     what is no number is 0."""
     with np.errstate(over="ignore"):
-        steps = np.floor(np.ldexp(np.nan_to_num(np.float64(values)), exponent) + 0.5)
+        steps = np.floor(np.ldexp(np.nan_to_num(values.astype(np.float64)), exponent) + 0.5)
     return Quantized(np.clip(steps, -FURTHEST, FURTHEST).astype(np.int32), exponent)
 
 

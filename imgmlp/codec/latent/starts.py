@@ -121,7 +121,7 @@ def _shape_of(widths: tuple[int, int], filtered: bool) -> ModelShape:
 def stored_start(networks: Mapping[str, Array]) -> bytes:
     """The content of a start's file, of networks of real numbers in a file's order; what two bytes
     do not hold becomes the nearest that they do."""
-    numbers = np.concatenate([np.float64(values).ravel() for values in networks.values()])
+    numbers = np.concatenate([values.astype(np.float64).ravel() for values in networks.values()])
     whole = np.rint(np.ldexp(numbers, START_EXPONENT)).clip(-(2**15), 2**15 - 1)
     data: bytes = whole.astype(">i2").tobytes()
     return data

@@ -321,7 +321,9 @@ class Refinement:
         floats = networks_of(self._flat, self.step.shapes)
         return {
             name: Quantized(
-                np.rint(np.ldexp(np.float64(floats[name]), tensor.exponent)).astype(np.int32),
+                np.rint(np.ldexp(floats[name].astype(np.float64), tensor.exponent)).astype(
+                    np.int32
+                ),
                 tensor.exponent,
             )
             for name, tensor in self._first.items()

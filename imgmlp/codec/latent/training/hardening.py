@@ -54,7 +54,7 @@ def hardened(
         for number, share in enumerate(SHARES):
             floats = step.flat.numpy()
             now = order[: round(share * len(order))]
-            whole = np.floor(np.ldexp(np.float64(floats[now]), exponent[now]) + 0.5)
+            whole = np.floor(np.ldexp(floats[now].astype(np.float64), exponent[now]) + 0.5)
             floats[now], free[now] = np.ldexp(whole, -exponent[now]), 0
             step.flat.write(floats)
             step.free.write(free)

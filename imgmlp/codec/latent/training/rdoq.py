@@ -122,7 +122,7 @@ class _Moves:
         self.step.put(self.extent, self.level, self.grid)
         errors, bits = self.step.costs(self.extent, self.flat)
         errors = _block_sums(errors, 2**self.level)
-        found = np.float64(bits[self.level]) * self.price + errors / self.step.channels
+        found = bits[self.level].astype(np.float64) * self.price + errors / self.step.channels
         return np.pad(found, NEAR)
 
 
