@@ -17,8 +17,8 @@ from typing import Any
 
 import typer
 
+from imgmlp import ending  # first, as the others have something to write
 from imgmlp.cli.commands import app
-from imgmlp.ending import leave
 from imgmlp.errors import ImgmlpError, Interrupted, OutputError, UsageError, problem_of
 from imgmlp.interrupt import ignore_signals
 from imgmlp.terminal import Terminal
@@ -40,7 +40,7 @@ def main(began: float | None = None) -> None:
     except (KeyboardInterrupt, Exception) as error:
         code = _told(terminal, _problem(error))
     ignore_signals()
-    leave(code)
+    ending.leave(code)
 
 
 def _run(terminal: Terminal) -> int:

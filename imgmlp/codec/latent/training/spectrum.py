@@ -87,10 +87,9 @@ def _blocks(pixels: Array) -> Array:
 
 def _transformed(blocks: Array) -> Array:
     """Of the same size: by rows, columns and the channels' principal axes, all orthonormal."""
-    colours = blocks.reshape(-1, blocks.shape[-1])
-    _, axes = np.linalg.eigh(
-        np.cov(colours, rowvar=False, bias=True).reshape(2 * (blocks.shape[-1],))
-    )
+    colours = blocks.reshape(-1, blocks.shape[-1]).astype(np.float64)
+    centred = colours - colours.mean(0)
+    _, axes = np.linalg.eigh(centred.T @ centred)
     by_rows = np.einsum("uy,byxc->buxc", _cosines(blocks.shape[1]), blocks)
     by_both = np.einsum("vx,buxc->buvc", _cosines(blocks.shape[2]), by_rows)
     found: Array = by_both @ axes.astype(np.float32)
