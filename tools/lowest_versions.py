@@ -1,7 +1,9 @@
 """Print the lowest versions that pyproject.toml allows of what imgmlp needs, as pip reads them.
 
-python tools/lowest_versions.py > lowest.txt
-pip install -r lowest.txt '.[test]'
+For a virtual environment that has them:
+
+    python tools/lowest_versions.py > lowest.txt
+    pip install -r lowest.txt '.[test]'
 """
 
 from __future__ import annotations
