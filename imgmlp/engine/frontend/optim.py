@@ -34,8 +34,9 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
             text = f"{optimizer}: takes a list of Tensors, not of {type(p).__name__}"
             raise misuse(TypeError, text)
         if not p.realized or not p.dtype.is_float:
+            remedy = "call realize()" if p.dtype.is_float else "use cast(f32).realize()"
             raise misuse(
-                ValueError, f"{optimizer}: {p!r} is no realized Tensor of floats; call realize()"
+                ValueError, f"{optimizer}: {p!r} is no realized Tensor of floats; {remedy}"
             )
     if len({p.node for p in found}) < len(found):
         text = "a parameter is given twice, and would be moved twice; give each once"
