@@ -130,6 +130,8 @@ class Scans(Indexing):
     def argsort(self, axis: int = -1, descending: bool = False) -> Self:
         """Indices, in i32, that bring each line along an axis in order; equal ones keep theirs."""
         axis = self._axis(axis, "argsort")
+        if not self.node.size:
+            return self.cast(dt.i32)
         if (size := self.shape[axis]) > COUNTED:
             lines = self.transpose(axis, -1)
             found = lines.reshape(math.prod(lines.shape[:-1]), size)._merged(descending)
