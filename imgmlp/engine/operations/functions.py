@@ -132,7 +132,7 @@ class Functions(Reduction):
 
     def __rpow__(self, base: Operand) -> Self:
         """A number to the power of each element."""
-        if isinstance(base, int | float) and base > 0:
+        if isinstance(base, int | float) and base > 0 and base != 1:  # 1 also to the power of NaN
             return self._power_of(math.log2(base))
         y, x = _floats("**", self, base)
         return _power(x, y)
