@@ -267,7 +267,8 @@ class Elementwise:
         magnitude = self.abs()
         dtype_of("copysign", other)
         if isinstance(other, Elementwise | np.ndarray):
-            return self.where(self._with(node_of(other)) < 0, -magnitude, magnitude)
+            sign = other if isinstance(other, Elementwise) else self._with(node_of(other))
+            return self.where(sign < 0, -magnitude, magnitude)
         return -magnitude if other < 0 else magnitude
 
     def relu(self) -> Self:
