@@ -170,13 +170,15 @@ class Elementwise:
 
     def maximum(self, other: Operand) -> Self:
         """The larger of both, by broadcast. Raises ValueError for an integer beyond the dtype."""
-        return self if self._limits("maximum", other, 1) else self._binary(Op.MAX, other)
+        if self._limits("maximum", other, 1):
+            return self.cast(dt.promote(self.dtype, dt.weak_int))
+        return self._binary(Op.MAX, other)
 
     def minimum(self, other: Operand) -> Self:
         """The smaller of both, as `maximum`."""
         # inverse(max(inverse a, inverse b)), the inverse being one that undoes itself
         if self._limits("minimum", other, -1):
-            return self
+            return self.cast(dt.promote(self.dtype, dt.weak_int))
         nodes, device = aligned("minimum", self, other)
         a, b = (type(self)(n, device) for n in nodes)
         return a._inverse().maximum(b._inverse())._inverse()

@@ -272,7 +272,7 @@ def _polynomial(x: F, coefficients: Sequence[float]) -> F:
 
 def _floats(operation: str, first: F, other: Operand) -> tuple[F, F]:
     """Two operands as floats of one shape and dtype; any Python number is one already."""
-    other = float(other) if isinstance(other, int) else other
+    other = dt.as_float(other) if isinstance(other, int) else other
     (x, y), device = aligned(operation, first, other)
     made = type(first)
     return made(x, device)._float(), made(y, device)._float()

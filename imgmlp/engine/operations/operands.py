@@ -40,7 +40,8 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     if not array.size:
         return graph.const(0, kind, array.shape)
     _check_range(array, kind)
-    host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
+    with np.errstate(over="ignore"):  # what is too large for a float is infinite
+        host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
     return graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
 
 
