@@ -76,6 +76,18 @@ def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False)
         raise out_of_bounds(wrong, axis, shape)
 
 
+def check_given(shape: Shape, index: object, axis: int = 0, negative: bool = False) -> None:
+    """The same for integers of the host, also those that no i32 holds."""
+    if not isinstance(index, int | np.integer | np.ndarray):
+        return
+    given, low = np.asarray(index), -shape[axis] if negative else 0
+    if isinstance(index, np.ndarray) and given.dtype.kind not in "iu":
+        return
+    wrong = given[(given < low) | (given >= shape[axis])]
+    if wrong.size:
+        raise out_of_bounds(int(wrong[0]), axis, shape)
+
+
 def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:
     text = f"index {index} is out of bounds for axis {axis} of size {shape[axis]}"
     return misuse(OutOfBoundsError, f"{text}, shape {shape}")
