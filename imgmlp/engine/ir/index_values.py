@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from imgmlp.engine.ir.access import Access
 from imgmlp.engine.ir.conditions import at_least, conj, is_op, less, xor
 from imgmlp.engine.ir.dtype import DType, bool_
-from imgmlp.engine.ir.graph import Node, const
+from imgmlp.engine.ir.graph import Node, base, const
 from imgmlp.engine.ir.kernel import access, part_begin
 from imgmlp.engine.ir.op import MOVEMENT, Op
 from imgmlp.engine.ir.symbolic import LONG, ONE, Const, Expr, reach, unravel
@@ -21,10 +21,7 @@ LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenC
 
 def through(node: Node) -> tuple[Node, Access]:
     """What a chain of movements starts from, and the access through all of them."""
-    source = node
-    while source.op in MOVEMENT:
-        source = source.src[0]
-    return source, access(node)
+    return base(node), access(node)
 
 
 def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
