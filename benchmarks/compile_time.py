@@ -35,7 +35,8 @@ MOST = {  # microseconds a launch: `python` alone, `host` with the driver's part
     "transformer-4": {"seconds": 3.0, "python": 10.0},
 }
 LEAST = {"mlp-general": {"saved": 0.7}, "mlp": {"saved": 0.7}, "transformer-1": {"saved": 0.7}}
-PASSES = ("simplify", "schedule", "program", "fuse", "linearize", "render", "plan")  # of `lower`
+# those of `lower`
+PASSES = ("simplify", "schedule", "block_procedure", "fuse", "linearize", "render", "plan")
 
 
 def make(step: str, device: AnyDevice) -> Program:
@@ -136,11 +137,11 @@ def table(results: dict[str, dict[str, float]]) -> str:
             f"  {f['intermediate_bytes']:13,.0f}  {f['arena_bytes']:9,.0f}  {f['saved']:5.1%}"
             f"  {f['saved_by_packing']:10.1%}  {f['python']:9.2f}  {f['host']:7.2f}"
         )
-    lines += ["", "milliseconds   " + "  ".join(f"{p:>9}" for p in (*PASSES, "all else"))]
+    lines += ["", "milliseconds   " + "  ".join(f"{p:>15}" for p in (*PASSES, "all else"))]
     for step, f in results.items():
         spent = [f[p] for p in PASSES]
         spent.append(f["seconds"] - sum(spent))
-        lines.append(f"{step:<13}  " + "  ".join(f"{1e3 * s:9.1f}" for s in spent))
+        lines.append(f"{step:<13}  " + "  ".join(f"{1e3 * s:15.1f}" for s in spent))
     return "\n".join(lines)
 
 

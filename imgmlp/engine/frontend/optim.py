@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.usage_errors import misuse
 
@@ -33,8 +34,9 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
             text = f"{optimizer}: takes a list of Tensors, not of {type(p).__name__}"
             raise misuse(TypeError, text)
         if not p.realized or not p.dtype.is_float:
+            remedy = "call realize()" if p.dtype.is_float else "use cast(f32).realize()"
             raise misuse(
-                ValueError, f"{optimizer}: {p!r} is no realized Tensor of floats; call realize()"
+                ValueError, f"{optimizer}: {p!r} is no realized Tensor of floats; {remedy}"
             )
     if len({p.node for p in found}) < len(found):
         text = "a parameter is given twice, and would be moved twice; give each once"
@@ -64,8 +66,27 @@ def _gradients(loss: Tensor, parameters: Sequence[Tensor], optimizer: str) -> li
     return loss.gradient(parameters)
 
 
-def _zeros_like(parameter: Tensor, name: str) -> Tensor:
-    return Tensor(np.zeros(parameter.shape, parameter.dtype.np), parameter.device, name=name)
+def _moment(parameter: Tensor, name: str) -> Tensor:
+    """Zeros in f32, whatever the parameter: halves have no place for squares of small gradients."""
+    return Tensor(np.zeros(parameter.shape, np.float32), parameter.device, name=name)
+
+
+def _new_moments(
+    g: Tensor, m: Tensor, v: Tensor, betas: tuple[float | Tensor, float | Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Assign both moments what a gradient makes of them, and return that."""
+    g = g.cast(f32)
+    new_m = m * betas[0] + g * (1 - betas[0])
+    new_v = v * betas[1] + g * g * (1 - betas[1])
+    m.assign(new_m)
+    v.assign(new_v)
+    return new_m, new_v
+
+
+def _direction(m: Tensor, v: Tensor, corrections: Sequence[Tensor], epsilon: float) -> Tensor:
+    """Adam's, from moments and what corrects their bias."""
+    first, second = (1.0 / correction for correction in corrections)
+    return m * first / ((v * second).sqrt() + epsilon)
 
 
 class SGD:
@@ -116,8 +137,8 @@ class AdamW:
         _check_rates(type(self).__name__, lr, betas)
         self.lr, self.betas = lr, betas
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
-        self.first = [_zeros_like(p, "first_moment") for p in self.parameters]
-        self.second = [_zeros_like(p, "second_moment") for p in self.parameters]
+        self.first = [_moment(p, "first_moment") for p in self.parameters]
+        self.second = [_moment(p, "second_moment") for p in self.parameters]
         # 1 - beta ** step, not the power itself, from which float32 would subtract with a loss
         device = self.parameters[0].device
         names = ("first_correction", "second_correction")
@@ -138,19 +159,14 @@ class AdamW:
             for correction, value in zip(self.corrections, grown, strict=True):
                 correction.assign(value)
         for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
-            new_m = m * self.betas[0] + g * (1 - self.betas[0])
-            new_v = v * self.betas[1] + g * g * (1 - self.betas[1])
-            m.assign(new_m)
-            v.assign(new_v)
-            p.assign(self._moved(p, new_m, new_v, grown))
+            p.assign(self._moved(p.cast(f32), *_new_moments(g, m, v, self.betas), grown))
 
     def _moved(self, p: Tensor, m: Tensor, v: Tensor, grown: Sequence[Tensor]) -> Tensor:
         if self.form == "seed":
             spread = (v - m * m).abs().sqrt() + self.epsilon
             left = p - m / spread * self.lr
             return left - left * self.lr * self.weight_decay
-        first, second = (1.0 / correction for correction in grown)
-        direction = m * first / ((v * second).sqrt() + self.epsilon)
+        direction = _direction(m, v, grown, self.epsilon)
         return p * (1.0 - self.weight_decay * self.lr) - direction * self.lr
 
 
@@ -240,7 +256,7 @@ class SOAP:
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """The same, with a gradient for each parameter that was found elsewhere."""
-        flat = Tensor.concat([g.reshape(-1) for g in gradients], 0)
+        flat = Tensor.concat([g.cast(f32).reshape(-1) for g in gradients], 0)
         # [2, matrices, side, side]: G and G^T with zeros around them
         both = Tensor.where(self._both < 0, 0.0, flat._gathered(self._both.maximum(0)))
         squared = _product(both, both.transpose())
@@ -250,9 +266,9 @@ class SOAP:
         grown = [c * b + (1 - b) for c, b in zip(self.corrections, self.betas, strict=True)]
         for correction, value in zip(self.corrections, grown, strict=True):
             correction.assign(value)
+        parts = zip((turned, flat.gather(self._others)), self.first, self.second, strict=True)
         inner, rest = (
-            self._direction(number, part, grown)
-            for number, part in enumerate((turned, flat.gather(self._others)))
+            _direction(*_new_moments(g, m, v, self.betas), grown, self.epsilon) for g, m, v in parts
         )
         inner = Tensor.where(self._both[0] < 0, 0.0, inner)  # also where epsilon is 0
         found = _product(left, _product(inner, right.transpose()))
@@ -262,16 +278,6 @@ class SOAP:
             end = begin + math.prod(p.shape)
             p.assign(p - moves[begin:end].reshape(*p.shape) * self.lr)
             begin = end
-
-    def _direction(self, number: int, g: Tensor, grown: Sequence[Tensor]) -> Tensor:
-        """Adam's, of one of the two parts."""
-        m, v = self.first[number], self.second[number]
-        new_m = m * self.betas[0] + g * (1 - self.betas[0])
-        new_v = v * self.betas[1] + g * g * (1 - self.betas[1])
-        m.assign(new_m)
-        v.assign(new_v)
-        first, second = (1.0 / correction for correction in grown)
-        return new_m * first / ((new_v * second).sqrt() + self.epsilon)
 
     def refresh(self) -> None:
         """Make P and Q those of today's L and R, on the host; between steps, every 10 to 100.

@@ -302,9 +302,10 @@ class Tensor(Windows):
             raise misuse(
                 ValueError, "write: only a realized Tensor holds state; call realize() first"
             )
+        array = np.asarray(array)
         if self.node.size:
             self._run_on()
-            write_buffer(self.node.arg, np.asarray(array))
+            write_buffer(self.node.arg, array)
         else:
             check_like(Buffer(self.shape, self.dtype), array)
         return self

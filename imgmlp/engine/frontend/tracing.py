@@ -94,9 +94,10 @@ def compile(
 
     `step` is called once. What it returns by name can be read by a Receiver; what it
     assigns becomes the state after the step. A state that it returns itself, or by an operation
-    that changes nothing of it, is read as it is after the step, too. Nothing runs until
-    `Program.run`. `general`
-    keeps to what the general scheduler makes of it. With a `precision` of "half" products
+    that changes nothing of it, is read as it is after the step, too. A value that it returns and
+    assigns as well is read from the state, with whatever was written there since. Nothing runs
+    until `Program.run`. `general` keeps to what the general scheduler makes of it. With a
+    `precision` of "half" products
     round their factors to 16 bits where the device has matrix units, and only there:
     `Program.precision` says whether. Whatever else reads such a factor may read it rounded; sums
     and Buffers stay float32. The loss should be a sum, or scaled, if its mean is over many rows:

@@ -43,6 +43,7 @@ class Feeder:
         Waits only while two earlier values are still on their way. Raises ValueError if shape
         or dtype differ.
         """
+        array = np.asarray(array)
         check_like(self.storage, array)
         self._pending[self._next].wait()
         staged = self._staged[self._next]

@@ -7,6 +7,7 @@ written out below. This module knows NumPy's types and the names of OpenCL C's, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -130,10 +131,18 @@ def check(dtype: DType, operation: str) -> None:
         raise misuse(TypeError, f"{operation}: {dtype!r} is none of engine.dtype's {names}")
 
 
+def as_float(value: float) -> float:
+    """A Python number as a float; an integer that is too large for one is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def exact(value: float, dtype: DType) -> bool | int | float:
     """A Python number of a stored type's kind; an integer modulo its range, as sums wrap."""
     if not dtype.is_int:
-        return bool(value) if dtype is bool_ else float(value)
+        return bool(value) if dtype is bool_ else as_float(value)
     low = int(dtype.min)
     return (int(value) - low) % (1 << (8 * dtype.itemsize)) + low
 

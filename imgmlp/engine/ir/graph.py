@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from imgmlp.engine.ir.access import Access
 from imgmlp.engine.ir.dtype import DType, bool_, check, exact, f16, f32, i32, u32
-from imgmlp.engine.ir.op import BITWISE, COMPARE, FLOAT_ONLY, NOT_BOOL, Op
+from imgmlp.engine.ir.op import BITWISE, COMPARE, FLOAT_ONLY, MOVEMENT, NOT_BOOL, Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 
 Shape = tuple[int, ...]
@@ -254,6 +254,13 @@ def apply_movement(access: Access, op: Op, arg: Any) -> Access:
     """The access after one more movement operation, which has a method of its name."""
     moved: Access = getattr(access, op.name.lower())(arg)
     return moved
+
+
+def base(node: Node, through: Set[Op] = MOVEMENT) -> Node:
+    """What a chain of movements, or of other operations of one source, starts from."""
+    while node.op in through:
+        node = node.src[0]
+    return node
 
 
 def dot(a: Node, b: Node) -> Node:

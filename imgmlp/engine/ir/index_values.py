@@ -11,20 +11,17 @@ from collections.abc import Callable, Sequence
 from imgmlp.engine.ir.access import Access
 from imgmlp.engine.ir.conditions import at_least, conj, is_op, less, xor
 from imgmlp.engine.ir.dtype import DType, bool_
-from imgmlp.engine.ir.graph import Node, const
+from imgmlp.engine.ir.graph import Node, base, const
 from imgmlp.engine.ir.kernel import access, part_begin
 from imgmlp.engine.ir.op import MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
+from imgmlp.engine.ir.symbolic import LONG, ONE, Const, Expr, reach, unravel
 
 LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenCL C
 
 
 def through(node: Node) -> tuple[Node, Access]:
     """What a chain of movements starts from, and the access through all of them."""
-    source = node
-    while source.op in MOVEMENT:
-        source = source.src[0]
-    return source, access(node)
+    return base(node), access(node)
 
 
 def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
@@ -55,7 +52,8 @@ def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
 
 def _within(value: Expr, dtype: DType) -> Expr | None:
     low, high = max(dtype.min, -LIMIT), min(dtype.max, LIMIT)
-    return value if low <= value.lo and value.hi <= high else None
+    fits = low <= value.lo and value.hi <= high and reach(value) <= LONG
+    return value if fits else None
 
 
 def negated(condition: Expr) -> Expr:

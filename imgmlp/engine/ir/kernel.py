@@ -15,13 +15,14 @@ from weakref import WeakKeyDictionary
 
 from imgmlp.engine.ir.access import Access
 from imgmlp.engine.ir.control_flow import Body
-from imgmlp.engine.ir.graph import Buffer, Node, Shape, apply_movement, label, toposort
+from imgmlp.engine.ir.graph import Buffer, Node, Shape, apply_movement, base, label, toposort
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import Const, Expr, Var
 
 Update = tuple[Buffer, Node]  # a state and its new value
 CORES = REDUCE | {Op.DOT}
+PLACED = MOVEMENT | {Op.PART}  # leads to a place in a Buffer
 
 
 @dataclass(frozen=True)
@@ -294,16 +295,13 @@ class Iteration:
 
 def storage(place: Node) -> Buffer:
     """The Buffer under a chain of movements."""
-    while place.op in MOVEMENT or place.op is Op.PART:
-        place = place.src[0]
-    found: Buffer = place.arg
+    found: Buffer = base(place, PLACED).arg
     return found
 
 
 def part_begin(place: Node) -> Expr:
     """Where the PART under a chain of movements, if there is one, begins in its Buffer."""
-    while place.op in MOVEMENT:
-        place = place.src[0]
+    place = base(place)
     if place.op is not Op.PART:
         return Const(0)
     variable, count, axis = place.arg
@@ -445,6 +443,4 @@ def _expression(node: Node) -> str:
 
 
 def _leads_to_buffer(place: Node) -> bool:
-    while place.op in MOVEMENT or place.op is Op.PART:
-        place = place.src[0]
-    return place.op is Op.BUFFER
+    return base(place, PLACED).op is Op.BUFFER

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 Value = Any  # int or integer ndarray; operations on either look alike
 Division = Literal["//", "/"]
+INT, LONG = (1 << 31) - 1, (1 << 63) - 1  # what an int and a long of C can hold
 
 
 _alive: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
@@ -176,8 +177,12 @@ class Sum(Expr):
         return sum(products, start=self.constant)
 
     def render(self, division: Division = "//") -> str:
+        # products with a long are long, and so are sums with one
+        kind = "L" if division == "/" and _reach(self.constant, self.terms) > INT else ""
         texts = ((c, t.render(division)) for t, c in self.terms)
-        parts = [(c > 0, t if abs(c) == 1 else f"({t}*{abs(c)})") for c, t in texts]
+        parts = [
+            (c > 0, t if abs(c) == 1 and not kind else f"({t}*{abs(c)}{kind})") for c, t in texts
+        ]
         if self.constant:
             # a positive constant leads where every term is subtracted: (9-a), not (-a+9)
             place = 0 if self.constant > 0 and not parts[0][0] else len(parts)
@@ -302,6 +307,19 @@ def _bounds(constant: int, terms: Iterable[tuple[Expr, int]]) -> tuple[int, int]
         lo += c * (t.lo if c > 0 else t.hi)
         hi += c * (t.hi if c > 0 else t.lo)
     return lo, hi
+
+
+def _reach(constant: int, terms: Iterable[tuple[Expr, int]]) -> int:
+    """The largest magnitude that adding up terms meets, in whatever order."""
+    ends = [(constant, constant), *((c * t.lo, c * t.hi) for t, c in terms)]
+    return max(sum(max(0, *e) for e in ends), -sum(min(0, *e) for e in ends))
+
+
+@lru_cache(maxsize=1 << 14)
+def reach(x: Expr) -> int:
+    """The largest magnitude that computing an expression meets on the way to its value."""
+    own = _reach(*split(x)) if isinstance(x, Sum) else max(x.hi, -x.lo)
+    return max(own, *map(reach, x.sources)) if x.sources else own
 
 
 # --- quotients and remainders ---

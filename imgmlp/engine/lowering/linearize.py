@@ -14,7 +14,7 @@ from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Persistent, Tiled
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import Var
+from imgmlp.engine.ir.symbolic import INT, LONG, Expr, Var, reach
 from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
 from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
 from imgmlp.engine.ir.usage_errors import misuse
@@ -29,7 +29,7 @@ from imgmlp.engine.lowering.row_kernels import row_kernel
 KEPT_REGISTERS: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
 
 
-MOST_ELEMENTS = (1 << 31) - 1  # of what a kernel reads, writes or counts: an index is an int of C
+MOST_ELEMENTS = INT  # of what a kernel reads, writes or counts: an index is an int of C
 
 
 # --- kernels ---
@@ -69,14 +69,19 @@ def _check_indices(code: Code) -> None:
         elif u.op is U.RANGE:
             most = u.arg.count
         elif u.op in (U.LOAD, U.STORE, U.ADD, U.INDEX):
-            offset = u.arg[0] if u.op is U.LOAD else u.arg
-            most = max(offset.hi, -offset.lo)
+            most = max(map(_most, u.arg if u.op is U.LOAD else (u.arg,)))
         if most > MOST_ELEMENTS:
             raise misuse(
                 ValueError,
                 f"{code.name}: {most:,} elements are more than a kernel can count, which is "
                 f"{MOST_ELEMENTS:,}; cut the Tensor in parts, or use device 'numpy'",
             )
+
+
+def _most(index: Expr) -> int:
+    """The largest magnitude that an index has, or meets on the way if that is none of a long."""
+    way = reach(index)
+    return way if way > LONG else max(index.hi, -index.lo)
 
 
 def _fused(name: str, codes: Sequence[Code]) -> Code:

@@ -170,13 +170,15 @@ class Elementwise:
 
     def maximum(self, other: Operand) -> Self:
         """The larger of both, by broadcast. Raises ValueError for an integer beyond the dtype."""
-        return self if self._limits("maximum", other, 1) else self._binary(Op.MAX, other)
+        if self._limits("maximum", other, 1):
+            return self.cast(dt.promote(self.dtype, dt.weak_int))
+        return self._binary(Op.MAX, other)
 
     def minimum(self, other: Operand) -> Self:
         """The smaller of both, as `maximum`."""
         # inverse(max(inverse a, inverse b)), the inverse being one that undoes itself
         if self._limits("minimum", other, -1):
-            return self
+            return self.cast(dt.promote(self.dtype, dt.weak_int))
         nodes, device = aligned("minimum", self, other)
         a, b = (type(self)(n, device) for n in nodes)
         return a._inverse().maximum(b._inverse())._inverse()
@@ -267,7 +269,8 @@ class Elementwise:
         magnitude = self.abs()
         dtype_of("copysign", other)
         if isinstance(other, Elementwise | np.ndarray):
-            return self.where(self._with(node_of(other)) < 0, -magnitude, magnitude)
+            sign = other if isinstance(other, Elementwise) else self._with(node_of(other))
+            return self.where(sign < 0, -magnitude, magnitude)
         return -magnitude if other < 0 else magnitude
 
     def relu(self) -> Self:

@@ -132,7 +132,7 @@ class Functions(Reduction):
 
     def __rpow__(self, base: Operand) -> Self:
         """A number to the power of each element."""
-        if isinstance(base, int | float) and base > 0:
+        if isinstance(base, int | float) and base > 0 and base != 1:  # 1 also to the power of NaN
             return self._power_of(math.log2(base))
         y, x = _floats("**", self, base)
         return _power(x, y)
@@ -272,7 +272,7 @@ def _polynomial(x: F, coefficients: Sequence[float]) -> F:
 
 def _floats(operation: str, first: F, other: Operand) -> tuple[F, F]:
     """Two operands as floats of one shape and dtype; any Python number is one already."""
-    other = float(other) if isinstance(other, int) else other
+    other = dt.as_float(other) if isinstance(other, int) else other
     (x, y), device = aligned(operation, first, other)
     made = type(first)
     return made(x, device)._float(), made(y, device)._float()

@@ -22,6 +22,7 @@ from imgmlp.engine.operations.operands import (
     Axis,
     axes_of,
     broadcast_shapes,
+    check_given,
     check_rows,
     whole_shape,
 )
@@ -198,10 +199,10 @@ class Indexing(Functions):
     def _from_start(self, axis: int, index: Any) -> Any:
         """Indices of which negative ones count from the end; the host's own are checked."""
         size = self.shape[axis]
-        index = index.astype(np.int64) if isinstance(index, np.ndarray) else index
-        check_rows(self.shape, node_of(index), axis, negative=True)
         if isinstance(index, np.ndarray):
-            return (index % (size or 1)).astype(np.int32)
+            check_given(self.shape, index, axis, negative=True)
+            return (index.astype(np.int64) % (size or 1)).astype(np.int32)
+        check_rows(self.shape, index.node, axis, negative=True)
         wide = index.cast(dt.i32)  # as sums and products of places are more than a byte has
         return wide.where(wide < 0, wide + size, wide) if index.dtype.min < 0 else wide
 

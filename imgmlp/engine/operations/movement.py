@@ -16,6 +16,7 @@ from imgmlp.engine.operations.elementwise import Elementwise, Operand, common_de
 from imgmlp.engine.operations.operands import (
     axes_of,
     broadcast,
+    check_given,
     check_rows,
     out_of_bounds,
     whole_shape,
@@ -120,6 +121,8 @@ class Movement(Elementwise):
         Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not, or one
         is computed at once; a compiled step checks computed ones under DEBUG only.
         """
+        if self.shape:
+            check_given(self.shape, index)
         rows = node_of(index)
         found = self._gathered(
             index if isinstance(index, Elementwise) else self._with(rows), [rows]

@@ -40,7 +40,8 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     if not array.size:
         return graph.const(0, kind, array.shape)
     _check_range(array, kind)
-    host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
+    with np.errstate(over="ignore"):  # what is too large for a float is infinite
+        host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
     return graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
 
 
@@ -73,6 +74,18 @@ def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False)
     wrong = limit(index, -shape[axis] if negative else 0, shape[axis])
     if wrong is not None:
         raise out_of_bounds(wrong, axis, shape)
+
+
+def check_given(shape: Shape, index: object, axis: int = 0, negative: bool = False) -> None:
+    """The same for integers of the host, also those that no i32 holds."""
+    if not isinstance(index, int | np.integer | np.ndarray):
+        return
+    given, low = np.asarray(index), -shape[axis] if negative else 0
+    if isinstance(index, np.ndarray) and given.dtype.kind not in "iu":
+        return
+    wrong = given[(given < low) | (given >= shape[axis])]
+    if wrong.size:
+        raise out_of_bounds(int(wrong[0]), axis, shape)
 
 
 def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:

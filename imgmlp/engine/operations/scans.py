@@ -20,7 +20,7 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import Elementwise, Operand, in_f32, node_of
 from imgmlp.engine.operations.indexing import Indexing
-from imgmlp.engine.operations.operands import Axis, axes_of, check_rows, from_host
+from imgmlp.engine.operations.operands import Axis, axes_of, check_given, check_rows, from_host
 
 COUNTED = 64  # elements of a line that are ordered by counting; a power of two
 COMPARED = 1 << 23  # indices with elements: about what sorting 4,096 of each takes on a processor
@@ -130,6 +130,8 @@ class Scans(Indexing):
     def argsort(self, axis: int = -1, descending: bool = False) -> Self:
         """Indices, in i32, that bring each line along an axis in order; equal ones keep theirs."""
         axis = self._axis(axis, "argsort")
+        if not self.node.size:
+            return self.cast(dt.i32)
         if (size := self.shape[axis]) > COUNTED:
             lines = self.transpose(axis, -1)
             found = lines.reshape(math.prod(lines.shape[:-1]), size)._merged(descending)
@@ -204,7 +206,7 @@ class Scans(Indexing):
         at = index if isinstance(index, Scans) else self._with(node_of(index))
         if not at.dtype.is_int:
             raise misuse(TypeError, f"indices are integers, not {at.dtype.name}; cast them")
-        return at.cast(dt.i32)  # type: ignore[return-value]
+        return at  # type: ignore[return-value]
 
     def _gathered(self, index: Elementwise, asked: Sequence[Node] = ()) -> Self:
         taken, at = super()._gathered(index, asked), self._with(index.node)
@@ -225,12 +227,15 @@ class Scans(Indexing):
         Other axes of the index are those of the Tensor, or 1. Indices are not negative, and refused
         as in `gather` where they are out of bounds.
         """
-        axis, at = self._axis(axis, "take_along_axis"), self._index(index)
+        axis = self._axis(axis, "take_along_axis")
+        check_given(self.shape, index, axis)
+        at = self._index(index)
         if len(at.shape) != len(self.shape):
             raise misuse(
                 ValueError, f"take_along_axis: ranks of {self.shape} and {at.shape} differ"
             )
         check_rows(self.shape, at.node, axis)
+        at = at.cast(dt.i32)
         return self._along(at, axis, [at.node])
 
     def _along(self, at: Self, axis: int, asked: Sequence[Node] = ()) -> Self:
@@ -274,7 +279,7 @@ class Scans(Indexing):
 
     def _scattered(self, axis: int, index: Operand, values: Operand) -> tuple[int, Self, Self]:
         """The axis, and indices and values as lines along it, [lines, count]."""
-        axis, at = self._axis(axis, "scatter"), self._index(index)
+        axis, at = self._axis(axis, "scatter"), self._index(index).cast(dt.i32)
         new = values if isinstance(values, Scans) else self._with(node_of(values, self.dtype))
         new = new.cast(self.dtype).broadcast_to(at.shape)
         others = [a for a in range(len(self.shape)) if a != axis]

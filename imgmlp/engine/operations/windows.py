@@ -156,8 +156,9 @@ class Windows(Scans):
         found = source.conv2d(weight, None, stride, padding, dilation, groups)
         if found.shape != self.shape:
             raise misuse(ValueError, f"{name}: {self.shape}, {weight.shape} do not fit")
-        (node,) = gradient((found * self).sum().node, [source.node])
-        spread = self._with(node)
+        weighted = found * self
+        (node,) = gradient(weighted.sum().node, [source.node])
+        spread = weighted._with(node)
         return spread if bias is None else spread + self._tensor(name, bias).reshape(-1, 1, 1)
 
     def _tensor(self, operation: str, value: Self | Array) -> Self:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from imgmlp.engine.ir.graph import Buffer, Node, Shape, const, make, move, toposort
+from imgmlp.engine.ir.graph import Buffer, Node, Shape, base, const, make, move, toposort
 from imgmlp.engine.ir.kernel import KernelDraft, Store, access, is_plain, leaves, storage
-from imgmlp.engine.ir.op import MOVEMENT, Op
+from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var
 
 MOST_PARTS = 4  # of a concatenation; what follows is written out for each of them
@@ -66,7 +66,7 @@ def _cut(draft: KernelDraft, shape: Shape, parts: Sequence[Parts]) -> list[Store
         for node in leaves(draft.stores):
             moved = _part_of(node, number, shape)
             if any(n.op is Op.BUFFER and n.arg in own for n in toposort([node])):
-                place = own.get(storage(node)) if _base(node).op is Op.BUFFER else None
+                place = own.get(storage(node)) if base(node).op is Op.BUFFER else None
                 if place is None or not _same(moved, place):
                     return []
                 moved = place
@@ -77,12 +77,6 @@ def _cut(draft: KernelDraft, shape: Shape, parts: Sequence[Parts]) -> list[Store
                 return []
             found.append(Store(place, _value(store.value, shape, places), store.adds))
     return found
-
-
-def _base(node: Node) -> Node:
-    while node.op in MOVEMENT:
-        node = node.src[0]
-    return node
 
 
 def _part_of(node: Node, number: int, shape: Shape) -> Node:

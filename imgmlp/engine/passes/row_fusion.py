@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from imgmlp.engine.ir.graph import Buffer, Node, Shape, move, substitute, toposort
+from imgmlp.engine.ir.graph import Buffer, Node, Shape, base, move, substitute, toposort
 from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import KernelDraft, Store
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
@@ -86,10 +86,8 @@ def _known(first: KernelDraft, last: KernelDraft) -> list[Store]:
     stores = [*last.stores, *last.totals]
     known: dict[Node, Node] = {}
     for total in _totals(first):
-        base = total.place
-        while base.op is Op.RESHAPE:  # others may read it in another shape
-            base = base.src[0]
-        known[base] = move(Op.RESHAPE, total.value, base.shape)
+        place = base(total.place, {Op.RESHAPE})  # others may read it in another shape
+        known[place] = move(Op.RESHAPE, total.value, place.shape)
     values = substitute(_values(stores), known)
     return [Store(s.place, v, s.adds) for s, v in zip(stores, values, strict=True)]
 
@@ -202,7 +200,7 @@ def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:
             own = COSTS.get(node.op, 1) if any(_varies(s, size) for s in node.src) else 0
             known[node] = inner + own
         elif node.op in MOVEMENT and _varies(node, size):
-            known[node] = _cost(through(node)[0], size, loads, known)
+            known[node] = _cost(base(node), size, loads, known)
         elif node.op is Op.GATHER or (node.op in (Op.BUFFER, Op.PART) and node.size >= size):
             known[node] = loads
     return known[node]
@@ -210,6 +208,4 @@ def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:
 
 def _varies(node: Node, size: int) -> bool:
     """Whether a value is one of each element, not one that many share."""
-    while node.op in MOVEMENT:
-        node = node.src[0]
-    return node.size >= size
+    return base(node).size >= size

@@ -444,7 +444,8 @@ class Program:
     def read(self, name: str) -> Array:
         """An output as it is once all enqueued steps are done.
 
-        Raises ValueError for another, and before the first step for one that is no state.
+        One that the step assigns as well is read from the state, with whatever was written there
+        since. Raises ValueError for another, and before the first step for one that is no state.
         """
         return read_buffer(self.device, self.computed(name))
 

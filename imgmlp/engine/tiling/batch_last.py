@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imgmlp.engine.ir.graph import Node, const, make, move
-from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
+from imgmlp.engine.ir.graph import Node, base, const, make, move
+from imgmlp.engine.ir.op import ELEMENTWISE, Op
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
 
 TURNED = (1, 0)
@@ -22,12 +22,10 @@ def factors_batch_last(nodes: Sequence[Node], kinds: Kinds) -> set[Node]:
     found: dict[Node, bool] = {}
     for node in nodes:
         if node.op is Op.DOT and kinds.of[node] is Kind.ROW and of_rows(node, kinds):
-            base = node.src[0]
-            while base.op in MOVEMENT:
-                base = base.src[0]
-            if base in kinds.light:
-                rank = len(base.shape)
-                found[base] = kinds.axis(base, rank) == rank - 1 > 0
+            factor = base(node.src[0])
+            if factor in kinds.light:
+                rank = len(factor.shape)
+                found[factor] = kinds.axis(factor, rank) == rank - 1 > 0
     return set(found) if all(found.values()) else set()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from imgmlp.engine.ir.graph import Buffer, Node, const, move
+from imgmlp.engine.ir.graph import Buffer, Node, base, const, move
 from imgmlp.engine.ir.index_values import index_value, through
 from imgmlp.engine.ir.kernel import Guard, Kernel
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
@@ -84,6 +84,4 @@ def guarded(
 
 def _piece(place: Node) -> Node:
     """The piece of a Buffer that a place is, in whatever shape."""
-    while place.op in MOVEMENT and place.op is not Op.SHRINK:
-        place = place.src[0]
-    return place
+    return base(place, MOVEMENT - {Op.SHRINK})

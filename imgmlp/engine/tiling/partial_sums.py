@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, move, part, reduce
+from imgmlp.engine.ir.graph import Buffer, Node, base, buffer, const, move, part, reduce
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.tiling.prologue import ALIGN
@@ -25,7 +25,7 @@ class PartialSums:
         self.spans: dict[Node, tuple[int, int]] = {}
         end = 0
         for node in [n for n in after if n.op is Op.CONCAT and len(n.shape) == 1] + list(sums):
-            parts = [_unshaped(s) for s in node.src] if node.op is Op.CONCAT else [node]
+            parts = [base(s, {Op.RESHAPE}) for s in node.src] if node.op is Op.CONCAT else [node]
             fresh = len(set(parts)) == len(parts) and not any(p in self.begin for p in parts)
             if not fresh or not all(p in sums and p.dtype is node.dtype for p in parts):
                 continue
@@ -69,9 +69,3 @@ class PartialSums:
             zero = Store(place, const(0, dtype, place.shape))
             kernels.append(Kernel("clear", place.shape, (zero,), None))
         return kernels
-
-
-def _unshaped(node: Node) -> Node:
-    while node.op is Op.RESHAPE:
-        node = node.src[0]
-    return node

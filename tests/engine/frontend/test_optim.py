@@ -13,7 +13,7 @@ from reference import close
 
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.fit import LearningRate
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, open_device, optim
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, open_device, optim
 from imgmlp.engine.oracle.interpret import lowbias32
 
 RNG = np.random.default_rng(0)
@@ -118,13 +118,33 @@ def test_zeros_around_small_matrices_stay_so_without_an_epsilon(device: AnyDevic
     assert np.allclose(large.numpy(), 0)
 
 
+@pytest.mark.parametrize("make", [optim.Adam, optim.AdamW, optim.SOAP])
+def test_halves_move_as_far_as_the_learning_rate(
+    device: AnyDevice, make: Callable[..., optim.AdamW | optim.SOAP]
+) -> None:
+    """The slope is 0.004, of whose square a half holds nothing."""
+    p = Tensor(np.ones((2, 3), np.float16), device)
+    optimizer = make([p], lr=1e-3)
+    compile(lambda: optimizer.step((p - 0.998).square().sum()) or {}, device).run()
+    assert p.dtype is dtype.f16
+    assert np.allclose(p.numpy(), 0.999, atol=5e-4)
+
+
+def test_a_gradient_whose_square_no_half_holds_is_followed(device: AnyDevice) -> None:
+    p, slope = (Tensor(np.full((2, 3), value, np.float16), device) for value in (1, 300))
+    optimizer = optim.SOAP([p], lr=1e-2)
+    compile(lambda: optimizer.step((p * slope).sum()) or {}, device).run()
+    assert np.isfinite(optimizer.factors.numpy()).all()
+    assert np.allclose(p.numpy(), 0.99, atol=1e-3)
+
+
 def test_only_floats_that_hold_state_can_be_trained(device: AnyDevice) -> None:
     whole, computed = Tensor([1, 2], device), Tensor([1.0, 2.0], device) * 2
     for make in (lambda p: optim.SGD(p, 0.1), optim.Adam, optim.AdamW):
         with pytest.raises(ValueError, match="no parameters"):
             make([])
-        for p in (whole, computed):
-            with pytest.raises(ValueError, match="realized Tensor of floats"):
+        for p, remedy in ((whole, r"use cast\(f32\).realize\(\)"), (computed, r"call realize\(\)")):
+            with pytest.raises(ValueError, match=f"realized Tensor of floats; {remedy}"):
                 make([p])
 
 

@@ -146,6 +146,25 @@ def test_a_limit_beyond_the_dtype_limits_nothing_or_is_refused(device: AnyDevice
             act()
 
 
+def test_a_limit_makes_integers_of_bools_however_far_out_it_is(device: AnyDevice) -> None:
+    x = Tensor([True, False], device)
+    for far in (2, 1 << 40):
+        least, most = x.maximum(-far), x.minimum(far)
+        assert least.dtype is most.dtype is dtype.i32
+        assert least.numpy().tolist() == most.numpy().tolist() == [1, 0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_too_large_for_a_float_are_infinite(device: AnyDevice) -> None:
+    x, far = Tensor([1.0, -2.0], device), 10**400
+    assert (x + far).numpy().tolist() == (x + 1e300).numpy().tolist() == [np.inf, np.inf]
+    assert (x * -far).numpy().tolist() == [-np.inf, np.inf]
+    assert (x < far).numpy().all()
+    assert not (x < -far).numpy().any()
+    assert (x // far).numpy().tolist() == [0, -1]
+    assert Tensor(np.array([1e300, -1e300]), device).numpy().tolist() == [np.inf, -np.inf]
+
+
 def test_integers_stay_integers_in_logical_not_and_relu(device: AnyDevice) -> None:
     a = np.array([0, 1, 5, -3, 2**24 + 1, -(2**31)], np.int32)
     x = Tensor(a, device)

@@ -122,8 +122,9 @@ def test_what_cannot_be_fed_is_refused(device: AnyDevice) -> None:
     program, x = summing(device)
     feeder = Feeder(program, x)
     for wrong in (np.zeros((40, 50), np.float32), np.zeros((50, 40))):
-        with pytest.raises(ValueError, match=r"x f32\[50, 40\] cannot take"):
-            feeder.send(wrong)
+        for given in (wrong, wrong.tolist()):
+            with pytest.raises(ValueError, match=r"x f32\[50, 40\] cannot take"):
+                feeder.send(given)  # type: ignore[arg-type]
     for other in (Tensor([1.0], device), x + 1):
         with pytest.raises(ValueError, match="nothing that the program reads"):
             Feeder(program, other)

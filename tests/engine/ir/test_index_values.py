@@ -218,3 +218,24 @@ def test_masked_values_on_every_mapping(mapping: str) -> None:
     assert close(program.read("sum"), sums, np.where(i < c, np.abs(a), 0).sum(1), roundings=16)
     for name, value in wanted.items():
         assert np.array_equal(program.read(name), value), name
+
+
+@pytest.mark.parametrize("mapping", FORMS)
+def test_indices_whose_simplest_form_no_int_can_hold(mapping: str) -> None:
+    device = open_mapping(mapping)
+    row = Tensor.arange(10, device=device).reshape(10, 1)
+    column = Tensor.arange(64, device=device)
+    i, c = np.indices((10, 64))
+    table = np.arange(10, dtype=np.float32)
+    taken = Tensor(table, device).gather((column // 16 + row * 99_999_999) // 100_000_000)
+    assert np.array_equal(taken.numpy(), table[(c // 16 + i * 99_999_999) // 100_000_000])
+    ones = Tensor(np.ones((10, 64), np.float32), device)
+    chosen = Tensor.where(column // 16 + row * 100_000_000 < 500_000_000, ones, 0.0)
+    assert np.array_equal(chosen.numpy(), c // 16 + i * 100_000_000 < 500_000_000)
+
+
+def test_values_whose_simplest_form_no_long_can_hold_are_computed() -> None:
+    x = COLUMN
+    for _ in range(3):
+        x = alu(Op.DIV, x + ROW * number(200_000_003), number(536_870_909))
+    assert index_value(x, (I, C)) is None

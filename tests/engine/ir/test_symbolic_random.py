@@ -6,9 +6,10 @@ Each is checked over every value of its variables.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from hypothesis import given, settings
@@ -16,10 +17,13 @@ from hypothesis import strategies as st
 
 from imgmlp.engine.ir.conditions import at_least, conj, less, xor
 from imgmlp.engine.ir.symbolic import (
+    INT,
+    LONG,
     Const,
     Expr,
     Var,
     linear,
+    reach,
 )
 
 BOUNDS = {"p": (0, 11), "q": (-7, 4), "r": (3, 6), "s": (2, 2)}
@@ -92,7 +96,13 @@ def test_the_simplified_form_is_equal_everywhere_and_its_bounds_contain_every_va
 
 
 class CInt(int):
-    """An int of C: division and remainder round towards zero."""
+    """An int of C, which must not overflow: division and remainder round towards zero."""
+
+    most = INT
+
+    def __new__(cls, value: int) -> Self:
+        assert abs(value) <= cls.most
+        return super().__new__(cls, value)
 
     def __truediv__(self, n: int) -> CInt:
         return CInt(math.trunc(Fraction(int(self), n)))
@@ -101,8 +111,20 @@ class CInt(int):
         return CInt(math.fmod(int(self), n))
 
 
+class CLong(CInt):
+    """A long of C."""
+
+    most = LONG
+
+
 def in_c(method: Callable[..., int]) -> Callable[..., CInt]:
-    return lambda *operands: CInt(method(*operands))
+    """With a long the result is one, and a literal that is too large for an int is one."""
+
+    def operate(*operands: int) -> CInt:
+        long = any(isinstance(o, CLong) or abs(o) > INT for o in operands)
+        return (CLong if long else CInt)(method(*operands))
+
+    return operate
 
 
 for name in ("add", "sub", "mul", "neg", "and", "xor", "rshift", "radd", "rsub", "lt", "ge"):
@@ -124,6 +146,29 @@ def test_the_text_means_the_same_in_python_and_in_c(pair: Pair, point: dict[str,
     assert eval(expr.render(), {}, point) == value  # noqa: S307
     c_point = {name: CInt(v) for name, v in point.items()}
     assert eval(expr.render(division="/"), {}, c_point) == value  # noqa: S307
+
+
+WIDE = {"u": (0, 10**8), "v": (-(10**9), 10**9), "w": (7, 60_000)}
+wide_leaves = st.sampled_from([(Var(name, *bounds), 0) for name, bounds in WIDE.items()])
+wide_points = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in WIDE.items()})
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    st.recursive(wide_leaves, larger, max_leaves=12),
+    st.sampled_from([1, 59_999, 100_000_000]),
+    st.sampled_from([60_000, 1 << 31, 100_000_000]),
+    wide_points,
+)
+def test_no_int_of_c_overflows(
+    pair: Pair, factor: int, divisor: int, point: dict[str, int]
+) -> None:
+    for expr in (pair[0] * factor // divisor, pair[0] * factor % divisor, less(pair[0], divisor)):
+        if reach(expr) > LONG or max(expr.hi, -expr.lo) > INT:
+            continue
+        text = re.sub(r"(\d+)L", r"CLong(\1)", expr.render(division="/"))
+        c_point = {name: CInt(v) for name, v in point.items()}
+        assert eval(text, {"CLong": CLong}, c_point) == expr.evaluate(point)  # noqa: S307
 
 
 @settings(max_examples=500, deadline=None)

@@ -75,6 +75,17 @@ REFUSED: dict[str, tuple[Act, type[Exception], list[str]]] = {
     "expand": (lambda x: x.expand(2, 6), ValueError, ["expand (2, 6)", "(2, 3)"]),
     "an index": (lambda x: x[2], OutOfBoundsError, ["index 2", "axis 0", "(2, 3)"]),
     "a column": (lambda x: x[:, -4], OutOfBoundsError, ["index -4", "axis 1", "(2, 3)"]),
+    "an index beyond i32": (
+        lambda x: x[np.array([1, 1 << 40])], OutOfBoundsError, [f"index {1 << 40}", "(2, 3)"]
+    ),
+    "a row beyond i32": (lambda x: x.gather(-1 << 40), OutOfBoundsError, [f"index {-1 << 40}"]),
+    "an unsigned index": (
+        lambda x: x.take_along_axis(Tensor(np.array([[0, (1 << 32) - 1, 0]], np.uint32)), 0),
+        OutOfBoundsError, [f"index {(1 << 32) - 1}", "axis 0"],
+    ),
+    "an array along an axis": (
+        lambda x: x.take_along_axis(np.array([[1 << 40]]), 1), OutOfBoundsError, ["axis 1"],
+    ),
     "too many indices": (lambda x: x[0, 0, 0], OutOfBoundsError, ["3 indices", "(2, 3)"]),
     "a row": (lambda x: x.gather(INDEX), OutOfBoundsError, ["index 2", "axis 0", "(2, 3)"]),
     "a float index": (lambda x: x.gather(x), TypeError, ["gather", "f32[2, 3]"]),

@@ -221,3 +221,12 @@ def test_pieces_of_long_rows_are_where_they_were_in_them(device: AnyDevice) -> N
     program = compile(lambda: {"y": given[:, 2:-3] * 2.0}, device)
     program.run()
     assert np.array_equal(program.read("y"), x[:, 2:-3] * 2)
+
+
+def test_an_element_that_is_found_by_way_of_more_than_an_int_holds(device: AnyDevice) -> None:
+    count = 60_000
+    given = Tensor(np.arange(count, dtype=np.float32), device)
+    program = compile(lambda: {"y": given.repeat(count)[:: count - 1]}, device)
+    program.run()
+    places = np.arange(count + 2, dtype=np.int64) * (count - 1)
+    assert np.array_equal(program.read("y"), places // count)

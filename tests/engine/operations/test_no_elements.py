@@ -64,6 +64,18 @@ def test_operations_do_as_numpy(device: AnyDevice) -> None:
         assert close(value, wanted), row.tensor
 
 
+@pytest.mark.parametrize("shape", [(0, 100), (100, 0), (2, 0, 70)])
+def test_lines_that_are_not_there_are_sorted(device: AnyDevice, shape: tuple[int, ...]) -> None:
+    x = Tensor(np.zeros(shape), device)
+    for axis in range(len(shape)):
+        order, found = x.argsort(axis), x.sort(axis, descending=True)
+        most, places = x.topk(min(3, shape[axis]), axis)
+        assert (order.shape, order.dtype) == (found.shape, dtype.i32) == (shape, dtype.i32)
+        assert most.shape == places.numpy().shape
+        (slope,) = (found.sum() + most.sum()).gradient([x])
+        assert slope.numpy().shape == order.numpy().shape == shape
+
+
 def test_they_are_made_read_and_replaced(device: AnyDevice) -> None:
     x = Tensor([], device)
     assert (x.shape, x.dtype, x.realized, len(x), [*x]) == ((0,), dtype.f32, True, 0, [])

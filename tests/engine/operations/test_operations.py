@@ -133,6 +133,7 @@ def test_numbers_that_are_none_and_those_without_end(device: AnyDevice) -> None:
         "argsort": (y.argsort(), lambda: np.argsort(a[::-1], kind="stable")),
         "zero": (x[3:4] ** Tensor([-1.5, 0.0, 2.5], device), lambda: np.float32([np.inf, 1, 0])),
         "minus": (x[4] ** Tensor([3.0, 2.0, 0.5], device), lambda: a[4] ** np.float32([3, 2, 0.5])),
+        "powers of one": (1**x, lambda: np.float32(1) ** a),
         "logsumexp": (x[2:6].logsumexp(), lambda: np.log(np.exp(a[2:6]).sum())),
     }  # fmt: skip
     program = compile(lambda: {name: t for name, (t, _) in functions.items()}, device)

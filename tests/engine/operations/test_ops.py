@@ -278,6 +278,31 @@ def test_what_the_loss_does_not_use_has_gradient_zero(device: AnyDevice) -> None
     assert np.array_equal(x.copysign(sign).sum().gradient([sign])[0].numpy(), [0.0, 0.0])
 
 
+OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "+": lambda x, y: x + y,
+    "@": lambda x, y: x[0, 0] @ y[0, 0],
+    "**": lambda x, y: x**y,
+    "copysign": lambda x, y: x.copysign(y),
+    "where": lambda x, y: Tensor.where(x > 0, y, 0.0),
+    "gather": lambda x, y: x.gather(y[0, 0, 0, 0].cast(dtype.i32) - 1),
+    "scatter_add": lambda x, y: x.scatter_add(0, y.cast(dtype.i32), y),
+    "concat": lambda x, y: Tensor.concat([x, y]),
+    "einsum": lambda x, y: Tensor.einsum("...ij,...jk", x, y),
+    "conv2d": lambda x, y: x.conv2d(y),
+    "conv_transpose2d": lambda x, y: x.conv_transpose2d(y),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_a_result_is_on_the_device_of_either_operand(name: str) -> None:
+    devices, array = [open_device("numpy") for _ in range(2)], np.ones((1, 1, 2, 2))
+    nowhere, here, there = (Tensor(array, device) for device in (None, *devices))
+    for operands in ((here, nowhere), (nowhere, here), (here, here)):
+        assert OF_TWO[name](*operands).device is devices[0]
+    with pytest.raises(ValueError, match="different devices"):
+        OF_TWO[name](here, there)
+
+
 def test_python_numbers_are_weak() -> None:
     half = Tensor(np.ones(2, np.float16))
     assert (half + 3).dtype is dtype.f16

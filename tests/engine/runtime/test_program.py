@@ -174,6 +174,21 @@ def test_receivers_deliver_in_order_what_was_true_when_they_were_sent(device: An
     assert len(heard) == 5
 
 
+def test_what_is_returned_and_assigned_is_read_from_the_state(device: AnyDevice) -> None:
+    state = Tensor([1.0, 2.0], device)
+
+    def step() -> dict[str, Tensor]:
+        value = state + 1
+        state.assign(value)
+        return {"value": value}
+
+    program = compile(step, device)
+    program.run()
+    assert program.read("value").tolist() == [2, 3]
+    state.write(np.float32([7, 7]))
+    assert program.read("value").tolist() == [7, 7]
+
+
 def test_a_tensor_of_another_device_is_refused(device: AnyDevice) -> None:
     other = Tensor([1.0], open_opencl() if device.info.kind == "numpy" else open_device("numpy"))
     with pytest.raises(ValueError, match="device"):
