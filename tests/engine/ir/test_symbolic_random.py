@@ -105,10 +105,10 @@ class CInt(int):
         return super().__new__(cls, value)
 
     def __truediv__(self, n: int) -> CInt:
-        return CInt(math.trunc(Fraction(int(self), n)))
+        return type(self)(math.trunc(Fraction(int(self), n)))
 
     def __mod__(self, n: int) -> CInt:
-        return CInt(math.fmod(int(self), n))
+        return type(self)(int(self) - n * math.trunc(Fraction(int(self), n)))
 
 
 class CLong(CInt):
