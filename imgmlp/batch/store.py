@@ -58,8 +58,8 @@ def found(source: Path, endings: Collection[str], recursive: bool) -> Iterator[F
         place = Path(posixpath.relpath(name, top) if name != top else posixpath.basename(name))
         hidden = any(part.startswith(".") for part in place.parts)
         if not hidden and (name == top or place.suffix.lower() in endings):
-            path, error = Path(f"{protocol}:/{name}"), _unreachable(protocol, name)
-            yield Found(path, place, int(entry["size"] or 0), error=error)
+            path, refused = Path(f"{protocol}:/{name}"), _unreachable(protocol, name)
+            yield Found(path, place, int(entry["size"] or 0), error=refused)
 
 
 def _unreachable(protocol: str, name: str) -> UsageError | None:
