@@ -23,7 +23,7 @@ from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
-from imgmlp.errors import OutputError
+from imgmlp.errors import OutputError, TargetError
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,14 @@ def test_a_picture_is_encoded_once(bucket: Any, encode: Encode, out: Path) -> No
     changed = encode("a.png")
     assert "done before" not in changed.line
     assert bucket.cat_file("made/x/a.imlp") != data
+
+
+def test_a_missed_target_is_told_again(encode: Encode) -> None:
+    first, again = encode("a.png", size="1"), encode("a.png", size="1")
+    for record in first, again:
+        assert (record.exit_code, record.written) == (TargetError.exit_code, True)
+    assert (again.problem, again.hint) == (first.problem, first.hint)
+    assert again.facts == first.facts
 
 
 @pytest.mark.parametrize("name", ["in", "out", "out.imlp"])
