@@ -189,6 +189,19 @@ def test_one_colour_is_the_file_where_it_is_nearer_to_the_target(
     assert colours.tolist() == [np.rint(pixels.mean((0, 1))).tolist()]
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_nothing_is_trained_for_fewer_bytes_than_any_file_has(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"imgmlp.codec.{codec}.encode.encode", lambda *_: pytest.fail("trained"))
+    given = Picture(small_pixels()), Goal("bytes", 9), Workload(8)
+    device = open_device("numpy")
+    found = encode(*given, device, codec=codec)
+    assert found.missed is not None
+    assert len(found.bytes) < 64
+    assert encoder.expected_seconds(*given, device, codec) == pytest.approx(READY, rel=0.01)
+
+
 def test_a_run_that_could_not_go_on_says_so_whatever_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
