@@ -110,6 +110,13 @@ def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     assert encoder.expected_seconds(even, quality, limited, device, codec) == soon
 
 
+def test_a_small_network_takes_numpy_longer_than_its_operations() -> None:
+    tiny, work = Picture(_uneven(8, 8)), encoder.workload("mlp", 1, None)
+    wanted, device = Goal("bytes", 200), open_device("numpy")
+    told = encoder.expected_seconds(tiny, wanted, work, device, "mlp")
+    assert told > 1e-3 * work.steps
+
+
 def test_what_was_compiled_here_before_takes_no_time_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
