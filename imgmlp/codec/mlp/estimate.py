@@ -23,8 +23,8 @@ BRIEF = 1e12
 RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 10}  # such attempts, at most
 # The same of attempts so short that they hardly count, of the smallest networks.
 MOMENT, MORE_RIVALS = 2.5e10, 4
-# Seconds of a step that NumPy takes for any network: 1.1 to 2 ms of one with 123 to 963 weights were
-# seen on an AMD EPYC, family 25, at 2.4 GHz.
+# Seconds of a step that NumPy takes for any network: 1.1 to 2 ms of one with 123 to 963 weights
+# were seen on an AMD EPYC, family 25, at 2.4 GHz.
 INTERPRETED_STEP = 1.8e-3
 CHECKS = 2  # times that files are decoded once training is over, as a rule
 
