@@ -8,6 +8,7 @@ from __future__ import annotations
 import numbers
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from os import PathLike, fspath
@@ -20,8 +21,8 @@ from PIL import Image
 from imgmlp import image as pictures
 from imgmlp import output_files
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream.container import CODECS, MAX_FILE, USUAL_CODEC, Codec
-from imgmlp.codec.decoder import Stored, open_stored
+from imgmlp.codec.bitstream.container import CODECS, MAX_FILE, SIGNATURE, USUAL_CODEC, Codec
+from imgmlp.codec.decoder import Stored, check_not_compressed, open_stored
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS
@@ -174,7 +175,11 @@ def _picture(
     if not isinstance(strip, bool):
         raise UsageError(f"strip is {strip!r}", hint="use True or False")
     if isinstance(image, str | PathLike):
-        return pictures.load(_path(image), alpha, frame=frame, strip=strip)
+        path = _path(image)
+        if path.is_file():  # no pipe, which can be read only once
+            with suppress(OSError), path.open("rb") as stream:  # which is told below
+                check_not_compressed(path, str(path), stream.read(len(SIGNATURE)))
+        return pictures.load(path, alpha, frame=frame, strip=strip)
     if frame is not None:
         hint = "seek to it in the Pillow image, or give the file's name"
         raise UsageError("frame is of files only", hint=hint)

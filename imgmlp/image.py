@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import math
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,15 +24,6 @@ from imgmlp.output_files import is_special, write_atomically
 from imgmlp.text import by_command
 
 MAX_PIXELS = image_files.MAX_PIXELS
-SIDES = {"JPEG": 65_500, "WEBP": 16_383}  # pixels along either side, of formats that have a limit
-KEPT = {  # what they keep beside the pixels
-    "PNG": ("icc", "exif", "xmp", "dpi"),
-    "TIFF": ("icc", "exif", "xmp", "dpi"),
-    "JPEG": ("icc", "exif", "xmp", "dpi"),
-    "WEBP": ("icc", "exif", "xmp"),
-    "BMP": ("dpi",),
-}
-JPEG_BYTES = {"icc": 255 * 65_519, "exif": 65_527, "xmp": 65_504}
 _TIFF_XMP = 700  # its tag
 TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
@@ -53,6 +45,40 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".jpg": ("JPEG", {"quality": 95}),
     ".jpeg": ("JPEG", {"quality": 95}),
 }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one of Pillow's formats can hold."""
+
+    side: int = MAX_PIXELS  # pixels along one, at most
+    kept: Mapping[str, int] = field(default_factory=dict)  # metadata, and the most bytes of each
+    step: float | None = None  # of resolutions, in dots an inch; without it none is kept
+    dpi: float = metadata.MAX_DPI  # the highest resolution
+
+    def holds(self, dpi: tuple[float, float]) -> bool:
+        """Whether it keeps a resolution, about."""
+        step = self.step
+        if step is None:
+            return False
+        return all(n <= self.dpi and abs(step * round(n / step) - n) <= 0.05 * n for n in dpi)
+
+
+_ALL = dict.fromkeys(("icc", "exif", "xmp"), metadata.MAX_BYTES)
+_METRE = 0.0254  # a dot a metre
+LIMITS = {
+    "PNG": Limits(kept=_ALL, step=_METRE),
+    "TIFF": Limits(kept=_ALL, step=1e-6),
+    "JPEG": Limits(65_500, {"icc": 255 * 65_519, "exif": 65_527, "xmp": 65_504}, 1, 65_535),
+    "WEBP": Limits(16_383, _ALL),
+    "BMP": Limits(step=_METRE),
+    "AVIF": Limits(32_768),  # of what libavif reads
+}
+
+
+def limits_of(name: str) -> Limits:
+    """Of one of Pillow's formats."""
+    return LIMITS.get(name, Limits())
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,15 +361,14 @@ def _save(
 
 def _kept_by(name: str, found: Metadata) -> Metadata:
     """What one of Pillow's formats can keep."""
-    most = dict.fromkeys(KEPT.get(name, ()), metadata.MAX_BYTES)
-    if name == "JPEG":
-        most |= JPEG_BYTES
+    limits = limits_of(name)
     fields = {key: getattr(found, key) for key in ("icc", "exif", "xmp")}
     if name == "TIFF" and found.exif is not None:
         with image_files.quietly():
             fields["exif"] = tiff_exif.that_fits(found.exif)
+    most = limits.kept
     kept = {key: data for key, data in fields.items() if data and len(data) <= most.get(key, 0)}
-    return Metadata(**kept, dpi=found.dpi if "dpi" in most else None)
+    return Metadata(**kept, dpi=found.dpi if found.dpi and limits.holds(found.dpi) else None)
 
 
 def check_ending(path: Path, ending: str) -> None:
@@ -380,7 +405,8 @@ def check_extension(
         raise UsageError(problem, hint="use .png, .tif or .webp")
     if channels == 3 and path.suffix.lower() == ".pgm":
         raise UsageError(f"{path} can hold gray only", hint="use .ppm")
-    if max(size) > SIDES.get(name, max(size)):
+    most = limits_of(name).side
+    if max(size) > most:
         problem = f"{path} cannot hold {size[0]}×{size[1]} pixels"
-        raise UsageError(problem, hint=f"a {name} has at most {SIDES[name]:,} a side; use .png")
+        raise UsageError(problem, hint=f"a {name} has at most {most:,} a side; use .png")
     return name, options

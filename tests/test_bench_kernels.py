@@ -65,6 +65,11 @@ def test_the_command_prints_json_and_writes_csv(imgmlp: Command, picture: Path) 
     imgmlp("bench", "kernels", "--side", "0", check=2)
 
 
+def test_sides_that_do_not_fit_are_too_large(imgmlp: Command) -> None:
+    told = imgmlp("bench", "kernels", "--side", "100000000", "--device", "numpy", check=7).stderr
+    assert "smaller --side" in told
+
+
 @pytest.mark.parametrize(
     ("files", "code", "words"),
     [

@@ -207,6 +207,19 @@ def test_a_resolution_that_says_nothing_is_left_out(dpi: tuple[float, float]) ->
     assert checked(Metadata(dpi=dpi), []) == NOTHING
 
 
+@pytest.mark.parametrize("dpi", [0.001, 0.02, 0.3, 1.2, 65_535, 100_000])
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".jpg", ".bmp"])
+def test_a_resolution_is_kept_as_it_is_or_told_to_be_lost(
+    tmp_path: Path, suffix: str, dpi: float
+) -> None:
+    path, given = tmp_path / f"a{suffix}", Metadata(dpi=(dpi, dpi))
+    lost = pictures.save_picture(RGB, path, given)
+    if suffix == ".tif" or dpi == 65_535:
+        assert lost == []
+    if lost != ["resolution"]:
+        assert pictures.load(path).metadata.dpi == pytest.approx(given.dpi, rel=0.05)
+
+
 def test_what_is_left_out_is_told() -> None:
     notes: list[str] = []
     large = bytes(MAX_BYTES + 1)

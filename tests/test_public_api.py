@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from PIL import Image
 
 import imgmlp
 from imgmlp.codec.bitstream import container
+from imgmlp.errors import PictureError
 
 ROOT = Path(__file__).parent.parent
 QUICK = {"steps": 20, "batch": 64, "hidden": 8, "layers": 1, "features": 8, "device": "numpy"}
@@ -51,6 +53,17 @@ def test_the_public_names_are_these() -> None:
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="encoder"):
         _ = imgmlp.encoder  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("function", [imgmlp.encode, imgmlp.train])
+def test_what_is_compressed_already_is_refused_as_such(
+    tmp_path: Path, function: Callable[..., object]
+) -> None:
+    path = tmp_path / "a.imlp"
+    path.write_bytes(container.SIGNATURE)
+    with pytest.raises(PictureError, match="is compressed already") as caught:
+        function(path)
+    assert "decode" in caught.value.hint
 
 
 def test_importing_is_light() -> None:

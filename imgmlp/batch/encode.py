@@ -18,6 +18,7 @@ from imgmlp import image, output_files
 from imgmlp.batch.journal import looked_at
 from imgmlp.batch.leftovers import forget, forget_remembered
 from imgmlp.batch.output import REPLACE, check_task, holds, make_folder, put
+from imgmlp.batch.shortfall import BESIDE, shortfall
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Watch
 from imgmlp.codec import encoder
@@ -27,14 +28,13 @@ from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
-from imgmlp.errors import OutputError, TargetError, TrainingError
+from imgmlp.errors import OutputError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.report.live import Live
 from imgmlp.text import duration, size
 
 SHORT = 0.1  # of a time limit, that need not be told
-_BESIDE = "profile and metadata beside the picture, which --strip leaves out"
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,23 @@ class Result:
 
     def facts(self) -> dict[str, Any]:
         """For JSON, which has no infinity: the PSNR of equal pictures is null."""
-        endless = math.isinf(self.metrics["psnr"])
-        return self.metrics | ({"psnr": None} if endless else {})
+        facts = dict(self.metrics)
+        if math.isinf(facts["psnr"]):
+            facts["psnr"] = None
+        if self.missed is not None:
+            facts["missed"] = self.missed
+        if self.diverged:
+            facts["diverged"] = True
+        return facts
 
     def line(self, name: str) -> str:
         """What there is to say of a file of this name.
 
         Raises TargetError or TrainingError if it is only the best that there was.
         """
-        if self.diverged:
-            problem = f"training of {name} could not go on: its loss kept growing without bound"
-            raise TrainingError(problem, hint="the best state is in the file; try another target")
-        if self.missed is not None:
-            advice = "try another target, a higher --effort or more --time"
-            if not self.metrics["steps"]:  # of one colour
-                advice = "no file of this picture is smaller"
-            if self.beside:
-                advice = f"{self.beside:,} bytes of it are {_BESIDE}"
-            hint = f"the best file was written; {advice}"
-            raise TargetError(f"{name} has {self.missed}", hint=hint)
+        problem = shortfall(name, self.facts(), self.beside)
+        if problem is not None:
+            raise problem
         found = self.metrics
         quality = "lossless" if math.isinf(found["psnr"]) else f"{found['psnr']:.2f} dB"
         figures = f"{size(found['bytes'])}   {found['bpp']:.3f} bpp   {quality}"
@@ -127,7 +125,7 @@ class Encoding:
         asked = f"{goal}, {wanted.codec}, {wanted.work()}"
         self.watch.announce(f"{self.name}  {what}   {asked}")
         if 2 * beside > goal.value:
-            self.watch.announce(f"{beside:,} of {goal} are {_BESIDE}")
+            self.watch.announce(f"{beside:,} of {goal} are {BESIDE}")
 
     def _announce_time(self, goal: Goal, device: AnyDevice) -> None:
         """Say how long it takes, of which a time limit is told already."""
@@ -232,7 +230,5 @@ class EncodeFile:
         checkpoint.remove_stale(output)
         record.written, record.facts = True, found.facts()
         record.made = hashlib.sha256(found.bytes).hexdigest()
-        if found.missed is not None:
-            record.facts["missed"] = found.missed
         record.state = None if encoding.kept is None else encoding.kept.path
         record.line = found.line(str(output))

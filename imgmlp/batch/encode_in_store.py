@@ -16,6 +16,7 @@ from typing import Any
 
 from imgmlp.batch.encode import EncodeFile
 from imgmlp.batch.output import REPLACE
+from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.store import Output, check_writable, fetched, url
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task, Watch
@@ -48,6 +49,8 @@ class EncodeInStore:
         known = self._known(output, output.read(), record)
         if known is not None:
             record.facts, record.written = known, True
+            if (problem := shortfall(url(task.output), known)) is not None:
+                raise problem
             record.line = f"{url(task.output)}   done before"
             return
         with tempfile.TemporaryDirectory(prefix="imgmlp-") as folder:

@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal
 from imgmlp.batch.find import Found, names_in
 from imgmlp.batch.journal import Done, Journal, digest
 from imgmlp.batch.output import check
+from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError, UsageError
 from imgmlp.output_files import write_atomically
@@ -227,6 +228,8 @@ class Plan:
         assert self.journal is not None
         record.facts = {"unchanged": True} | decision.known.facts
         record.made = decision.known.output_digest
+        if (short := shortfall(str(output), decision.known.facts)) is not None:
+            record.fail(short)
         if decision.known != known:
             with contextlib.suppress(OutputError):  # then it is compared again the next time
                 self.journal.add(decision.known)

@@ -58,7 +58,16 @@ def found(source: Path, endings: Collection[str], recursive: bool) -> Iterator[F
         place = Path(posixpath.relpath(name, top) if name != top else posixpath.basename(name))
         hidden = any(part.startswith(".") for part in place.parts)
         if not hidden and (name == top or place.suffix.lower() in endings):
-            yield Found(Path(f"{protocol}:/{name}"), place, int(entry["size"] or 0))
+            path, refused = Path(f"{protocol}:/{name}"), _unreachable(protocol, name)
+            yield Found(path, place, int(entry["size"] or 0), error=refused)
+
+
+def _unreachable(protocol: str, name: str) -> UsageError | None:
+    """Why a file is left out whose name no path can be, as that of a folder without a name."""
+    if posixpath.normpath(name) == name:
+        return None
+    problem = f"{protocol}://{name.lstrip('/')} has a part that is empty, . or .. in its name"
+    return UsageError(problem, hint="no path can name it; copy it to another name")
 
 
 def _entries(files: Any, top: str, recursive: bool) -> dict[str, Any]:
@@ -135,6 +144,8 @@ class Output:
 def fetched(source: Path) -> bytes:
     """The bytes of a picture, here or in a store. Raises UsageError."""
     try:
+        if not is_stored(source):
+            return source.read_bytes()
         files, name = _opened(source)
         return bytes(files.cat_file(name))
     except Exception as error:
@@ -143,11 +154,17 @@ def fetched(source: Path) -> bytes:
 
 
 def _opened(path: Path) -> tuple[Any, str]:
-    """The file system of a place, and its name in there; listings are never old ones."""
+    """The file system of a place in a store, and its name in there; listings are never old ones.
+
+    Not by fsspec's `url_to_fs`, to which :: in a name separates the addresses of a chain.
+    """
     import fsspec
 
-    files, name = fsspec.core.url_to_fs(url(path), use_listings_cache=False)
-    return files, str(name)
+    address = url(path)
+    protocol = address.partition("://")[0]
+    kind = fsspec.get_filesystem_class(protocol)
+    options = kind._get_kwargs_from_urls(address) | {"use_listings_cache": False}
+    return fsspec.filesystem(protocol, **options), str(kind._strip_protocol(address))
 
 
 def _reason(error: Exception) -> str:

@@ -23,7 +23,7 @@ from imgmlp.bench.kernels import (
 )
 from imgmlp.bench.peak import Peak, described
 from imgmlp.engine import AnyDevice, Device, open_device
-from imgmlp.errors import UsageError
+from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.terminal import Terminal, print_table
 from imgmlp.text import print_data
 
@@ -44,14 +44,18 @@ def bench_kernels(
 ) -> None:
     """Print how fast single kernels are; also write them as CSV and draw them, if wanted.
 
-    Raises UsageError for sides below 1, or if there is no matplotlib to draw with.
+    Raises UsageError for sides below 1, or if there is no matplotlib to draw with, and
+    OutOfMemoryError for sides that do not fit.
     """
     if any(side < 1 for side in sides):
         raise UsageError("a side is at least 1", hint="give --side as often as you like")
     _check(table_file, plot, force)
     device = open_device(device_spec)
     terminal.note(device.info.describe())
-    points, peak = run(terminal, device, quick, sides)
+    try:
+        points, peak = run(terminal, device, quick, sides)
+    except (MemoryError, OutOfMemoryError) as error:
+        raise OutOfMemoryError("out of memory", hint="give a smaller --side") from error
     if as_json:
         print_data(json.dumps(rows(points, peak), indent=2))
     else:

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.decoder import ZIP, Stored, open_stored
+from imgmlp.codec.decoder import Stored, check_not_compressed, open_stored
 from imgmlp.errors import (
     DeviceError,
     Interrupted,
-    PictureError,
     UsageError,
     problem_of,
 )
 from imgmlp.interrupt import hearing
 from imgmlp.output_files import is_special
 from imgmlp.terminal import Terminal
-from imgmlp.text import print_data, quoted, write_data
+from imgmlp.text import print_data, write_data
 
 STANDARD = Path("-")  # stdin or stdout
 MOST_BYTES = 2**30  # of what is no file
@@ -92,15 +91,7 @@ def check_picture(path: Path) -> None:
             start = stream.read(len(container.SIGNATURE))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
-    check_not_compressed(path, start)
-
-
-def check_not_compressed(path: Path, start: bytes) -> None:
-    """Refuse, as a PictureError, what begins as one of imgmlp's own files does."""
-    archive = start.startswith(ZIP) and path.suffix.lower() == ".npz"
-    if archive or start.startswith(container.SIGNATURE):
-        hint = f"`imgmlp decode {quoted(path)}` gives the picture"
-        raise PictureError(f"{named(path)} is compressed already", hint=hint)
+    check_not_compressed(path, named(path), start)
 
 
 def stored(path: Path) -> Stored:

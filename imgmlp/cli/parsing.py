@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from imgmlp.cli import files
+from imgmlp.codec.decoder import check_not_compressed
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
 from imgmlp.errors import UsageError
 from imgmlp.image import Picture, check_size, load
@@ -45,7 +46,7 @@ def load_picture(
     """A picture from a file, a pipe or standard input; tells what was changed on the way in."""
     name, data = files.named(path), files.read(path) if files.is_stream(path) else None
     if data is not None:
-        files.check_not_compressed(path, data)
+        check_not_compressed(path, files.named(path), data)
     picture = load(name, alpha, data, frame, strip)
     for note in picture.notes:
         terminal.note(f"{name}: {note}")

@@ -34,6 +34,7 @@ class RunReport:
     good: int = 0
     failed: int = 0
     missed: int = 0  # whose output is there, and not what was asked for
+    known: int = 0  # likewise, of those that were done before
     no_room: bool = False
     code: int = 0  # of the last that failed or missed
     began: float = field(default_factory=time.perf_counter)
@@ -42,7 +43,8 @@ class RunReport:
         """Say what was not looked at, and what needs no work."""
         note, plan = self.terminal.note, self.plan
         if plan.unchanged:
-            note(f"{_files(plan.unchanged)} done before, and unchanged since")
+            missed = f"; {self.known:,} of them missed the target" if self.known else ""
+            note(f"{_files(plan.unchanged)} done before, and unchanged since{missed}")
         if plan.skipped:
             note(f"{_files(plan.skipped)} passed over, as there is an output already")
         if search.folders:
@@ -88,6 +90,9 @@ class RunReport:
 
     def _problem(self, record: Record) -> None:
         self.code = record.exit_code
+        if record.facts.get("unchanged"):  # it was told when it was done
+            self.known += 1
+            return
         self.missed += record.written
         if not record.written:
             self.failed += 1
@@ -131,7 +136,7 @@ class RunReport:
             raise self._ended_early(left)
         if self.files == 1:
             return self.code
-        return int(self.failed + self.missed > 0)
+        return int(self.failed + self.missed + self.known > 0)
 
     def _list_failed(self, whole: bool) -> Path | None:
         try:

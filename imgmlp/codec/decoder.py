@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Container
-from imgmlp.errors import DAMAGED, FormatError, UsageError
+from imgmlp.errors import DAMAGED, FormatError, PictureError, UsageError
 from imgmlp.metadata import Metadata
+from imgmlp.text import quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,6 +74,14 @@ def open_stored(file: str | PathLike[str] | bytes, name: str = "") -> Stored:
             return stored.decode(device, size)
 
     return replace(stored, _decode=decode)
+
+
+def check_not_compressed(path: Path, name: str, start: bytes) -> None:
+    """Refuse, as a PictureError, a file of this name that begins as one of imgmlp's own does."""
+    archive = start.startswith(ZIP) and path.suffix.lower() == ".npz"
+    if archive or start.startswith(container.SIGNATURE):
+        hint = f"`imgmlp decode {quoted(path)}` gives the picture"
+        raise PictureError(f"{name} is compressed already", hint=hint)
 
 
 @contextmanager

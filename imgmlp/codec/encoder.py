@@ -13,6 +13,7 @@ from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import estimate
+from imgmlp.codec.mlp.rounding_search import smallest
 from imgmlp.codec.training import target
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft
@@ -64,9 +65,10 @@ def expected_seconds(
     What is known of pictures of the middling kind stands for this one, so that it may be off by two
     or three times; how long programs take to compile is known once some of their kind were.
     """
-    if workload.seconds is not None and not _is_even(picture):
+    work = _work(codec, picture, wanted, workload, device)
+    if workload.seconds is not None and work.programs:
         return workload.seconds
-    return _work(codec, picture, wanted, workload, device).seconds(device)
+    return work.seconds(device)
 
 
 def compiling_seconds(
@@ -80,7 +82,7 @@ def compiling_seconds(
 def _work(
     codec: Codec, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice
 ) -> Work:
-    if _is_even(picture):
+    if _is_even(picture) or (wanted.kind == "bytes" and wanted.value < smallest(picture)):
         pixels = picture.width * picture.height
         return Work(0, 0, beside=PLAIN * pixels)  # as nothing is trained
     of = estimate.work if codec == "mlp" else latent.work

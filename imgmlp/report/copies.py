@@ -49,15 +49,20 @@ class Shown:
         return len(f"data:{self.media};base64,") + 4 * -(-len(self.at(rung)) // 3)
 
 
+def kind() -> str:
+    """Pillow's format of copies."""
+    return "AVIF" if features.check("avif") else "WEBP"
+
+
 def of(pixels: Array, qualities: Sequence[int]) -> Shown:
     """Copies of a picture, uint8 [height, width, 1 or 3]."""
-    avif = features.check("avif")
-    options = {"subsampling": "4:4:4", "speed": 8} if avif else {"method": 4}
-    found = Shown("image/avif" if avif else "image/webp", [])
+    form = kind()
+    options = {"subsampling": "4:4:4", "speed": 8} if form == "AVIF" else {"method": 4}
+    found = Shown(f"image/{form.lower()}", [])
     for quality in qualities:
         stream = io.BytesIO()
         image = to_image(pixels).convert("RGB")
-        image.save(stream, "AVIF" if avif else "WEBP", quality=quality, **options)
+        image.save(stream, form, quality=quality, **options)
         with Image.open(stream) as copy:
             again = np.asarray(copy.convert("RGB"))
         found.files.append(stream.getvalue())

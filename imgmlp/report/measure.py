@@ -20,7 +20,8 @@ from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
-from imgmlp.image import Picture
+from imgmlp.errors import PictureError
+from imgmlp.image import Picture, limits_of
 from imgmlp.report import copies, metrics
 from imgmlp.report.classic import Classic, Sized
 from imgmlp.report.copies import Shown
@@ -99,8 +100,10 @@ def measure(
 ) -> Measured:
     """Every file of a picture. `run_of` gives what goes around a training of imgmlp's.
 
-    Raises Interrupted once its state is kept, where that run is asked to stop.
+    Raises Interrupted once its state is kept, where that run is asked to stop, and PictureError for
+    one that not all of them can hold.
     """
+    _check_side(job, name, max(picture.width, picture.height))
     sized = {key: Sized(codec, picture.pixels) for key, codec in job.others.items()}
     results = []
     for rate, goal in job.goals(picture):
@@ -113,6 +116,15 @@ def measure(
             results.append(_theirs(key, job.others[key], one, picture, rate, ours.size))
     original = copies.of(picture.pixels, copies.ORIGINAL)
     return Measured(name, picture.width, picture.height, original, results)
+
+
+def _check_side(job: Job, name: str, side: int) -> None:
+    """Refuse, as a PictureError, one that is too long for a format that the page needs."""
+    for form in (*(codec.format for codec in job.others.values()), copies.kind()):
+        most = limits_of(form).side
+        if side > most:
+            problem = f"{name} has a side of {side:,} pixels, and {form} at most {most:,}"
+            raise PictureError(problem, hint="compare a part of it, or a smaller copy")
 
 
 def _ours(job: Job, picture: Picture, rate: float, goal: Goal, run: Run) -> Result:

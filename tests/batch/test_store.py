@@ -6,8 +6,7 @@ import io
 import json
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
-from imgmlp.errors import OutputError
+from imgmlp.errors import OutputError, TargetError
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,8 @@ class Silent:
     def stopping(self) -> bool:
         return False
 
-    saving = cache(lambda self: contextmanager(lambda: iter([None]))())
+    def saving(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 @pytest.mark.usefixtures("bucket")
@@ -204,11 +204,65 @@ def test_a_picture_is_encoded_once(bucket: Any, encode: Encode, out: Path) -> No
     assert bucket.cat_file("made/x/a.imlp") != data
 
 
+def test_a_missed_target_is_told_again(encode: Encode) -> None:
+    first, again = encode("a.png", size="1"), encode("a.png", size="1")
+    for record in first, again:
+        assert (record.exit_code, record.written) == (TargetError.exit_code, True)
+    assert (again.problem, again.hint) == (first.problem, first.hint)
+    assert again.facts == first.facts
+
+
 @pytest.mark.parametrize("name", ["in", "out", "out.imlp"])
 def test_a_picture_may_have_any_name(bucket: Any, encode: Encode, name: str) -> None:
     bucket.pipe_file(f"pictures/in/{name}", picture(50))
     assert encode(name).problem is None
     assert bucket.exists(f"made/x/{name.removesuffix('.imlp')}.imlp")
+
+
+@pytest.fixture
+def keys() -> Any:
+    """A store whose names may be any, as those of S3 are."""
+    pytest.importorskip("fsspec", reason="needs fsspec: pip install distributed fsspec s3fs")
+    import fsspec
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Keys(MemoryFileSystem):
+        store, pseudo_dirs = {}, [""]
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return f"/{path.removeprefix('keys://').strip('/')}".rstrip("/")
+
+    fsspec.register_implementation("keys", Keys, clobber=True)
+    encode_in_store._checked.cache_clear()
+    return fsspec.filesystem("keys", use_listings_cache=False, skip_instance_cache=True)
+
+
+def test_two_colons_in_a_name_are_part_of_it(keys: Any, tmp_path: Path) -> None:
+    keys.pipe_file("/in/a::b.png", picture(10))
+    (one,) = found(Path("keys://in"), {".png"}, False)
+    local = tmp_path / "file::c.png"
+    local.write_bytes(picture(20))
+    tasks = [Task(source, Path(f"keys://out/{source.stem}.imlp")) for source in (one.path, local)]
+    for again in ("", "done before"):
+        records = list(
+            run_here(EncodeInStore(Wanted(), Path("keys://out")), iter(tasks), "numpy", Silent())
+        )
+        assert [record.problem for record in records] == [None, None]
+        assert all(again in record.line for record in records)
+    assert {"/out/a::b.imlp", "/out/file::c.imlp"} <= set(keys.store)
+
+
+def test_a_name_that_no_path_has_is_refused_and_the_others_are_found(keys: Any) -> None:
+    for name in ("a//b.png", "c.png", "d/../e.png"):
+        keys.pipe_file(f"/in/{name}", picture(10))
+    looked = list(found(Path("keys://in"), {".png"}, True))
+    assert [one.path for one in looked if one.error is None] == [Path("keys://in/c.png")]
+    told = [str(one.error) for one in looked if one.error is not None]
+    assert told == [
+        f"keys://in/{name} has a part that is empty, . or .. in its name"
+        for name in ("a//b.png", "d/../e.png")
+    ]
 
 
 def test_what_two_workers_write_at_once_is_known_whichever_is_last(bucket: Any, out: Path) -> None:

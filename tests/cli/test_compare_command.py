@@ -61,6 +61,17 @@ def run(
     return compare.run(Terminal(), sources, page, wanted, "numpy", force, as_json)
 
 
+def test_a_picture_too_long_for_a_codec_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted, wide = Counted(monkeypatch), tmp_path / "wide.png"
+    Image.new("RGB", (16_384, 1)).save(wide)
+    assert run([wide]) == PictureError.exit_code
+    told = capsys.readouterr().err
+    assert "has a side of 16,384 pixels, and WEBP at most 16,383" in told
+    assert counted.files == 0
+
+
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
 def test_a_page_has_every_picture_at_every_rate(
     two: list[Path], codec: Codec, capsys: pytest.CaptureFixture[str]

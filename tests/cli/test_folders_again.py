@@ -27,7 +27,7 @@ from imgmlp.cli import folders, run_report
 from imgmlp.codec import encoder
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
-from imgmlp.errors import DeviceError, Interrupted, OutputError, UsageError
+from imgmlp.errors import DeviceError, Interrupted, OutputError, TargetError, UsageError
 
 
 @pytest.fixture
@@ -303,22 +303,39 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
     assert made() == ALL
 
 
-def test_a_missed_target_is_told_once(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+@pytest.mark.parametrize(
+    ("short", "code"),
+    [({"missed": "99 bytes instead of 9"}, TargetError.exit_code), ({"diverged": True}, 1)],
+)
+@pytest.mark.parametrize("several", [True, False])
+def test_a_missed_target_is_told_once_and_remembered(
+    tree: Path,
+    several: bool,
+    short: dict[str, Any],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Shown,
 ) -> None:
     encode_picture = encoder.encode
 
     def missed(*arguments: Any) -> Encoded:
-        found = encode_picture(*arguments)
-        return Encoded(found.bytes, found.pixels, found.metrics, "99 bytes instead of 9")
+        return replace(encode_picture(*arguments), **short)
 
     monkeypatch.setattr(encoder, "encode", missed)
-    assert encode(tree) == 1
+    sources = tree if several else tree / "a.png"
+    count, code = (3, 1) if several else (1, code)
+    assert encode(sources) == code
     told = capsys.readouterr().err
-    assert "3 missed the target" in told
+    assert ("3 missed the target" in told) == several
     assert "--files-from" not in told
-    assert made() == ALL
-    assert encode(tree) == 0  # the best that there was
+    assert encode(sources, as_json=True) == code
+    shown = capsys.readouterr()
+    assert f"unchanged since; {count} of them missed the target" in shown.err
+    assert "best" not in shown.err
+    for line in map(json.loads, shown.out.splitlines()):
+        assert line["unchanged"]
+        assert line["problem"]
+        assert short.items() <= line.items()
 
 
 def test_what_others_left_is_removed_once_it_is_old(tree: Path) -> None:

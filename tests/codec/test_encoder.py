@@ -110,6 +110,13 @@ def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     assert encoder.expected_seconds(even, quality, limited, device, codec) == soon
 
 
+def test_a_small_network_takes_numpy_longer_than_its_operations() -> None:
+    tiny, work = Picture(_uneven(8, 8)), encoder.workload("mlp", 1, None)
+    wanted, device = Goal("bytes", 200), open_device("numpy")
+    told = encoder.expected_seconds(tiny, wanted, work, device, "mlp")
+    assert told > 1e-3 * work.steps
+
+
 def test_what_was_compiled_here_before_takes_no_time_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +194,19 @@ def test_one_colour_is_the_file_where_it_is_nearer_to_the_target(
     assert len(found.bytes) < 64
     colours = np.unique(found.pixels.reshape(-1, 3), axis=0)
     assert colours.tolist() == [np.rint(pixels.mean((0, 1))).tolist()]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_nothing_is_trained_for_fewer_bytes_than_any_file_has(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"imgmlp.codec.{codec}.encode.encode", lambda *_: pytest.fail("trained"))
+    given = Picture(small_pixels()), Goal("bytes", 9), Workload(8)
+    device = open_device("numpy")
+    found = encode(*given, device, codec=codec)
+    assert found.missed is not None
+    assert len(found.bytes) < 64
+    assert encoder.expected_seconds(*given, device, codec) == pytest.approx(READY, rel=0.01)
 
 
 def test_a_run_that_could_not_go_on_says_so_whatever_the_file(

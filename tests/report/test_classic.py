@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import small_pixels
 
-from imgmlp.image import psnr
+from imgmlp.image import limits_of, psnr
 from imgmlp.report import classic
 from imgmlp.report.classic import CODECS, Sized, encode, usable
 
@@ -28,6 +28,15 @@ def test_more_quality_is_more_bytes_and_decibels(key: str, channels: int) -> Non
     assert low.pixels.dtype == np.uint8
     assert len(low.bytes) < len(high.bytes)
     assert psnr(pixels, low.pixels) < psnr(pixels, high.pixels)
+
+
+@pytest.mark.parametrize("key", ["jpeg420", "webp", "avif"])
+def test_the_longest_side_is_that_of_the_limits(key: str) -> None:
+    codec = CODECS[key]
+    most = limits_of(codec.format).side
+    assert encode(codec, np.zeros((1, most, 3), np.uint8), 10).pixels.shape[1] == most
+    with pytest.raises((OSError, ValueError)):
+        encode(codec, np.zeros((1, most + 1, 3), np.uint8), 10)
 
 
 @pytest.mark.parametrize("key", ["jpeg420", "webp"])

@@ -39,7 +39,8 @@ LEAST_BRIEF = 1_000  # steps of a short run in a limited time: fewer say little
 # Of the time for an attempt's steps, those before it is seen how far from a quality it ends.
 FIRST: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 0.9}
 HURRY = 20.0  # seconds of a limit, from which on there is time to compile for short runs
-MOST_SHORT = 0.5  # of a limit, after which no other short run begins
+SHORTEST = 1.5  # seconds of a limit, below which short runs would leave too little for others
+MOST_SHORT, ONE_ENOUGH = 0.5, 0.4  # of a limit, after which no short run begins, nor a second one
 FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
 # Of what a step of a network takes, at least, one of a far smaller one: on processors (90 µs of 470
 # were seen on two cores of an AMD EPYC, family 25) and elsewhere, where launches count.
@@ -120,7 +121,9 @@ class Lengths:
 
     def _has_short_runs(self) -> bool:
         """Whether a limit leaves time to compile what short runs need and an attempt may not."""
-        return self.seconds is None or self.seconds >= HURRY or self._compiled_short()
+        if self.seconds is None or self.seconds >= HURRY:
+            return True
+        return self.seconds >= SHORTEST and self._compiled_short()
 
     def _compiled_short(self) -> bool:
         shape = rate_model.network_shape(BRIEF, self.picture.channels)
@@ -179,7 +182,8 @@ class Lengths:
 
     def _too_late_for_short_runs(self) -> bool:
         assert self.seconds is not None
-        late = self._left() < MOST_SHORT * self.seconds
+        most = ONE_ENOUGH if self.sizes.pilots else MOST_SHORT
+        late = self._left() < (1 - most) * self.seconds
         return late or (self.seconds < HURRY and self._compiling(self.sizes.shape()) > 0)
 
     def short(self, shape: Shape) -> MlpTrainerState:

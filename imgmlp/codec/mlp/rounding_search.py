@@ -97,9 +97,10 @@ class Rounding:
         levels = np.rint(_means(pixels))
         reached = psnr(pixels, np.broadcast_to(levels.astype(np.uint8), pixels.shape))
         found = even(levels)
+        size = draft.size(self.picture, "mlp", _sections(found))
         enough = self.wanted.kind == "psnr" and reached >= self.wanted.value
+        enough = enough or (self.wanted.kind == "bytes" and size > self.wanted.value)
         if trained is not None:
-            size = draft.size(self.picture, "mlp", _sections(found))
             nearer = draft.distance(size, reached, self.wanted, self.picture)
             enough = enough or nearer < trained.distance(self.wanted, self.picture)
         return self._trial(found, []) if enough or math.isinf(reached) else None
@@ -265,6 +266,11 @@ def read_back(network: Network, pixels: Array, found: Container) -> Array:
     if not np.array_equal(pixels[-ours.shape[0] :, -ours.shape[1] :], ours):
         raise FormatError("its pixels are not NumPy's")
     return pixels
+
+
+def smallest(picture: Picture) -> int:
+    """Bytes of the smallest file that there is, of one colour."""
+    return draft.size(picture, "mlp", _sections(even(np.rint(_means(picture.pixels)))))
 
 
 def _sections(network: Network) -> tuple[Section, Section]:

@@ -435,6 +435,28 @@ def test_where_short_runs_would_come_too_late_the_guessed_size_is_taken(
     assert encoder.sizes.weights == min(encoder.lengths._guessed(), encoder.sizes.most)
 
 
+def test_a_second_short_run_leaves_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    arguments = Picture(small_pixels()), Goal("psnr", 20), Workload(100, seconds=60)
+    lengths = _Encoder(*arguments, open_device("numpy"), Run(began=100.0)).lengths
+    lengths.sizes.pilots.append(Seen(4000.0, 1000.0, 30.0))
+    lengths.sizes.weights = 100.0  # of which a run of so many says little
+    clock[0] = 123.0
+    assert not lengths.known_enough()
+    clock[0] = 125.0
+    assert lengths.known_enough()
+
+
+def test_the_shortest_limits_have_no_short_runs() -> None:
+    def lengths(seconds: float) -> Lengths:
+        arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=seconds)
+        return _Encoder(*arguments, open_device("numpy"), Run()).lengths
+
+    assert lengths(1.0).known_enough()
+    assert not lengths(2.0).known_enough()
+
+
 @pytest.mark.parametrize("wanted", [Goal("bytes", 700), Goal("psnr", 21), Goal("lambda", 1e-3)])
 def test_after_training_for_a_time_nothing_more_is_compiled(
     wanted: Goal, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,30 @@
+"""What is wrong with a file that was written all the same: told of a new one, and of one that is
+remembered. Knows its facts only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from imgmlp.errors import ImgmlpError, TargetError, TrainingError
+
+BESIDE = "profile and metadata beside the picture, which --strip leaves out"
+
+
+def shortfall(name: str, facts: Mapping[str, Any], beside: int = 0) -> ImgmlpError | None:
+    """A TargetError or TrainingError of a file that is only the best there was.
+
+    `beside` are bytes that could be left out, where there are too many.
+    """
+    if facts.get("diverged"):
+        problem = f"training of {name} could not go on: its loss kept growing without bound"
+        return TrainingError(problem, hint="the best state is in the file; try another target")
+    if not facts.get("missed"):
+        return None
+    advice = "try another target, a higher --effort or more --time"
+    if not facts.get("steps"):  # of one colour
+        advice = "no file of this picture is smaller"
+    if beside:
+        advice = f"{beside:,} bytes of it are {BESIDE}"
+    hint = f"the best file was written; {advice}"
+    return TargetError(f"{name} has {facts['missed']}", hint=hint)
