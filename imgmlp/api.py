@@ -176,9 +176,11 @@ def _picture(
         raise UsageError(f"strip is {strip!r}", hint="use True or False")
     if isinstance(image, str | PathLike):
         path = _path(image)
-        if path.is_file():  # no pipe, which can be read only once
-            with suppress(OSError), path.open("rb") as stream:  # which is told below
-                check_not_compressed(path, str(path), stream.read(len(SIGNATURE)))
+        with suppress(OSError):  # which is told below
+            if path.is_file():  # no pipe, which can be read only once
+                with path.open("rb") as stream:
+                    start = stream.read(len(SIGNATURE))
+                check_not_compressed(path, str(path), start)
         return pictures.load(path, alpha, frame=frame, strip=strip)
     if frame is not None:
         hint = "seek to it in the Pillow image, or give the file's name"

@@ -19,7 +19,7 @@ from PIL import Image
 
 import imgmlp
 from imgmlp.codec.bitstream import container
-from imgmlp.errors import PictureError
+from imgmlp.errors import PictureError, UsageError
 
 ROOT = Path(__file__).parent.parent
 QUICK = {"steps": 20, "batch": 64, "hidden": 8, "layers": 1, "features": 8, "device": "numpy"}
@@ -64,6 +64,12 @@ def test_what_is_compressed_already_is_refused_as_such(
     with pytest.raises(PictureError, match="is compressed already") as caught:
         function(path)
     assert "decode" in caught.value.hint
+
+
+@pytest.mark.parametrize("function", [imgmlp.encode, imgmlp.train])
+def test_a_name_that_is_too_long_is_told(function: Callable[..., object]) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*: File name too long"):
+        function(5000 * "a")
 
 
 def test_importing_is_light() -> None:
