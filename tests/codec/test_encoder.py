@@ -17,7 +17,7 @@ from imgmlp.codec.encoder import encode
 from imgmlp.codec.latent.training import forms, rooms
 from imgmlp.codec.mlp import estimate, rate_model
 from imgmlp.codec.mlp.rounding_search import Rounding, paid_weights
-from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
+from imgmlp.codec.training.compile_times import PROCESSORS, UNKNOWN, CompileTimes
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.pace import READY
 from imgmlp.codec.training.run import Run
@@ -123,7 +123,13 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
     info = SimpleNamespace(
-        platform="p", name="n", driver="d", version="v", compiled_for="c", memory=1 << 30
+        platform="p",
+        name="n",
+        driver="d",
+        version="v",
+        compiled_for="c",
+        kind="cpu",
+        memory=1 << 30,
     )
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
 
@@ -169,7 +175,7 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
         return encoder.compiling_seconds(picture, Goal("lambda", 1e-3), work, device, "latent")
 
     times = CompileTimes(device)
-    assert compiling(80, 96) == UNKNOWN
+    assert compiling(80, 96) == PROCESSORS["latent step"]
     device.compiling += 20.0
     times.note(rooms.step_program((80, 96, 3), forms.widths((80, 96, 3), 1e9), device, True))
     assert compiling(80, 96) == compiling(100, 112) == 0.0

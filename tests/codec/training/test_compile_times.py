@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from imgmlp.codec.training import compile_times, pace
-from imgmlp.codec.training.compile_times import NAME, UNKNOWN, CompileTimes
+from imgmlp.codec.training.compile_times import NAME, PROCESSORS, UNKNOWN, CompileTimes
 from imgmlp.engine import open_device
 
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(compile_times, "cache_folder", lambda: tmp_path)
-    info = SimpleNamespace(platform="p", name="n", driver="d", version="v", compiled_for="c")
+    info = SimpleNamespace(
+        platform="p", name="n", driver="d", version="v", compiled_for="c", kind="cpu"
+    )
     return SimpleNamespace(info=info, compiling=0.0, lowering=0.0)
 
 
@@ -32,6 +34,15 @@ def test_a_program_of_a_known_kind_takes_as_long_as_the_others(device: Any) -> N
         compiled(device, program, seconds)
     assert CompileTimes(device).expected(["step: a", "decoding: a"]) == 0
     assert CompileTimes(device).expected(["step: c", "step: b", "decoding: c"]) == 7.0 + 2.0
+
+
+def test_what_is_large_takes_processors_longer_until_more_is_known(device: Any) -> None:
+    (slow,) = PROCESSORS
+    assert CompileTimes(device).expected([f"{slow}: a"]) == PROCESSORS[slow] > UNKNOWN
+    compiled(device, f"{slow}: b", 7.0)
+    assert CompileTimes(device).expected([f"{slow}: a"]) == 7.0
+    device.info.kind, device.info.name = "gpu", "another"
+    assert CompileTimes(device).expected([f"{slow}: a"]) == UNKNOWN
 
 
 def test_what_is_done_before_the_driver_compiles_takes_time_as_well(device: Any) -> None:
