@@ -38,6 +38,14 @@ def test_the_transform_keeps_the_energy(size: tuple[int, int, int]) -> None:
     assert np.sum(found**2) == pytest.approx(np.sum(blocks**2), rel=1e-4)
 
 
+def test_channels_are_told_apart_by_how_they_vary_and_not_by_what_they_are() -> None:
+    shared, own = np.random.default_rng(0).normal(0, 0.1, (2, 500))
+    colours = np.stack([shared + 0.9, own + 0.5, own + shared], -1)  # [blocks, channels]
+    found = spectrum._transformed(np.float32(colours)[:, None, None])[:, 0, 0]
+    covariance = np.cov(found, rowvar=False)
+    assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-6
+
+
 def test_a_plane_has_one_number_a_block() -> None:
     found = spectrum._transformed(np.full((4, 16, 16, 1), 0.5, np.float32))
     assert np.abs(found[:, 0, 0, 0]) == pytest.approx(8.0, rel=1e-5)  # half of the side

@@ -22,6 +22,7 @@ from imgmlp.engine.ir.symbolic import (
     Expr,
     Var,
     linear,
+    reach,
     row_major,
     split,
     unravel,
@@ -281,3 +282,11 @@ def test_order_is_the_same_in_every_run() -> None:
     terms: Sequence[Expr] = [idx0 // 7, b, a, idx0 % 3, xor(a, b) // 2]
     for order in (terms, terms[::-1], terms[2:] + terms[:2]):
         assert str(linear(0, [(t, 1) for t in order])) == "(a+b+(idx0//7)+((a^b)//2)+(idx0%3))"
+
+
+@pytest.mark.parametrize("bounds", [(0, 10**9), (-(10**9), 0)])
+def test_what_passes_an_int_on_the_way_is_computed_as_long(bounds: tuple[int, int]) -> None:
+    x = Var("x", *bounds)
+    assert reach(x * 3 // 4) == 3 * 10**9
+    assert "(x*3L)" in (x * 3 // 4).render("/")
+    assert "L" not in (x * 2 // 4).render("/")
