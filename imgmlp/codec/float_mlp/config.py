@@ -19,7 +19,6 @@ from imgmlp.image import MAX_PIXELS, check_size
 MAX_WIDTH = 4096  # values in one layer
 MAX_LAYERS = 32
 MAX_PARAMETERS = 2**24
-MAX_PRODUCTS = 2**44  # multiplications of a whole picture
 MAX_STEPS = 10**8
 MAX_BATCH = 2**20
 # The highest frequency that the Nyquist rate of the largest picture asks for.
@@ -96,12 +95,6 @@ class Architecture:
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes)
 
-    def check_picture(self, width: int, height: int) -> None:
-        """Refuse, as a UsageError, a picture so large that decoding it would hardly end."""
-        found = f"{self.parameters:,} parameters for {width}×{height} pixels"
-        hint = f"use a smaller picture or network: at most {MAX_PRODUCTS:,} as their product"
-        _check(self.parameters * width * height <= MAX_PRODUCTS, found, hint)
-
     def spans(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """(begin, end, shape) of every parameter in the flat array."""
         begin = 0
@@ -127,7 +120,6 @@ class Weights:
 
     def __post_init__(self) -> None:
         check_size(self.width, self.height)
-        self.architecture.check_picture(self.width, self.height)
         inputs, features = self.architecture.sizes[0], self.encoding.features
         hint = "encoding and network come from different files"
         _check(inputs == features, f"{features} features for {inputs} inputs", hint)

@@ -54,12 +54,10 @@ def train(
 ) -> Trained:
     """Fit a network to a picture, from its beginning or from the state that an earlier run left.
 
-    When the run is asked to stop or the loss explodes, it ends with the best weights so far. Raises
-    UsageError for a network that is too large for the picture.
+    When the run is asked to stop or the loss explodes, it ends with the best weights so far.
     """
     height, width, channels = picture.pixels.shape
     architecture = settings.architecture(channels)
-    architecture.check_picture(width, height)
     frequencies = encoding(settings, width, height)
     compiled = CompileTimes(device)
 

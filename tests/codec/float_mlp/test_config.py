@@ -101,14 +101,6 @@ def test_an_encoding_refuses_what_a_file_could_not_hold(x: tuple, y: tuple, orig
         Encoding(x, y, origin)
 
 
-def test_a_picture_that_would_decode_for_ever_is_refused() -> None:
-    network = Architecture((4096, 3072, 1024, 3), 0.1)
-    side = 2**10
-    network.check_picture(side, side)
-    with pytest.raises(UsageError, match="parameters for 2048×1024 pixels"):
-        network.check_picture(2 * side, side)
-
-
 def _weights(**change: object) -> Weights:
     network = Architecture((4, 2, 3), 0.1)
     values: dict = {

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 from imgmlp.codec.decoder import open_stored
-from imgmlp.codec.float_mlp import config, npz, pipeline
+from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import Architecture, Encoding, Weights
 from imgmlp.engine import open_device
 from imgmlp.errors import FormatError, ImgmlpError, UsageError
@@ -55,16 +55,6 @@ def refused(path: Path, data: bytes, *words: str) -> None:
     assert raised.value.hint
     for word in words:
         assert word in str(raised.value)
-
-
-def test_an_archive_that_would_decode_for_ever_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, products = packed(), 13 * 9 * ARCHITECTURE.parameters
-    monkeypatch.setattr(config, "MAX_PRODUCTS", products)
-    assert npz.load(io.BytesIO(data)).width == 13
-    monkeypatch.setattr(config, "MAX_PRODUCTS", products - 1)
-    refused(tmp_path / "weights.npz", data, "parameters for 13×9 pixels")
 
 
 def changed(**members: np.ndarray | None) -> bytes:
