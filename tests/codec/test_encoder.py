@@ -117,21 +117,19 @@ def test_a_small_network_takes_numpy_longer_than_its_operations() -> None:
     assert told > 1e-3 * work.steps
 
 
+def _processor() -> Any:
+    """One that compiles nothing: tests say how long it did."""
+    told = {"platform": "p", "name": "n", "driver": "d", "version": "v", "compiled_for": "c"}
+    info = SimpleNamespace(**told, kind="cpu", compute_units=2, memory=1 << 30)
+    return SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
+
+
 def test_what_was_compiled_here_before_takes_no_time_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
-    info = SimpleNamespace(
-        platform="p",
-        name="n",
-        driver="d",
-        version="v",
-        compiled_for="c",
-        kind="cpu",
-        memory=1 << 30,
-    )
-    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
+    device = _processor()
 
     def guessed(picture: Picture) -> float:
         work = encoder.workload("mlp", 1, None)
@@ -151,7 +149,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     assert cold - warm == pytest.approx(len(steps | decoding) * UNKNOWN)
     larger = Picture(_uneven(640, 64))
     assert guessed(larger) - warm < 2  # the same network, with the same programs
-    info.driver = "another"
+    device.info.driver = "another"
     assert guessed(picture) == cold
 
 
@@ -159,16 +157,7 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
-    info = SimpleNamespace(
-        platform="p",
-        name="n",
-        driver="d",
-        version="v",
-        compiled_for="c",
-        kind="cpu",
-        compute_units=2,
-    )
-    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
+    device = _processor()
 
     def compiling(height: int, width: int) -> float:
         picture, work = Picture(_uneven(height, width)), Workload(0, 10.0)

@@ -3,8 +3,8 @@ the next.
 
 So that how long a command will take can be told before anything is compiled: what was compiled here
 before is found in the driver's cache, what was not takes about as long as others of its kind. Lies
-beside the compiled kernels, and goes with them. Knows no network: codecs name their programs,
-"kind: which".
+beside the compiled kernels, and goes with them. Knows of networks only which kind takes long:
+codecs name their programs, "kind: which".
 """
 
 from __future__ import annotations
