@@ -192,11 +192,12 @@ def test_one_colour_is_the_file_where_it_is_nearer_to_the_target(
 
 
 @pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("channels", [1, 3])
 def test_nothing_is_trained_for_fewer_bytes_than_any_file_has(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch
+    codec: Codec, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"imgmlp.codec.{codec}.encode.encode", lambda *_: pytest.fail("trained"))
-    given = Picture(small_pixels()), Goal("bytes", 9), Workload(8)
+    given = Picture(small_pixels()[:, :, :channels]), Goal("bytes", 9), Workload(8)
     device = open_device("numpy")
     found = encode(*given, device, codec=codec)
     assert found.missed is not None

@@ -272,7 +272,7 @@ def read_back(network: Network, pixels: Array, found: Container) -> Array:
 def smallest(picture: Picture) -> int:
     """Bytes of the smallest file that there is, about: of one colour, which is the first pixel's
     here, as a mean of many takes a second."""
-    return draft.size(picture, "mlp", _sections(even(np.float64(picture.pixels[0, 0]))))
+    return draft.size(picture, "mlp", _sections(even(picture.pixels[0, 0].astype(np.float64))))
 
 
 def _sections(network: Network) -> tuple[Section, Section]:
