@@ -197,7 +197,7 @@ def test_nothing_is_trained_for_fewer_bytes_than_any_file_has(
     codec: Codec, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"imgmlp.codec.{codec}.encode.encode", lambda *_: pytest.fail("trained"))
-    given = Picture(small_pixels()[:, :, :channels]), Goal("bytes", 9), Workload(8)
+    given = Picture(small_pixels(channels)), Goal("bytes", 9), Workload(8)
     device = open_device("numpy")
     found = encode(*given, device, codec=codec)
     assert found.missed is not None
