@@ -163,7 +163,9 @@ def test_how_long_training_takes_is_told_by_what_is_left_and_was_compiled(
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e9)
-    info = SimpleNamespace(platform="p", name="n", driver="d", version="v", compiled_for="c")
+    info = SimpleNamespace(
+        platform="p", name="n", driver="d", version="v", compiled_for="c", kind="cpu"
+    )
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
     picture, wanted = Picture(small_pixels()), settings(steps=100_000)
     whole, half = (pipeline.work(picture, wanted, done) for done in (0, 50_000))
