@@ -205,7 +205,7 @@ def imgmlp(picture: Path) -> Command:
             capture_output=True,
             text=True,
             encoding="utf-8",
-            timeout=120,
+            timeout=600,
             check=False,
         )
         assert done.returncode == check, f"{done.returncode}\n{done.stdout}\n{done.stderr}"

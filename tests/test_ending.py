@@ -27,7 +27,7 @@ def run(folder: Path, code: str, **streams: object) -> subprocess.CompletedProce
     kept = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-c", KEPT + code]
     return subprocess.run(
-        command, cwd=folder, env=environment(), timeout=60, check=False, **(kept | streams)
+        command, cwd=folder, env=environment(), timeout=600, check=False, **(kept | streams)
     )
 
 
@@ -61,5 +61,5 @@ def test_nothing_that_the_command_line_loads_is_left_undone() -> None:
     noted = "import atexit; noted = []; atexit.register = lambda f, *_, **__: noted.append(f) or f"
     loaded = "import imgmlp.cli.encode; print(noted[0].__module__, len(noted) > 1)"
     command = [sys.executable, "-c", f"{noted}; {loaded}"]
-    done = subprocess.run(command, env=environment(), timeout=60, check=True, capture_output=True)
+    done = subprocess.run(command, env=environment(), timeout=600, check=True, capture_output=True)
     assert done.stdout.split() == [b"imgmlp.ending", b"True"]

@@ -33,7 +33,7 @@ def test_an_example_runs_from_anywhere(path: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -361,7 +361,7 @@ def test_a_working_folder_that_was_removed_is_no_fault(picture: Path, command: l
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == OutputError.exit_code, done.stderr

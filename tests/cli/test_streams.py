@@ -34,7 +34,7 @@ def run(
         command = ["bash", "-c", f"set -o pipefail; {shell}", *command]
     kept = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.run(
-        command, cwd=folder, env=environment(), timeout=120, check=False, **kept | streams
+        command, cwd=folder, env=environment(), timeout=600, check=False, **kept | streams
     )
 
 
@@ -356,7 +356,7 @@ def stopped_early(
         cwd=picture.parent,
         env=environment(),
         capture_output=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -402,7 +402,7 @@ def test_ctrl_c_while_standard_input_is_waited_for(tmp_path: Path) -> None:
         process.wait(4)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=600)
     assert process.returncode == 130
     assert b"Traceback" not in told
 

@@ -46,7 +46,7 @@ class Running:
         os.close(its_end)
 
     def until(self, text: str) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while text not in self.shown:
             assert time.monotonic() < deadline, self.shown
             assert self._read(), self.shown
@@ -55,7 +55,7 @@ class Running:
         """Read what is left; the exit code."""
         while self._read():
             pass
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=600)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -187,7 +187,7 @@ def test_a_signal_without_a_terminal_writes_the_best_so_far(
         signal.signal(number, before)
     wait_for_training(process)
     process.send_signal(number)
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=600)
     assert process.returncode == 130
     assert_error(text, "stopped after", "weights.npz")
     assert_whole(picture)
@@ -200,7 +200,7 @@ def test_a_second_ctrl_c_leaves_nothing_half_done(picture: Path) -> None:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             time.sleep(0.002)
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in text
     assert names(picture, states=False) <= set(OUTPUTS)  # no temporary file
@@ -319,7 +319,7 @@ def test_ctrl_c_does_not_end_compilers_that_a_driver_has_started() -> None:
         capture_output=True,
         text=True,
         start_new_session=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert done.stdout == "interrupted\n0\n"

@@ -80,7 +80,7 @@ def run_step(folder: Path, factor: float) -> set[Path]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (done.stdout, done.stderr) == (f"{10.0 * factor}\n", "")
@@ -149,7 +149,7 @@ def test_a_limit_of_files_is_an_error_and_not_the_end(pocl: Device, tmp_path: Pa
         env=environment(XDG_CACHE_HOME=str(tmp_path), POCL_CACHE_DIR=str(tmp_path)),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 1, done.stderr  # not killed by a signal
@@ -287,6 +287,6 @@ else:
 def test_a_process_forked_from_one_with_a_device_does_not_wait_for_ever() -> None:
     run = [sys.executable, "-W", "ignore", "-c", FORKED]
     env = environment()
-    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=600, check=False)
     told = "this process was forked from one that had opened an OpenCL device True"
     assert (done.stdout.splitlines(), done.stderr) == (["10.0", told, told, "numpy"], "")

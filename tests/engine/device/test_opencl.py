@@ -298,7 +298,7 @@ def python(code: str, **changes: str | None) -> subprocess.CompletedProcess[str]
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

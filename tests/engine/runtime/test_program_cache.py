@@ -448,7 +448,7 @@ def test_processes_at_once_do_no_harm(tmp_path: Path) -> None:
         for process in processes:
             process.stdin.write("\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
-        return [process.communicate(timeout=120)[0].split() for process in processes]
+        return [process.communicate(timeout=600)[0].split() for process in processes]
 
     first, second = told([start(), start()])
     assert first[1] == second[1]
