@@ -79,10 +79,13 @@ def train(
     """Fit a network to a picture: a file, a Pillow image, or uint8 [height, width, 1 or 3].
 
     `settings` replace values of the preset: steps, batch, lr, hidden, layers, features, seed,
-    precision. `on_step(progress)` is called every few steps. `output` is a file for the weights,
-    replaced if it exists. Of a file with several frames the first is taken, or the one whose number
-    `frame` is, from 1. `strip` leaves out the colour profile. `notes` of what is returned say what
-    of the picture was changed on the way in, such as samples of 16 bits.
+    precision. `preset` "default" has 10000 steps, a batch of 3072 pixels, an lr (learning rate) of
+    0.02, 3 hidden layers of 64 values behind 64 features, seed 0 and precision "float32"; "seed",
+    a plainer, well-known set-up, has a batch of 512 and an lr of 0.000533, and other frequencies,
+    schedule and optimizer. `on_step(progress)` is called every few steps. `output` is a file for
+    the weights, replaced if it exists. Of a file with several frames the first is taken, or the one
+    whose number `frame` is, from 1. `strip` leaves out the colour profile. `notes` of what is
+    returned say what of the picture was changed on the way in, such as samples of 16 bits.
 
     Raises ImgmlpError: PictureError for what is no picture, or one with transparency; UsageError
     for a setting that is none; OutputError if `output` cannot be written; DeviceError and
@@ -133,11 +136,11 @@ def encode(
 
     One target at most: `quality` from 0 to 100 (60 if none is given), `bpp`, bits for each pixel,
     `size` in bytes, `psnr` in dB, or `price`, the squared error, of samples from 0 to 1, that a bit
-    a pixel is worth. `effort` is 1 to 9, or training takes about so many `seconds`. `missed` says
+    a pixel is worth. `effort` is 1 to 9, or the call takes about so many `seconds`. `missed` says
     how the target was missed, if it was, and `notes` what of the picture was changed on the way in,
-    such as samples of 16 bits. A picture is a file, of several frames the first or the
-    one whose number `frame` is, from 1, a Pillow image, or uint8 [height, width, 1 to 4]. `strip`
-    leaves out its colour profile, EXIF data, XMP data and resolution.
+    such as samples of 16 bits. A picture is a file, of several frames the first or the one whose
+    number `frame` is, from 1, a Pillow image, or uint8 [height, width, 1 to 4]. `strip` leaves out
+    its colour profile, EXIF data, XMP data and resolution.
 
     Raises ImgmlpError: PictureError for what is no picture, UsageError for an argument that is
     none, TrainingError, DeviceError and OutOfMemoryError. A target that was missed raises nothing.

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from imgmlp import __version__
 from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.float_mlp.presets import usual
 from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data
@@ -115,11 +116,26 @@ Preset = Annotated[
     Literal["default", "seed"],
     typer.Option(metavar="default|seed", help="Where the other values come from."),
 ]
-Batch = Annotated[int | None, typer.Option(metavar="N", help="Pixels in a step.")]
-Hidden = Annotated[int | None, typer.Option(metavar="N", help="Values in a hidden layer.")]
-Layers = Annotated[int | None, typer.Option(metavar="N", help="Hidden layers.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", help=f"Training steps.  {usual('steps')}")]
+Batch = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Pixels in a step.  {usual('batch')}")
+]
+Rate = Annotated[
+    float | None, typer.Option("--lr", metavar="RATE", help=f"Learning rate.  {usual('lr')}")
+]
+Hidden = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Values in a hidden layer.  {usual('hidden')}")
+]
+Layers = Annotated[int | None, typer.Option(metavar="N", help=f"Hidden layers.  {usual('layers')}")]
 Features = Annotated[
-    int | None, typer.Option(metavar="N", help="Frequency features of a pixel, a multiple of 4.")
+    int | None,
+    typer.Option(
+        metavar="N",
+        help=f"Frequency features of a pixel, a multiple of 4.  {usual('features')}",
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Of the random numbers.  {usual('seed')}")
 ]
 Effort = Annotated[int | None, typer.Option(metavar="1-9", help="How much work to train with.")]
 Held = Annotated[Codec, typer.Option("--codec", metavar="latent|mlp", help="What a file holds.")]
@@ -136,6 +152,10 @@ Frame = Annotated[
 Strip = Annotated[
     bool,
     typer.Option("--strip", help="Leave out colour profile, EXIF, XMP and resolution."),
+]
+StripProfile = Annotated[
+    bool,
+    typer.Option("--strip", help="Leave out the colour profile; .npz files keep nothing else."),
 ]
 Live = Annotated[
     Path | None,

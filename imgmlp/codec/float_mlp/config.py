@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from imgmlp.codec.float_mlp.presets import NUMBERS
 from imgmlp.errors import UsageError
 from imgmlp.image import MAX_PIXELS, check_size
 
@@ -23,6 +24,7 @@ MAX_STEPS = 10**8
 MAX_BATCH = 2**20
 # The highest frequency that the Nyquist rate of the largest picture asks for.
 MAX_FREQUENCY = float(MAX_PIXELS)
+_USUAL = NUMBERS["default"]
 
 
 def _check(ok: bool, problem: str, hint: str) -> None:
@@ -144,20 +146,20 @@ class Settings:
     """How to train. Two kinds of network differ in their frequencies, see `features`."""
 
     preset: str
-    steps: int = 10_000
-    batch: int = 3072  # pixels in a step
-    lr: float = 2e-2
+    steps: int = _USUAL.steps
+    batch: int = _USUAL.batch  # pixels in a step
+    lr: float = _USUAL.lr
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     schedule: Literal["cosine", "exponential"] = "cosine"
     decay: float = 1.0  # factor of the learning rate a step, exponential schedule
     optimizer: Literal["standard", "seed"] = "standard"
     frequencies: Literal["geometric", "octaves"] = "geometric"
-    features: int = 64
-    hidden: int = 64
-    layers: int = 3  # hidden layers
+    features: int = _USUAL.features
+    hidden: int = _USUAL.hidden
+    layers: int = _USUAL.layers  # hidden layers
     slope: float = 0.1
-    seed: int = 0
+    seed: int = _USUAL.seed
     precision: Literal["float32", "half"] = "float32"  # half where the device multiplies it
 
     def __post_init__(self) -> None:
@@ -199,8 +201,7 @@ PRESETS = {
     "default": Settings("default"),
     "seed": Settings(
         "seed",
-        batch=512,
-        lr=0.000533,
+        **vars(NUMBERS["seed"]),
         betas=(0.92, 0.95),
         weight_decay=0.01,
         schedule="exponential",
