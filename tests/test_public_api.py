@@ -1,4 +1,4 @@
-"""What `import imgmlp` offers, what it costs, and that the README's words are those that run."""
+"""What `import imgmlp` offers, what it costs, and that the documents' words are those that run."""
 
 from __future__ import annotations
 
@@ -371,18 +371,18 @@ def test_numpy_is_always_among_the_devices() -> None:
     assert "numpy" in [device.spec for device in imgmlp.devices()]
 
 
-# The README and what runs
+# README, manual and what runs
 
 
-def readme_commands() -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def commands_of(document: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line]
 
 
 def test_the_readmes_set_up_and_test_commands_are_those_of_the_check_script() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    install, tests = readme_commands()[:2]
+    install, tests = commands_of("README.md")[:2]
     assert "pip install" in install
     assert "train assets/mandrill.png" in install
     assert "pytest" in tests
@@ -390,12 +390,14 @@ def test_the_readmes_set_up_and_test_commands_are_those_of_the_check_script() ->
     assert tests in script
 
 
-def test_the_readmes_commands_exist() -> None:
+@pytest.mark.parametrize("document", ["README.md", "docs/manual.md"])
+def test_the_commands_of_documents_exist(document: str) -> None:
     from imgmlp.cli import app
 
     known = {command.callback.__name__ for command in app.registered_commands if command.callback}
     known |= {group.name for group in app.registered_groups}
-    used = [match for line in readme_commands() for match in re.findall(r"\bimgmlp (\w+)", line)]
+    lines = commands_of(document)
+    used = [match for line in lines for match in re.findall(r"\bimgmlp (\w+)", line)]
     assert used
     assert set(used) <= known
 

@@ -17,7 +17,6 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 TOP = {  # documents beside docs/, and the names of their pages
-    "README.md": "manual.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
