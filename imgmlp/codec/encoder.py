@@ -63,7 +63,8 @@ def expected_seconds(
     """About how long `encode` will take, or its time limit: a guess that takes milliseconds.
 
     What is known of pictures of the middling kind stands for this one, so that it may be off by two
-    or three times; how long programs take to compile is known once some of their kind were.
+    or three times on idle cores; how long programs take to compile is known once some of their kind
+    were.
     """
     work = _work(codec, picture, wanted, workload, device)
     if workload.seconds is not None and work.programs:
