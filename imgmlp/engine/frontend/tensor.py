@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -263,7 +263,8 @@ class Tensor(Windows):
     def assign(self, value: Operand) -> Tensor:
         """Give a realized Tensor a new value: at once, or at the end of the step being compiled.
 
-        Within one step every use reads the value from before the step.
+        Within one step every use reads the value from before the step. Outside of one, expressions
+        that are not computed yet read the new value from then on: `assign_all` for several.
         """
         if not self.realized:
             raise misuse(
@@ -350,6 +351,24 @@ class Tensor(Windows):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """What NumPy's functions take a Tensor for: its value, always a copy."""
         return self.numpy().astype(dtype or self.dtype.np)
+
+
+def assign_all(pairs: Iterable[tuple[Tensor, Operand]]) -> None:
+    """Give each realized Tensor its new value, all of them computed from the values before.
+
+    Outside of a step too, where one `assign` after the other would have the second value computed
+    from what the first has moved. Raises ValueError for a Tensor that gets two.
+    """
+    if tracing.is_building():
+        for state, value in pairs:
+            state.assign(value)
+        return
+    pairs = list(pairs)  # before the capture, within which no kernel by hand could run
+    with tracing.capture() as updates:
+        for state, value in pairs:
+            state.assign(value)
+    if updates:
+        run_once(pairs[0][0]._run_on(), updates)
 
 
 _requiring: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
