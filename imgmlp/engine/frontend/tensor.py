@@ -264,7 +264,7 @@ class Tensor(Windows):
         """Give a realized Tensor a new value: at once, or at the end of the step being compiled.
 
         Within one step every use reads the value from before the step. Outside of one, expressions
-        that are not computed yet read the new value from then on: `assign_all` for several.
+        read the new value from now on, also those that were built before; see `assign_all`.
         """
         if not self.realized:
             raise misuse(

@@ -234,6 +234,14 @@ def test_an_augmented_assignment_is_a_new_expression_and_assign_is_in_place() ->
     assert (same.numpy() == 2).all()
 
 
+def test_an_expression_is_computed_from_the_state_of_when_it_is_asked_for() -> None:
+    w = Tensor(np.ones(3), open_mapping("numpy"))
+    loss, kept = w.square().sum(), w.square().sum().realize()
+    assert loss.item() == 3
+    w.assign(w * 2)
+    assert (loss.item(), kept.item()) == (12, 3)
+
+
 def test_a_tensor_knows_where_its_elements_lie() -> None:
     x = Tensor(np.zeros((3, 5, 7)))
     assert x.strides == (35, 7, 1)
