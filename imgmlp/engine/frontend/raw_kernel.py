@@ -56,8 +56,9 @@ class RawKernel:
     """A kernel of an OpenCL C source, compiled for a device; calling it runs it.
 
     Every keyword becomes a constant of the source, as `LANES=64` becomes `-D LANES=64`. Raises
-    DeviceError if the source does not compile, with the compiler's log as a note and in `hint`, and
-    on NumPy's device, which has no compiler; ValueError if the source has no kernel of that name.
+    DeviceError if the source does not compile (LastingError, one of its kinds), with the compiler's
+    log in `hint` and as a note, and on NumPy's device, which has no compiler; ValueError if the
+    source has no kernel of that name.
     """
 
     def __init__(self, device: AnyDevice, source: str, name: str, **constants: float | str) -> None:

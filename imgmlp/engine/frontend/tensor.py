@@ -32,6 +32,7 @@ from imgmlp.engine.operations.operands import (
     filled,
     from_host,
     out_of_bounds,
+    spread,
     whole_shape,
 )
 from imgmlp.engine.operations.windows import Windows
@@ -103,21 +104,23 @@ class Tensor(Windows):
         return Tensor(filled("full", value, kind, whole_shape("full", shape)), device)
 
     @staticmethod
-    def zeros(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
-        """As `full` with 0."""
+    def zeros(*shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None) -> Tensor:
+        """As `full` with 0; sizes one by one, or as one tuple."""
         dt.check(dtype, "zeros")
-        return Tensor(graph.const(0, dtype, whole_shape("zeros", shape)), device)
+        return Tensor(graph.const(0, dtype, whole_shape("zeros", spread(shape))), device)
 
     @staticmethod
-    def ones(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
+    def ones(*shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None) -> Tensor:
         """As `full` with 1."""
         dt.check(dtype, "ones")
-        return Tensor(graph.const(1, dtype, whole_shape("ones", shape)), device)
+        return Tensor(graph.const(1, dtype, whole_shape("ones", spread(shape))), device)
 
     @staticmethod
-    def empty(*shape: int, dtype: DType = dt.f32, device: Any = None, name: str = "") -> Tensor:
+    def empty(
+        *shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None, name: str = ""
+    ) -> Tensor:
         """A realized Tensor to be written or assigned; zeros until then."""
-        return Tensor(np.zeros(whole_shape("empty", shape)), device, dtype, name)
+        return Tensor(np.zeros(whole_shape("empty", spread(shape))), device, dtype, name)
 
     @staticmethod
     def arange(
