@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from test_layers import BELOW
 
+from imgmlp import engine
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
@@ -76,6 +78,16 @@ def test_a_link_that_leads_nowhere_is_noticed() -> None:
 def test_a_link_to_no_heading_is_noticed() -> None:
     text = "## 2 + 3, `x`\n[a](#2--3-x) [b](#2-3) [c](README.md#use) [d](README.md#usage)"
     assert faults(text, ROOT) == ["#2-3 is no heading", "README.md#usage is no heading"]
+
+
+def test_the_page_of_the_engine_has_all_of_its_public_names() -> None:
+    """With their docstrings, or in backticks; other names of the page are there too."""
+    page = (ROOT / "docs" / "engine-api.md").read_text("utf-8")
+    filled = re.findall(r"^::: imgmlp\.engine\.(\w+)$", page, re.MULTILINE)
+    assert len(set(filled)) == len(filled)
+    assert set(filled) <= set(engine.__all__)
+    assert set(engine.__all__) <= {*filled, *re.findall(r"`(\w+)`", page)}
+    assert all(hasattr(engine, name) for name in engine.__all__)
 
 
 def done(text: str) -> list[str]:

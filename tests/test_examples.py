@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import environment
+from conftest import environment, open_opencl
 
-from imgmlp.engine import Device
+from imgmlp.engine import Device, Tensor, optim
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -61,6 +61,26 @@ def spoiled(read: Any) -> Any:
         return pending
 
     return wrong
+
+
+def test_kernels_by_hand_train_the_linear_regression_outside_of_a_compiled_step() -> None:
+    """What the last lesson says to try."""
+    lesson, last = (
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+        for name in ("linear_regression", "weighted_sum")
+    )
+    device, data = open_opencl(), lesson["generate"](seed=42)
+    weight = Tensor.empty(lesson["FEATURES"], device=device)
+    bias = Tensor.empty(1, device=device)
+    optimizer = optim.SGD([weight, bias], lesson["LR"])
+    order = np.random.default_rng(1).permutation(lesson["TRAINING"])
+    for rows in order.reshape(lesson["BATCHES"], lesson["BATCH"]):
+        x, y = Tensor(data.x[rows], device), Tensor(data.y[rows, 0], device)
+        found = last["WeightedSum"].apply(x, weight) + bias
+        optimizer.step((found - y).square().mean())
+    wanted, shift = lesson["by_hand"](data, [order])
+    np.testing.assert_allclose(weight.numpy(), wanted[:, 0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(bias.numpy(), shift, rtol=0, atol=1e-5)
 
 
 @every_example

@@ -22,7 +22,7 @@ from imgmlp.engine.frontend.device_check import Finding, check_device, missing_d
 from imgmlp.engine.frontend.function import Context, Function
 from imgmlp.engine.frontend.pages import Pages
 from imgmlp.engine.frontend.raw_kernel import RawKernel, compare
-from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.frontend.tensor import Tensor, assign_all
 from imgmlp.engine.frontend.tracing import compile, together
 from imgmlp.engine.frontend.transfer import Feeder, Receiver
 from imgmlp.engine.ir import dtype
@@ -47,6 +47,7 @@ __all__ = [
     "RawKernel",
     "Receiver",
     "Tensor",
+    "assign_all",
     "cache_folder",
     "check_device",
     "compare",

@@ -18,6 +18,7 @@ from imgmlp.engine.ir.kernel import Block, Procedure, Update, render_procedure
 from imgmlp.engine.ir.printer import render_dot, render_nodes, render_tree
 from imgmlp.engine.ir.target import Multiply, Target
 from imgmlp.engine.ir.uops import Code, render_uops
+from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.passes.halo_tiles import in_tiles
 from imgmlp.engine.passes.horizontal_fusion import fuse
@@ -42,7 +43,9 @@ class Stages:
     seconds: dict[str, float]  # that each pass took
 
     def show(self, form: str) -> str:
-        """One of FORMS as text. Raises KeyError for another."""
+        """One of FORMS as text. Raises ValueError for another."""
+        if form not in FORMS:
+            raise misuse(ValueError, f"show: {form!r} is none of the forms {', '.join(FORMS)}")
         return FORMS[form](self)
 
     def figures(self) -> dict[str, int | float]:

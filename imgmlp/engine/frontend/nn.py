@@ -171,7 +171,8 @@ def attention(
     """softmax(query @ key^T scale) @ value: [..., time, size] each, `scale` 1 / sqrt(size).
 
     Where a bool mask [..., time of query, time of key] is false, nobody looks; a float one is
-    added. With `causal` no place looks at later ones. Vaswani et al. (2017).
+    added. With `causal` no place looks at later ones. A query that may look nowhere has no softmax:
+    NaN, where a float mask of -1e9 instead gives the mean of all values. Vaswani et al. (2017).
     """
     scale = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     scores = query @ key.transpose() * scale

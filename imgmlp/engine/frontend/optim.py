@@ -1,19 +1,20 @@
 """Optimizers: state Tensors and the assignments that move them, all inside the step.
 
 The number of steps, the corrections of biased moments and whatever the learning rate depends on are
-state on the device, so a compiled step needs nothing from the host.
+state on the device, so a compiled step needs nothing from the host. Outside of one, too, all that
+an optimizer moves is computed from the values before.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.frontend.tensor import Tensor, assign_all
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.usage_errors import misuse
@@ -74,13 +75,9 @@ def _moment(parameter: Tensor, name: str) -> Tensor:
 def _new_moments(
     g: Tensor, m: Tensor, v: Tensor, betas: tuple[float | Tensor, float | Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Assign both moments what a gradient makes of them, and return that."""
+    """What a gradient makes of both moments."""
     g = g.cast(f32)
-    new_m = m * betas[0] + g * (1 - betas[0])
-    new_v = v * betas[1] + g * g * (1 - betas[1])
-    m.assign(new_m)
-    v.assign(new_v)
-    return new_m, new_v
+    return m * betas[0] + g * (1 - betas[0]), v * betas[1] + g * g * (1 - betas[1])
 
 
 def _direction(m: Tensor, v: Tensor, corrections: Sequence[Tensor], epsilon: float) -> Tensor:
@@ -101,9 +98,12 @@ class SGD:
 
     def step(self, loss: Tensor) -> None:
         """Assign the parameters what they are after one step down the loss's gradient."""
-        gradients = _gradients(loss, self.parameters, "SGD")
-        for p, g in zip(self.parameters, gradients, strict=True):
-            p.assign(p - g * self.lr)
+        self.apply(_gradients(loss, self.parameters, "SGD"))
+
+    def apply(self, gradients: Sequence[Tensor]) -> None:
+        """The same, with a gradient for each parameter that was found elsewhere."""
+        pairs = zip(self.parameters, gradients, strict=True)
+        assign_all((p, p - g * self.lr) for p, g in pairs)
 
 
 class AdamW:
@@ -154,12 +154,17 @@ class AdamW:
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """The same, with a gradient for each parameter that was found elsewhere."""
+        assign_all(self._news(gradients))
+
+    def _news(self, gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """What all state and the parameters become."""
         grown = [c * b + (1 - b) for c, b in zip(self.corrections, self.betas, strict=True)]
         if self.form == "standard":
-            for correction, value in zip(self.corrections, grown, strict=True):
-                correction.assign(value)
+            yield from zip(self.corrections, grown, strict=True)
         for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
-            p.assign(self._moved(p.cast(f32), *_new_moments(g, m, v, self.betas), grown))
+            before, moments = p.cast(f32), _new_moments(g, m, v, self.betas)
+            yield from zip((m, v), moments, strict=True)
+            yield p, self._moved(before, *moments, grown)
 
     def _moved(self, p: Tensor, m: Tensor, v: Tensor, grown: Sequence[Tensor]) -> Tensor:
         if self.form == "seed":
@@ -256,27 +261,33 @@ class SOAP:
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """The same, with a gradient for each parameter that was found elsewhere."""
+        assign_all(self._news(gradients))
+
+    def _news(self, gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """What all state and the parameters become."""
         flat = Tensor.concat([g.cast(f32).reshape(-1) for g in gradients], 0)
         # [2, matrices, side, side]: G and G^T with zeros around them
         both = Tensor.where(self._both < 0, 0.0, flat._gathered(self._both.maximum(0)))
         squared = _product(both, both.transpose())
-        self.factors.assign(self.factors * self.memory + squared * (1 - self.memory))
+        yield self.factors, self.factors * self.memory + squared * (1 - self.memory)
         left, right = self.bases[0], self.bases[1]
         turned = _product(left.transpose(), _product(both[0], right))
         grown = [c * b + (1 - b) for c, b in zip(self.corrections, self.betas, strict=True)]
-        for correction, value in zip(self.corrections, grown, strict=True):
-            correction.assign(value)
-        parts = zip((turned, flat.gather(self._others)), self.first, self.second, strict=True)
-        inner, rest = (
-            _direction(*_new_moments(g, m, v, self.betas), grown, self.epsilon) for g, m, v in parts
-        )
+        yield from zip(self.corrections, grown, strict=True)
+        directions = []
+        parts = (turned, flat.gather(self._others)), self.first, self.second
+        for g, m, v in zip(*parts, strict=True):
+            moments = _new_moments(g, m, v, self.betas)
+            yield from zip((m, v), moments, strict=True)
+            directions.append(_direction(*moments, grown, self.epsilon))
+        inner, rest = directions
         inner = Tensor.where(self._both[0] < 0, 0.0, inner)  # also where epsilon is 0
         found = _product(left, _product(inner, right.transpose()))
         moves = Tensor.concat([found.reshape(-1), rest], 0).gather(self._back)
         begin = 0
         for p in self.parameters:
             end = begin + math.prod(p.shape)
-            p.assign(p - moves[begin:end].reshape(*p.shape) * self.lr)
+            yield p, p - moves[begin:end].reshape(*p.shape) * self.lr
             begin = end
 
     def refresh(self) -> None:

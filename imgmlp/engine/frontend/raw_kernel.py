@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,12 +42,23 @@ KINDS = {
 }  # fmt: skip
 
 
+@dataclass
+class _Copy:
+    """An array on the device, for every argument that it is given as."""
+
+    what: str
+    array: Array
+    allocation: Allocation
+    written: bool  # by the kernel, so that it comes back
+
+
 class RawKernel:
     """A kernel of an OpenCL C source, compiled for a device; calling it runs it.
 
     Every keyword becomes a constant of the source, as `LANES=64` becomes `-D LANES=64`. Raises
-    DeviceError with the compiler's log if the source does not compile, and on NumPy's device,
-    which has no compiler; ValueError if the source has no kernel of that name.
+    DeviceError if the source does not compile (LastingError, one of its kinds), with the compiler's
+    log in `hint` and as a note, and on NumPy's device, which has no compiler; ValueError if the
+    source has no kernel of that name.
     """
 
     def __init__(self, device: AnyDevice, source: str, name: str, **constants: float | str) -> None:
@@ -70,19 +82,21 @@ class RawKernel:
     def __call__(self, global_size: Size, local_size: Size, *arguments: Argument) -> None:
         """Run it on a grid of `global_size` work-items in groups of `local_size`, and wait.
 
-        Arrays are copied to the device and, those that are writeable, back. A Tensor stays
+        Arrays are copied to the device and, those that are writeable and not declared const, back.
+        One that is given several times is one there too. A Tensor stays
         there; one that is not realized is only for what is declared const. Raises TypeError where a
         dtype is not the declared one, for a size that is no whole number, and for `__local` memory,
         ValueError for a grid that the groups do not fill, for a number that the declared type
-        cannot hold, for an expression that might be written, or for a Tensor without elements.
+        cannot hold, for an expression that might be written, for arrays that share a part of their
+        memory if one may be written, or for a Tensor without elements.
         """
         launch, copies = self._bind(global_size, local_size, arguments)
         self.device.launch_all([launch])
-        for allocation, array in copies:
-            if array.flags.writeable:
-                result = np.empty(array.shape, array.dtype)
-                self.device.read(allocation, result)
-                array[...] = result
+        for copy in copies:
+            if copy.written:
+                result = np.empty(copy.array.shape, copy.array.dtype)
+                self.device.read(copy.allocation, result)
+                copy.array[...] = result
         self.device.finish()
         self.device.release(launch)
 
@@ -103,7 +117,7 @@ class RawKernel:
 
     def _bind(
         self, global_size: Size, local_size: Size, arguments: Sequence[Argument]
-    ) -> tuple[Launch, list[tuple[Allocation, Array]]]:
+    ) -> tuple[Launch, list[_Copy]]:
         sizes = self._grid(_sizes(global_size), _sizes(local_size))
         if len(arguments) != len(self.parameters):
             wanted = ", ".join(f"{kind} {name}".strip() for kind, name in self.parameters)
@@ -111,15 +125,13 @@ class RawKernel:
                 TypeError, f"{self.name} takes ({wanted}); {len(arguments)} arguments were given"
             )
         bound: list[Allocation | np.generic] = []
-        copies: list[tuple[Allocation, Array]] = []
+        copies: list[_Copy] = []
         for argument, (kind, name) in zip(arguments, self.parameters, strict=True):
             what = f"{self.name}: {kind} {name}".rstrip()
             if isinstance(argument, np.ndarray):
                 _check_kind(what, kind, argument.dtype)
-                allocation = self.device.alloc(argument.nbytes)
-                self.device.write(allocation, argument)
-                copies.append((allocation, argument))
-                bound.append(allocation)
+                written = argument.flags.writeable and not kind.startswith(CONST)
+                bound.append(self._copied(what, argument, written, copies))
             elif isinstance(argument, Tensor):
                 _check_kind(what, kind, np.dtype(argument.dtype.np))
                 if kind and not (argument.realized or kind.startswith(CONST)):
@@ -142,6 +154,23 @@ class RawKernel:
             raise misuse(ValueError, f"{group} are too many work-items for one group; {most}")
         return items, group
 
+    def _copied(self, what: str, array: Array, written: bool, copies: list[_Copy]) -> Allocation:
+        """Where an array's elements are: a new copy, or the one that it has among `copies`."""
+        for copy in copies:
+            if not np.shares_memory(copy.array, array):
+                continue
+            if _is_same(copy.array, array):
+                if written and not copy.written:
+                    copy.array, copy.written = array, True
+                return copy.allocation
+            if written or copy.written:
+                text = f"{copy.what} and {what} share a part of their memory; pass a copy of one"
+                raise misuse(ValueError, text)
+        allocation = self.device.alloc(array.nbytes)
+        self.device.write(allocation, array)
+        copies.append(_Copy(what, array, allocation, written))
+        return allocation
+
     def _place(self, tensor: Tensor) -> Allocation:
         """Where a Tensor's elements are; an expression is computed, and stays one."""
         if tracing.is_building():
@@ -159,6 +188,12 @@ class RawKernel:
         upload(storage)
         allocation: Allocation = storage.data
         return allocation
+
+
+def _is_same(a: Array, b: Array) -> bool:
+    """Whether two arrays are the same elements in the same order."""
+    first, second = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
+    return (first, a.shape, a.strides, a.dtype) == (second, b.shape, b.strides, b.dtype)
 
 
 def _sizes(size: Size) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +32,7 @@ from imgmlp.engine.operations.operands import (
     filled,
     from_host,
     out_of_bounds,
+    spread,
     whole_shape,
 )
 from imgmlp.engine.operations.windows import Windows
@@ -103,21 +104,23 @@ class Tensor(Windows):
         return Tensor(filled("full", value, kind, whole_shape("full", shape)), device)
 
     @staticmethod
-    def zeros(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
-        """As `full` with 0."""
+    def zeros(*shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None) -> Tensor:
+        """As `full` with 0; sizes one by one, or as one tuple."""
         dt.check(dtype, "zeros")
-        return Tensor(graph.const(0, dtype, whole_shape("zeros", shape)), device)
+        return Tensor(graph.const(0, dtype, whole_shape("zeros", spread(shape))), device)
 
     @staticmethod
-    def ones(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
+    def ones(*shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None) -> Tensor:
         """As `full` with 1."""
         dt.check(dtype, "ones")
-        return Tensor(graph.const(1, dtype, whole_shape("ones", shape)), device)
+        return Tensor(graph.const(1, dtype, whole_shape("ones", spread(shape))), device)
 
     @staticmethod
-    def empty(*shape: int, dtype: DType = dt.f32, device: Any = None, name: str = "") -> Tensor:
+    def empty(
+        *shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None, name: str = ""
+    ) -> Tensor:
         """A realized Tensor to be written or assigned; zeros until then."""
-        return Tensor(np.zeros(whole_shape("empty", shape)), device, dtype, name)
+        return Tensor(np.zeros(whole_shape("empty", spread(shape))), device, dtype, name)
 
     @staticmethod
     def arange(
@@ -263,7 +266,8 @@ class Tensor(Windows):
     def assign(self, value: Operand) -> Tensor:
         """Give a realized Tensor a new value: at once, or at the end of the step being compiled.
 
-        Within one step every use reads the value from before the step.
+        Within one step every use reads the value from before the step. Outside of one, expressions
+        read the new value from now on, also those that were built before; see `assign_all`.
         """
         if not self.realized:
             raise misuse(
@@ -350,6 +354,24 @@ class Tensor(Windows):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """What NumPy's functions take a Tensor for: its value, always a copy."""
         return self.numpy().astype(dtype or self.dtype.np)
+
+
+def assign_all(pairs: Iterable[tuple[Tensor, Operand]]) -> None:
+    """Give each realized Tensor its new value, all of them computed from the values before.
+
+    Outside of a step too, where one `assign` after the other would have the second value computed
+    from what the first has moved. Raises ValueError for a Tensor that gets two.
+    """
+    if tracing.is_building():
+        for state, value in pairs:
+            state.assign(value)
+        return
+    pairs = list(pairs)  # before the capture, within which no kernel by hand could run
+    with tracing.capture() as updates:
+        for state, value in pairs:
+            state.assign(value)
+    if updates:
+        run_once(pairs[0][0]._run_on(), updates)
 
 
 _requiring: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()

@@ -111,6 +111,9 @@ def compile(
     its code and the shapes and dtypes of `states`, realized Tensors, the only ones that it takes.
     `step` is a method then.
     """
+    if not callable(step):
+        text = f"compile: takes a function that returns a dict of Tensors, not {step!r}"
+        raise misuse(TypeError, text)
     if not isinstance(device, AnyDevice):
         text = f"compile: takes a device that open_device() gives, not {device!r}"
         raise misuse(TypeError, text)

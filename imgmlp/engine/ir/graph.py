@@ -235,8 +235,8 @@ def move(op: Op, node: Node, arg: Any) -> Node:
         moved = apply_movement(Access.of(node.shape), op, arg)
     except TypeError:
         name = op.name.lower()
-        what = "whole numbers, each an argument of its own"
-        raise misuse(TypeError, f"{name} of shape {node.shape}: {arg} are not {what}") from None
+        text = f"{name} of shape {node.shape}: {arg} are not whole numbers"
+        raise misuse(TypeError, text) from None
     if moved.shape == node.shape and op in (Op.RESHAPE, Op.EXPAND):
         return node
     if op is Op.RESHAPE or op is Op.EXPAND:

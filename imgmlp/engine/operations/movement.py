@@ -19,6 +19,7 @@ from imgmlp.engine.operations.operands import (
     check_given,
     check_rows,
     out_of_bounds,
+    spread,
     whole_shape,
 )
 from imgmlp.engine.oracle.given_indices import ask
@@ -32,13 +33,16 @@ class Movement(Elementwise):
     def _move(self, op: Op, arg: Any) -> Self:
         return self._with(graph.move(op, self.node, arg))
 
-    def reshape(self, *shape: int) -> Self:
-        """One entry may be -1. Raises ValueError if the numbers of elements differ."""
-        return self._move(Op.RESHAPE, shape)
+    def reshape(self, *shape: int | Sequence[int]) -> Self:
+        """One entry may be -1; one by one, or as one tuple, as for `permute` and `expand`.
 
-    def permute(self, *axes: int) -> Self:
+        Raises ValueError if the numbers of elements differ.
+        """
+        return self._move(Op.RESHAPE, spread(shape))
+
+    def permute(self, *axes: int | Sequence[int]) -> Self:
         """Axes in another order. Raises ValueError unless each axis is named exactly once."""
-        return self._move(Op.PERMUTE, axes)
+        return self._move(Op.PERMUTE, spread(axes))
 
     def transpose(self, a: int = -2, b: int = -1) -> Self:
         """Two axes change places. Raises ValueError for an axis that is not there."""
@@ -48,9 +52,9 @@ class Movement(Elementwise):
         axes[a], axes[b] = axes[b], axes[a]
         return self.permute(*axes)
 
-    def expand(self, *shape: int) -> Self:
+    def expand(self, *shape: int | Sequence[int]) -> Self:
         """Axes of size 1 repeated; the rank stays. Raises ValueError where another size changes."""
-        return self._move(Op.EXPAND, shape)
+        return self._move(Op.EXPAND, spread(shape))
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """NumPy's rule: axes of size 1 repeat, missing ones are added in front."""

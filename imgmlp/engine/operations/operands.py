@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,13 +54,19 @@ def _check_range(array: Array, kind: DType) -> None:
             raise misuse(ValueError, f"{kind.name} cannot hold {wrong}")
 
 
+def spread(sizes: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
+    """Numbers that are given as arguments of their own, or all as one tuple or list."""
+    only = sizes[0] if len(sizes) == 1 else None
+    return tuple(only) if isinstance(only, tuple | list) else cast(tuple[int, ...], sizes)
+
+
 def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
     """A shape to make a Tensor of: whole numbers from 0."""
     try:
         sizes = tuple(map(operator.index, shape))
     except TypeError:
-        what = "whole numbers, each an argument of its own"
-        raise misuse(TypeError, f"{operation}: sizes {shape} are not {what}") from None
+        text = f"{operation}: sizes {shape} are no tuple of whole numbers"
+        raise misuse(TypeError, text) from None
     if any(n < 0 for n in sizes):
         raise misuse(ValueError, f"{operation}: no size of shape {sizes} may be negative")
     return sizes

@@ -11,6 +11,7 @@ from imgmlp.engine.device.base import Allocation
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.oracle.given_indices import check_written
 
 
@@ -28,7 +29,12 @@ def upload(storage: Buffer) -> None:
 def check_like(storage: Buffer, array: Array) -> None:
     """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
     if array.shape != storage.shape or array.dtype != storage.dtype.np:
-        raise ValueError(f"{storage!r} cannot take {array.dtype}{list(array.shape)}")
+        text = f"{storage!r} cannot take {array.dtype}{list(array.shape)}"
+        wanted = np.dtype(storage.dtype.np)
+        cast = f".astype(np.{wanted})" if array.dtype != wanted else ""
+        moved = f".reshape{storage.shape}" if array.size == storage.size else ""
+        remedy = cast + (moved if array.shape != storage.shape else "")
+        raise misuse(ValueError, f"{text}; use {remedy}" if remedy else text)
     check_written(storage, array)
 
 

@@ -136,6 +136,19 @@ def test_cross_entropy_and_its_gradient(device: AnyDevice) -> None:
     assert close(loss.gradient([x])[0].numpy(), slope)
 
 
+def test_a_query_that_may_look_nowhere_gives_no_number(device: AnyDevice) -> None:
+    """And a large negative mask the mean of all values."""
+    x = draw(3, 4)
+    mask = np.tril(np.ones((3, 3), bool))
+    mask[0] = False
+    q = Tensor(x, device)
+    found = nn.attention(q, q, q, mask=mask).numpy()
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1:]).all()
+    added = np.where(mask, 0, -1e9).astype(np.float32)
+    assert np.allclose(nn.attention(q, q, q, mask=added).numpy()[0], x.mean(0), atol=1e-6)
+
+
 def test_a_mean_over_many_rows_of_halves_is_finite(device: AnyDevice) -> None:
     """Whose sum no half can hold."""
     zeros = Tensor(np.zeros((20_000, 32), np.float16), device)

@@ -69,6 +69,31 @@ def test_what_would_be_written_and_lost_is_refused(scale: RawKernel, a: np.ndarr
             scale((3, 4), (3, 4), lost, a, 2.0, 10)
 
 
+def test_an_array_that_is_given_twice_is_one_on_the_device(scale: RawKernel, a: np.ndarray) -> None:
+    """What is declared const never comes back, so that nothing old is left where it was written."""
+    for view in (a, a[:], a.reshape(2, 5)):
+        wanted = (view * 3).tolist()
+        scale((3, 4), (3, 4), view, view[...], 3.0, 10)
+        assert view.tolist() == wanted
+    a.flags.writeable = False
+    before, out = a.tolist(), a.copy()
+    scale((3, 4), (3, 4), out, a, 0.0, 10)
+    scale((3, 4), (3, 4), a, a, 2.0, 10)
+    assert (a.tolist(), out.tolist()) == (before, [0] * 10)
+
+
+def test_arrays_that_share_a_part_of_what_is_written_are_refused(scale: RawKernel) -> None:
+    long = np.arange(20, dtype=np.float32)
+    before = long.copy()
+    for out, x in ((long[1:11], long[:10]), (long[:10], long[9::-1]), (long, long[::2])):
+        with pytest.raises(ValueError, match=r"t_scale: .* and t_scale:.* share a part"):
+            scale((3, 4), (3, 4), out, x, 2.0, 10)
+    assert np.array_equal(long, before)
+    scale((3, 4), (3, 4), long[::2], long[1::2], 2.0, 10)  # neighbours that share nothing
+    assert long[::2].tolist() == (before[1::2] * 2).tolist()
+    assert long[1::2].tolist() == before[1::2].tolist()
+
+
 def test_an_array_that_cannot_be_written_is_read_only(scale: RawKernel, a: np.ndarray) -> None:
     out = np.zeros(10, np.float32)
     out.flags.writeable = False

@@ -234,6 +234,26 @@ def test_an_augmented_assignment_is_a_new_expression_and_assign_is_in_place() ->
     assert (same.numpy() == 2).all()
 
 
+def test_what_a_tensor_cannot_take_comes_with_a_remedy() -> None:
+    w = Tensor(np.zeros((2, 3)), open_mapping("numpy"))
+    given = np.ones(6)
+    for remedy in (r"use .astype\(np.float32\).reshape\(2, 3\) ", r"use .reshape\(2, 3\) "):
+        with pytest.raises(ValueError, match=rf"f32\[2, 3\] cannot take float\d+\[6\]; {remedy}"):
+            w.write(given)
+        given = given.astype(np.float32)
+    w.write(given.reshape(2, 3))
+    with pytest.raises(ValueError, match=r"cannot take float32\[7\] "):
+        w.write(np.zeros(7, np.float32))
+
+
+def test_an_expression_is_computed_from_the_state_of_when_it_is_asked_for() -> None:
+    w = Tensor(np.ones(3), open_mapping("numpy"))
+    loss, kept = w.square().sum(), w.square().sum().realize()
+    assert loss.item() == 3
+    w.assign(w * 2)
+    assert (loss.item(), kept.item()) == (12, 3)
+
+
 def test_a_tensor_knows_where_its_elements_lie() -> None:
     x = Tensor(np.zeros((3, 5, 7)))
     assert x.strides == (35, 7, 1)
@@ -276,6 +296,15 @@ def test_a_tensor_knows_where_its_elements_lie() -> None:
         (lambda x: x.pad(1, 2), TypeError, ["pad", "(1, 2)"]),
         (lambda x: compile(lambda: {"a": 1.0}, NUMPY), TypeError, ["compile", "'a'", "float"]),
         (lambda x: compile(lambda: {"a": x}, NUMPY).read("b"), ValueError, ["'b'", "has a"]),
+        (lambda x: compile(3, NUMPY), TypeError, ["compile", "function", "not 3"]),
+        (
+            lambda x: compile(lambda: {"a": x}, NUMPY).stages.show("xyz"),
+            ValueError,
+            ["show", "'xyz'", "nodes, tree"],
+        ),
+        (lambda x: Tensor.zeros(2.5), TypeError, ["zeros", "(2.5,)", "whole numbers"]),
+        (lambda x: Tensor.full(3, 1), TypeError, ["full", "sizes 3", "tuple"]),
+        (lambda x: x.reshape("ab"), TypeError, ["reshape", "'ab'", "whole numbers"]),
         (lambda x: compile(lambda: {"a": x}, NUMPY).run(-1), ValueError, ["run", "-1"]),
         (lambda x: x.numpy(), ValueError, ["device"]),
         (lambda x: x[Tensor([1.0])], TypeError, ["f32", "gather"]),

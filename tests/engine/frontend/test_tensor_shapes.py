@@ -242,3 +242,15 @@ def test_indices_of_few_bits_reach_every_element(device: AnyDevice) -> None:
     i, j = Tensor(rows, device), Tensor(columns, device)
     assert np.array_equal(Tensor(x, device)[i, j].numpy(), x[rows, columns])
     assert np.array_equal(Tensor(x, device).take(np.int64(7)).numpy(), x[7])
+
+
+def test_sizes_are_numbers_or_one_tuple() -> None:
+    x = Tensor(np.arange(6.0).reshape(2, 3), open_device("numpy"))
+    for make in (Tensor.zeros, Tensor.ones, Tensor.empty):
+        assert make((2, 3)).shape == make([2, 3]).shape == make(2, 3).shape == (2, 3)
+        assert make(4).shape == make((4,)).shape == (4,)
+        assert make().shape == make(()).shape == ()
+    assert x.reshape((3, -1)).numpy().tolist() == x.reshape(3, -1).numpy().tolist()
+    assert x[:1, :1].reshape(()).shape == ()
+    assert x.permute((1, 0)).numpy().tolist() == x.numpy().T.tolist()
+    assert x[:1].expand([4, 3]).shape == (4, 3)

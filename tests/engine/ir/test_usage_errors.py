@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[Act, type[Exception], list[str]]] = {
     "permute": (lambda x: x.permute(0, 0), ValueError, ["permute (0, 0)", "(2, 3)"]),
     "permute's count": (lambda x: x.permute(0), ValueError, ["permute (0,)", "(2, 3)"]),
     "reshape": (lambda x: x.reshape(4, 2), ValueError, ["reshape (4, 2)", "(2, 3)", "6 elements"]),
-    "a reshape to a tuple": (lambda x: x.reshape((3, 2)), TypeError, ["reshape", "(2, 3)"]),
+    "a reshape to tuples": (lambda x: x.reshape((3,), (2,)), TypeError, ["reshape", "(2, 3)"]),
     "pad": (lambda x: x.pad((1, 1)), ValueError, ["pad", "(2, 3)"]),
     "expand": (lambda x: x.expand(2, 6), ValueError, ["expand (2, 6)", "(2, 3)"]),
     "an index": (lambda x: x[2], OutOfBoundsError, ["index 2", "axis 0", "(2, 3)"]),
@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Act, type[Exception], list[str]]] = {
         lambda x: optim.SGD([Tensor([1.0], NUMPY)], 1).step(x.sum()), ValueError, ["SGD", "leads"],
     ),
     "a negative size": (lambda x: Tensor.zeros(-1, 3), ValueError, ["zeros", "(-1, 3)"]),
-    "a tuple of sizes": (lambda x: Tensor.ones((2, 3)), TypeError, ["ones", "(2, 3)"]),
+    "a size that is no number": (lambda x: Tensor.ones((2, "3")), TypeError, ["ones", "(2, '3')"]),
     "fewer than no numbers": (
         lambda x: Tensor.uniform((2, -1), 1), ValueError, ["random", "(2, -1)"]
     ),

@@ -1,0 +1,144 @@
+"""Optimizers outside of a compiled step: what they make of parameters and state is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from conftest import open_mapping
+
+from imgmlp.engine import AnyDevice, Tensor, assign_all, compile, open_device, optim
+
+RNG = np.random.default_rng(0)
+STARTS = [RNG.standard_normal(shape).astype(np.float32) for shape in ((3, 2), (2,), ())]
+STEPS = 3
+
+Optimizer = optim.SGD | optim.AdamW | optim.SOAP
+MAKERS: dict[str, Callable[[Sequence[Tensor]], Optimizer]] = {
+    "SGD": lambda parameters: optim.SGD(parameters, 0.02),
+    "Adam": lambda parameters: optim.Adam(parameters, 0.1),
+    "AdamW": lambda parameters: optim.AdamW(parameters, 0.1),
+    "seed": lambda parameters: optim.AdamW(parameters, 0.1, form="seed"),
+    "SOAP": lambda parameters: optim.SOAP(parameters, 0.1),
+}
+every_optimizer = pytest.mark.parametrize("name", MAKERS)
+
+
+@pytest.fixture(scope="module", params=["numpy", "one"])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def start(device: AnyDevice) -> list[Tensor]:
+    return [Tensor(value, device, requires_grad=True) for value in STARTS]
+
+
+def loss(parameters: Sequence[Tensor]) -> Tensor:
+    """The gradient by each of them depends on all."""
+    weight, bias, factor = parameters
+    return ((weight + bias) * factor - 0.5).square().sum()
+
+
+def clipped(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """At most 0.3 long together."""
+    norm = sum((g.square().sum() for g in gradients[1:]), gradients[0].square().sum()).sqrt()
+    return [g * (0.3 / norm).minimum(1.0) for g in gradients]
+
+
+def compiled(
+    name: str, device: AnyDevice, act: Callable[[Optimizer, list[Tensor]], None]
+) -> list[np.ndarray]:
+    """Parameters and state after some compiled steps."""
+    parameters = start(device)
+    optimizer = MAKERS[name](parameters)
+    compile(lambda: act(optimizer, parameters) or {}, device).run(STEPS)
+    return values(optimizer)
+
+
+def values(optimizer: Optimizer) -> list[np.ndarray]:
+    state = [] if isinstance(optimizer, optim.SGD) else optimizer.state()
+    return [t.numpy() for t in (*optimizer.parameters, *state)]
+
+
+def assert_near(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    """Kernels that are cut elsewhere round otherwise."""
+    for mine, other in zip(found, wanted, strict=True):
+        assert np.allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@every_optimizer
+def test_steps_at_once_are_those_of_a_compiled_step(device: AnyDevice, name: str) -> None:
+    def act(optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        optimizer.step(loss(parameters))
+
+    parameters = start(device)
+    optimizer = MAKERS[name](parameters)
+    for _ in range(STEPS):
+        act(optimizer, parameters)
+    assert_near(values(optimizer), compiled(name, device, act))
+    assert np.abs(parameters[0].numpy() - STARTS[0]).max() > 0.01
+
+
+@every_optimizer
+def test_gradients_that_backward_found_move_the_same(device: AnyDevice, name: str) -> None:
+    parameters = start(device)
+    optimizer = MAKERS[name](parameters)
+    for _ in range(STEPS):
+        for p in parameters:
+            p.zero_grad()
+        loss(parameters).backward()
+        optimizer.apply([p.grad for p in parameters if p.grad is not None])
+    wanted = compiled(name, device, lambda optimizer, own: optimizer.step(loss(own)))
+    assert_near(values(optimizer), wanted)
+
+
+@every_optimizer
+def test_clipped_gradients_move_the_same(device: AnyDevice, name: str) -> None:
+    """The factor is computed from all gradients, for each of them."""
+
+    def act(optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        optimizer.apply(clipped(loss(parameters).gradient(parameters)))
+
+    parameters = start(device)
+    optimizer = MAKERS[name](parameters)
+    for _ in range(STEPS):
+        act(optimizer, parameters)
+    assert_near(values(optimizer), compiled(name, device, act))
+
+
+def test_one_step_of_gradient_descent_is_that_on_paper(device: AnyDevice) -> None:
+    a, b = Tensor(np.float32(1), device), Tensor(np.float32(3), device)
+    optim.SGD([a, b], 0.1).step((a * b).square())
+    assert np.allclose([a.item(), b.item()], [1 - 0.1 * 18, 3 - 0.1 * 6])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_values_that_are_assigned_together_are_of_the_state_before(
+    device: AnyDevice, inside: bool
+) -> None:
+    a, b = Tensor([1.0, 2.0], device), Tensor([3.0, 4.0], device)
+
+    def swap() -> dict[str, Tensor]:
+        assign_all([(a, b), (b, a + 1)])
+        return {}
+
+    if inside:
+        compile(swap, device).run()
+    else:
+        swap()
+    assert (a.numpy().tolist(), b.numpy().tolist()) == ([3, 4], [2, 3])
+
+
+def test_what_cannot_be_assigned_together_is_refused_and_nothing_is_assigned() -> None:
+    device = open_device("numpy")
+    a, b = Tensor([1.0], device), Tensor([2.0], device)
+    with pytest.raises(ValueError, match="gets two values in one step"):
+        assign_all([(a, b), (a, a + 1)])
+    with pytest.raises(ValueError, match="only a realized Tensor holds state"):
+        assign_all([(a, b), (b * 2, a)])
+    with pytest.raises(ValueError, match="made without a device"):
+        assign_all([(Tensor([1.0]), 2)])
+    assign_all([])
+    assign_all([(Tensor(np.zeros((0, 2)), device), 1), (a, 5)])
+    assert (a.item(), b.item()) == (5, 2)

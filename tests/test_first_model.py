@@ -1,0 +1,61 @@
+"""The page on a first model: its program learns, and what it says of PyTorch's names is so."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import open_mapping, open_opencl
+
+from imgmlp import engine
+from imgmlp.engine import AnyDevice, Tensor, dtype, nn, optim
+
+PAGE = (Path(__file__).parent.parent / "docs" / "first-model.md").read_text("utf-8")
+ROWS = [line.strip("| \n").split(" | ") for line in re.findall(r"^\| `.*\n", PAGE, re.MULTILINE)]
+
+
+def test_the_program_learns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "open_device", open_opencl)
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)), names)
+    *losses, right = capsys.readouterr().out.splitlines()
+    assert [line[:5] for line in losses] == ["loss "] * 5
+    assert float(losses[-1].split()[1]) < 0.1
+    assert int(right.partition("%")[0]) > 90
+    assert names["weights"][0].shape == (2, 32)
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What the table may speak of."""
+    device: AnyDevice = open_mapping("numpy")
+    net = nn.Linear.random(2, 3, seed=0, device=device)
+    known: dict[str, Any] = {"math": math, "np": np, "nn": nn, "optim": optim, "dtype": dtype}
+    known |= {"Tensor": Tensor, "device": device, "net": net}
+    return known | {"optimizer": optim.Adam(net.parameters())}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_what_the_table_says_instead_runs(row: list[str], names: dict[str, Any]) -> None:
+    x, w = (Tensor(np.arange(6.0).reshape(2, 3) - 2, names["device"]) for _ in range(2))
+    _, here = row
+    for code in re.findall(r"`([^`]+)`", here):
+        found = eval(code, {**names, "x": x, "w": w})  # noqa: S307, our own page
+        if isinstance(found, Tensor) and found.node.size:
+            Tensor(found.node, names["device"]).numpy()
+
+
+def test_names_that_the_table_translates_are_not_there() -> None:
+    theirs = " ".join(theirs for theirs, _ in ROWS)
+    methods = set(re.findall(r"`a\.(\w+)", theirs))
+    assert len(methods) > 10
+    assert [name for name in methods if hasattr(Tensor, name)] == []
+    none = ["Conv1d", "Conv2d", "Embedding", "Dropout", "BatchNorm1d", "BatchNorm2d", "MSELoss"]
+    assert [name for name in none if hasattr(nn, name)] == []
+    assert not hasattr(optim.SGD, "momentum")
