@@ -72,7 +72,24 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
 
     Raises PictureError, UsageError if there is no such frame, and what Pillow does.
     """
+    with _within_limits(stream, path) as (image, stream):
+        image_png.check_sums(stream, path)
+        try:
+            image_frames.choose(image, path, frame, notes)
+        except Image.DecompressionBombError:
+            check_size(image, str(path))  # that of the frame
+            raise
+        return _decoded(image, stream, path, notes)
+
+
+@contextlib.contextmanager
+def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
+    """What Pillow finds in a file, not loaded yet, and the bytes that it reads it from.
+
+    Raises PictureError for what claims too much, here and while the picture is in use.
+    """
     most = image_claims.PCX_COLOURS
+    stream.seek(0)
     if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
     icon = start.startswith((ICON, CURSOR))
@@ -83,12 +100,7 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
         image = Image.open(stream) if icon else _opened(stream, path)
         _check_format(image, path)
         check_size(image, str(path))
-        try:
-            image_frames.choose(image, path, frame, notes)
-        except Image.DecompressionBombError:
-            check_size(image, str(path))  # that of the frame
-            raise
-        return _decoded(image, stream, path, notes)
+        yield image, stream
 
 
 def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
@@ -173,7 +185,7 @@ def endings() -> set[str]:
 def pixels(path: Path) -> int:
     """How many a file says that it has; 0 if it does not say, for whatever reason."""
     try:
-        with quietly(), Image.open(path) as image:
+        with path.open("rb") as file, _within_limits(file, path) as (image, _):
             return image.width * image.height
     except Exception:  # which is told when its turn comes
         return 0
