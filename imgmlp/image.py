@@ -25,6 +25,7 @@ from imgmlp.text import by_command
 
 MAX_PIXELS = image_files.MAX_PIXELS
 _TIFF_XMP = 700  # its tag
+_ORIENTATION = 0x0112  # EXIF's
 TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
 
@@ -200,27 +201,33 @@ def _orientation(image: Image.Image) -> int:
         with image_files.quietly():
             given = image.info.get("exif")  # which Pillow reads as bytes only
             exif = given if isinstance(given, Image.Exif) else image.getexif()
-            return int(exif.get(0x0112, 1))
+            if _ORIENTATION in exif:
+                return int(exif[_ORIENTATION])
     except MemoryError:
         raise
     except Exception:  # metadata that cannot be parsed says nothing about the pixels
-        return 1
+        pass
+    return metadata.orientation_of(_xmp(image) or b"")  # in forms that Pillow does not know, too
 
 
 def _metadata(image: Image.Image) -> Metadata:
     """What Pillow tells of an image."""
     info = image.info
     icc = info.get("icc_profile") if image.mode not in ("CMYK", "LAB") else None
-    exif, xmp, dpi = (info.get(name) for name in ("exif", "xmp", "dpi"))
-    if isinstance(xmp, str):
-        xmp = xmp.encode()
+    exif, dpi = info.get("exif"), info.get("dpi")
     if isinstance(exif, Image.Exif):
         exif = exif.tobytes()
     if isinstance(exif, bytes):
         exif = exif.removeprefix(_EXIF)
-    found = {"icc": icc, "exif": exif, "xmp": xmp}
+    found = {"icc": icc, "exif": exif, "xmp": _xmp(image)}
     kept = {name: data for name, data in found.items() if isinstance(data, bytes) and data}
     return Metadata(**kept, dpi=_pair(dpi))
+
+
+def _xmp(image: Image.Image) -> bytes | None:
+    found = image.info.get("xmp")
+    found = found.encode() if isinstance(found, str) else found
+    return found if isinstance(found, bytes) else None
 
 
 def _pair(dpi: Any) -> tuple[float, float] | None:

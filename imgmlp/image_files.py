@@ -32,6 +32,7 @@ from imgmlp import (
     image_frames,
     image_misread,
     image_png,
+    metadata,
     tiff_exif,
 )
 from imgmlp.errors import ImgmlpError, PictureError
@@ -130,6 +131,8 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
         with refusals(io.BytesIO(), path):
             image.load()
         image_misread.check(image, path)
+        if image.format == "TIFF":  # which Pillow has turned by its tag, and that is gone
+            _set_upright(image)
         return _whole(image, image_depth.depth(image), notes)
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
@@ -298,6 +301,7 @@ def _load(
     bits, told = image_depth.depth(image, stream), image_depth.by_upper_bits(image)
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
     exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
+    turned = _ORIENTATION in getattr(image, "tag_v2", {})
     _turn_resolution(image)
     image_misread.mend(image, stream)
     keyed = bits == 16 and not image.mode.startswith("I") and "transparency" in image.info
@@ -312,6 +316,8 @@ def _load(
         loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
     if exif:
         loaded.info["exif"] = exif
+    if turned:
+        _set_upright(loaded)
     if gray:
         loaded = loaded.convert("LA")
     return _whole(loaded, bits, notes, told)
@@ -369,6 +375,12 @@ def _turn_resolution(image: Image.Image) -> None:
     """Of a TIFF on its side: Pillow turns its pixels as it loads them, and nothing else."""
     if _is_sideways(image) and "dpi" in image.info:
         image.info["dpi"] = image.info["dpi"][::-1]
+
+
+def _set_upright(image: Image.Image) -> None:
+    """Of a TIFF that Pillow has turned: its XMP data are not to turn it again."""
+    if isinstance(xmp := image.info.get("xmp"), bytes):
+        image.info["xmp"] = metadata.upright_xmp(xmp)
 
 
 def _is_sideways(image: Image.Image) -> bool:

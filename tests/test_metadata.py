@@ -82,6 +82,39 @@ def test_what_is_turned_is_not_turned_twice(tmp_path: Path, suffix: str) -> None
     np.testing.assert_array_equal(pictures.load(path).pixels, picture.pixels)
 
 
+SAID = ['tiff:Orientation="6"', "tiff:Orientation = '6'", "<tiff:Orientation>6</tiff:Orientation>"]
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".tif"])
+def test_what_xmp_data_say_of_the_orientation_is_done_and_then_left_out(
+    tmp_path: Path, suffix: str, said: str
+) -> None:
+    path, image = tmp_path / f"a{suffix}", Image.fromarray(RGB)
+    pictures.save_picture(RGB, path, Metadata(xmp=f"<a {said}>".encode()))
+    found = pictures.load(path)
+    np.testing.assert_array_equal(found.pixels, np.rot90(RGB, -1))
+    assert b"6" not in found.metadata.xmp
+    image.info["xmp"] = said
+    np.testing.assert_array_equal(pictures.from_image(image).pixels, found.pixels)
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_tiff_that_says_twice_how_it_lies_is_turned_once(
+    tmp_path: Path, said: str, kind: type
+) -> None:
+    path = tmp_path / "a.tif"
+    pixels = (np.arange(12) * np.iinfo(kind).max // 11).astype(kind).reshape(3, 4)
+    tags = {ORIENTATION: 6, 700: said.encode()}
+    Image.fromarray(pixels).save(path, tiffinfo=tags, compression="tiff_lzw")
+    expected = np.rot90(pixels if kind is np.uint8 else pixels >> 8, -1)
+    np.testing.assert_array_equal(pictures.load(path).pixels[:, :, 0], expected)
+    with Image.open(path) as image:
+        image.load()
+        np.testing.assert_array_equal(pictures.from_image(image).pixels[:, :, 0], expected)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_each_orientation_is_that_of_pillow(tmp_path: Path, orientation: int) -> None:
     from PIL import ImageOps
