@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from imgmlp import image_files, metadata, tiff_exif
+from imgmlp import image_colours, image_files, metadata, tiff_exif
 from imgmlp import samples as conversion
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
 from imgmlp.metadata import NOTHING, Metadata
@@ -184,6 +184,10 @@ def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: lis
     orientation = _orientation(image)
     pixels = conversion.upright(pixels, orientation)
     found = NOTHING if strip else metadata.checked(_metadata(image), notes)
+    if not strip and image.info.get("icc_profile") is None:
+        made = image_colours.profile(image.info, gray=pixels.shape[2] < 3)
+        found = replace(found, icc=made)
+        notes += [image_colours.MADE] if made else []
     if found.dpi is not None and orientation in (5, 6, 7, 8):
         found = replace(found, dpi=found.dpi[::-1])
     return Picture(pixels, found, tuple(notes))

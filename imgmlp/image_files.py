@@ -28,6 +28,7 @@ from imgmlp import (
     image_beside,
     image_claims,
     image_coded,
+    image_colours,
     image_depth,
     image_frames,
     image_misread,
@@ -163,6 +164,8 @@ def _decoded(
     image_misread.check(image, path, stream)
     image_coded.check(image, stream, path)
     image_png.check_pixels(image, stream, path, notes)
+    if told := image_colours.lost(image, stream):
+        notes.append(told)
     if image.format == "JPEG2000":
         image_claims.check_jpeg2000(stream, path)
     if image.format == "PCX":
