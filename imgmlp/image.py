@@ -333,15 +333,14 @@ def save_picture(
     return [what for what in found.names() if what not in kept.names()]
 
 
-def save_named(pixels: np.ndarray, path: Path, found: Metadata = NOTHING) -> None:
-    """Write a picture as its name says; what is no file has none that would say anything.
-
-    Raises UsageError, OutputError.
-    """
-    if is_special(path):
-        save_png(pixels, path, found)
-    else:
-        save_picture(pixels, path, found)
+def save_named(
+    pixels: np.ndarray, path: Path, found: Metadata = NOTHING, replace: bool = True
+) -> list[str]:
+    """As `save_picture`, but to what is no file as PNG, as its name says nothing."""
+    if not is_special(path):
+        return save_picture(pixels, path, found, replace)
+    save_png(pixels, path, found)
+    return []
 
 
 def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, found: Metadata = NOTHING) -> None:
