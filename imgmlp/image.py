@@ -5,6 +5,7 @@ Knows neither the codec nor the engine.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -27,6 +28,7 @@ MAX_PIXELS = image_files.MAX_PIXELS
 _TIFF_XMP = 700  # its tag
 _ORIENTATION = 0x0112  # EXIF's
 TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
+_PNG_EXIF = "Raw profile type exif"  # a PNG's text of before it had a chunk for them
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
 
 OWN = (".imlp", ".npz")  # how names of compressed files end
@@ -218,14 +220,18 @@ def _metadata(image: Image.Image) -> Metadata:
     """What Pillow tells of an image."""
     info = image.info
     icc = info.get("icc_profile") if image.mode not in ("CMYK", "LAB") else None
-    exif, dpi = info.get("exif"), info.get("dpi")
-    if isinstance(exif, Image.Exif):
-        exif = exif.tobytes()
-    if isinstance(exif, bytes):
-        exif = exif.removeprefix(_EXIF)
-    found = {"icc": icc, "exif": exif, "xmp": _xmp(image)}
+    found = {"icc": icc, "exif": _exif(image), "xmp": _xmp(image)}
     kept = {name: data for name, data in found.items() if isinstance(data, bytes) and data}
-    return Metadata(**kept, dpi=_pair(dpi))
+    return Metadata(**kept, dpi=_pair(info.get("dpi")))
+
+
+def _exif(image: Image.Image) -> bytes | None:
+    found, text = image.info.get("exif"), image.info.get(_PNG_EXIF)
+    if found is None and isinstance(text, str):
+        with contextlib.suppress(ValueError):  # it is damaged
+            found = bytes.fromhex("".join(text.split("\n")[3:]))
+    found = found.tobytes() if isinstance(found, Image.Exif) else found
+    return found.removeprefix(_EXIF) if isinstance(found, bytes) else None
 
 
 def _xmp(image: Image.Image) -> bytes | None:

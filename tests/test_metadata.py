@@ -70,6 +70,17 @@ def test_what_a_file_tells_is_known(tmp_path: Path, suffix: str) -> None:
     assert pictures.load(save(tmp_path, suffix), strip=True).metadata == NOTHING
 
 
+@pytest.mark.parametrize("damage", [False, True])
+def test_exif_data_in_a_text_of_a_png_are_kept(tmp_path: Path, damage: bool) -> None:
+    path, data, told_by = tmp_path / "a.png", b"Exif\0\0" + exif(6), PngImagePlugin.PngInfo()
+    text = f"\nexif\n{len(data):8}\n{data.hex()[: -1 if damage else None]}\n"
+    told_by.add_text("Raw profile type exif", text, zip=True)
+    Image.fromarray(RGB).save(path, pnginfo=told_by)
+    found = pictures.load(path)
+    assert found.pixels.shape == (RGB.shape if damage else (31, 24, 3))
+    assert found.metadata.exif == (None if damage else exif(1))
+
+
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
 def test_what_is_turned_is_not_turned_twice(tmp_path: Path, suffix: str) -> None:
     picture = pictures.load(save(tmp_path, suffix, 6))
