@@ -27,6 +27,7 @@ from imgmlp.text import by_command
 MAX_PIXELS = image_files.MAX_PIXELS
 _TIFF_XMP = 700  # its tag
 _ORIENTATION = 0x0112  # EXIF's
+_ICC_SPACE = slice(16, 20)  # where a colour profile says what its colours are made of
 TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
 _PNG_EXIF = "Raw profile type exif"  # a PNG's text of before it had a chunk for them
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
@@ -324,7 +325,7 @@ def save_picture(
     """
     height, width, channels = pixels.shape
     name, options = check_extension(path, channels, (width, height))
-    kept = _kept_by(name, found)
+    kept = _kept_by(name, found, channels)
     if path.suffix.lower() == ".ppm" and channels == 1:
         pixels = np.repeat(pixels, 3, axis=2)  # it is a colour format
 
@@ -375,13 +376,15 @@ def _save(
     stream.write(tiff_exif.inserted(without.getvalue(), kept.exif))
 
 
-def _kept_by(name: str, found: Metadata) -> Metadata:
+def _kept_by(name: str, found: Metadata, channels: int) -> Metadata:
     """What one of Pillow's formats can keep."""
     limits = limits_of(name)
     fields = {key: getattr(found, key) for key in ("icc", "exif", "xmp")}
     if name == "TIFF" and found.exif is not None:
         with image_files.quietly():
             fields["exif"] = tiff_exif.that_fits(found.exif)
+    if name == "WEBP" and channels < 3 and found.icc and found.icc[_ICC_SPACE] == b"GRAY":
+        fields["icc"] = None  # as three channels are written
     most = limits.kept
     kept = {key: data for key, data in fields.items() if data and len(data) <= most.get(key, 0)}
     return Metadata(**kept, dpi=found.dpi if found.dpi and limits.holds(found.dpi) else None)

@@ -14,6 +14,7 @@ from PIL import Image, ImageCms, PngImagePlugin
 
 import imgmlp
 from imgmlp import image as pictures
+from imgmlp import image_colours
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.training import passes, search
 from imgmlp.image import Picture
@@ -160,6 +161,18 @@ def test_what_a_format_holds_is_written_and_the_rest_is_named(
         assert found.dpi == pytest.approx((300, 150), abs=0.05)
     assert found.icc in (ICC, None)
     assert found.xmp in (XMP, None)
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".png"])
+def test_a_grays_profile_is_lost_where_gray_is_written_as_colour(
+    tmp_path: Path, suffix: str
+) -> None:
+    found = Metadata(icc=image_colours.profile({"gamma": 1}, gray=True))
+    lost = ["colour profile"] if suffix == ".webp" else []
+    assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", found) == lost
+    with Image.open(tmp_path / f"a{suffix}") as image:
+        assert ("icc_profile" in image.info) is not bool(lost)
+    assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", Metadata(ICC)) == []
 
 
 def test_what_is_too_large_for_a_jpeg_is_left_out_of_it(tmp_path: Path) -> None:
