@@ -565,7 +565,10 @@ def test_the_bits_of_an_avif(flags: int, bits: int) -> None:
 
 
 def test_colours_of_cielab_are_converted_with_a_note(tmp_path: Path) -> None:
-    found = pictures.load(save(Image.new("LAB", (9, 7), (200, 128, 128)), tmp_path / "a.tif"))
+    """And do not keep a profile, which would be that of CIELab."""
+    image = Image.new("LAB", (9, 7), (200, 128, 128))
+    found = pictures.load(save(image, tmp_path / "a.tif", icc_profile=b"of CIELab"))
+    assert found.icc is None
     assert found.notes == ("CIELab is converted to sRGB",)
     assert np.ptp(found.pixels.astype(int), axis=2).max() <= 3  # gray, but for rounding
 
