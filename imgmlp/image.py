@@ -5,6 +5,7 @@ Knows neither the codec nor the engine.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from imgmlp import image_files, metadata, tiff_exif
+from imgmlp import image_colours, image_files, metadata, tiff_exif
 from imgmlp import samples as conversion
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
 from imgmlp.metadata import NOTHING, Metadata
@@ -25,7 +26,10 @@ from imgmlp.text import by_command
 
 MAX_PIXELS = image_files.MAX_PIXELS
 _TIFF_XMP = 700  # its tag
+_ORIENTATION = 0x0112  # EXIF's
+_ICC_SPACE = slice(16, 20)  # where a colour profile says what its colours are made of
 TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
+_PNG_EXIF = "Raw profile type exif"  # a PNG's text of before it had a chunk for them
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
 
 OWN = (".imlp", ".npz")  # how names of compressed files end
@@ -183,6 +187,10 @@ def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: lis
     orientation = _orientation(image)
     pixels = conversion.upright(pixels, orientation)
     found = NOTHING if strip else metadata.checked(_metadata(image), notes)
+    if not strip and image.info.get("icc_profile") is None:
+        made = image_colours.profile(image.info, gray=pixels.shape[2] < 3)
+        found = replace(found, icc=made)
+        notes += [image_colours.MADE] if made else []
     if found.dpi is not None and orientation in (5, 6, 7, 8):
         found = replace(found, dpi=found.dpi[::-1])
     return Picture(pixels, found, tuple(notes))
@@ -200,27 +208,37 @@ def _orientation(image: Image.Image) -> int:
         with image_files.quietly():
             given = image.info.get("exif")  # which Pillow reads as bytes only
             exif = given if isinstance(given, Image.Exif) else image.getexif()
-            return int(exif.get(0x0112, 1))
+            if _ORIENTATION in exif:
+                return int(exif[_ORIENTATION])
     except MemoryError:
         raise
     except Exception:  # metadata that cannot be parsed says nothing about the pixels
-        return 1
+        pass
+    return metadata.orientation_of(_xmp(image) or b"")  # in forms that Pillow does not know, too
 
 
 def _metadata(image: Image.Image) -> Metadata:
     """What Pillow tells of an image."""
     info = image.info
     icc = info.get("icc_profile") if image.mode not in ("CMYK", "LAB") else None
-    exif, xmp, dpi = (info.get(name) for name in ("exif", "xmp", "dpi"))
-    if isinstance(xmp, str):
-        xmp = xmp.encode()
-    if isinstance(exif, Image.Exif):
-        exif = exif.tobytes()
-    if isinstance(exif, bytes):
-        exif = exif.removeprefix(_EXIF)
-    found = {"icc": icc, "exif": exif, "xmp": xmp}
+    found = {"icc": icc, "exif": _exif(image), "xmp": _xmp(image)}
     kept = {name: data for name, data in found.items() if isinstance(data, bytes) and data}
-    return Metadata(**kept, dpi=_pair(dpi))
+    return Metadata(**kept, dpi=_pair(info.get("dpi")))
+
+
+def _exif(image: Image.Image) -> bytes | None:
+    found, text = image.info.get("exif"), image.info.get(_PNG_EXIF)
+    if found is None and isinstance(text, str):
+        with contextlib.suppress(ValueError):  # it is damaged
+            found = bytes.fromhex("".join(text.split("\n")[3:]))
+    found = found.tobytes() if isinstance(found, Image.Exif) else found
+    return found.removeprefix(_EXIF) if isinstance(found, bytes) else None
+
+
+def _xmp(image: Image.Image) -> bytes | None:
+    found = image.info.get("xmp")
+    found = found.encode() if isinstance(found, str) else found
+    return found if isinstance(found, bytes) else None
 
 
 def _pair(dpi: Any) -> tuple[float, float] | None:
@@ -307,7 +325,7 @@ def save_picture(
     """
     height, width, channels = pixels.shape
     name, options = check_extension(path, channels, (width, height))
-    kept = _kept_by(name, found)
+    kept = _kept_by(name, found, channels)
     if path.suffix.lower() == ".ppm" and channels == 1:
         pixels = np.repeat(pixels, 3, axis=2)  # it is a colour format
 
@@ -322,15 +340,14 @@ def save_picture(
     return [what for what in found.names() if what not in kept.names()]
 
 
-def save_named(pixels: np.ndarray, path: Path, found: Metadata = NOTHING) -> None:
-    """Write a picture as its name says; what is no file has none that would say anything.
-
-    Raises UsageError, OutputError.
-    """
-    if is_special(path):
-        save_png(pixels, path, found)
-    else:
-        save_picture(pixels, path, found)
+def save_named(
+    pixels: np.ndarray, path: Path, found: Metadata = NOTHING, replace: bool = True
+) -> list[str]:
+    """As `save_picture`, but to what is no file as PNG, as its name says nothing."""
+    if not is_special(path):
+        return save_picture(pixels, path, found, replace)
+    save_png(pixels, path, found)
+    return []
 
 
 def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, found: Metadata = NOTHING) -> None:
@@ -359,13 +376,15 @@ def _save(
     stream.write(tiff_exif.inserted(without.getvalue(), kept.exif))
 
 
-def _kept_by(name: str, found: Metadata) -> Metadata:
+def _kept_by(name: str, found: Metadata, channels: int) -> Metadata:
     """What one of Pillow's formats can keep."""
     limits = limits_of(name)
     fields = {key: getattr(found, key) for key in ("icc", "exif", "xmp")}
     if name == "TIFF" and found.exif is not None:
         with image_files.quietly():
             fields["exif"] = tiff_exif.that_fits(found.exif)
+    if name == "WEBP" and channels < 3 and found.icc and found.icc[_ICC_SPACE] == b"GRAY":
+        fields["icc"] = None  # as three channels are written
     most = limits.kept
     kept = {key: data for key, data in fields.items() if data and len(data) <= most.get(key, 0)}
     return Metadata(**kept, dpi=found.dpi if found.dpi and limits.holds(found.dpi) else None)

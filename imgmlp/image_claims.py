@@ -171,7 +171,7 @@ class Jpeg:
                 used, _ = decoder.decode(piece)
                 if used != len(piece):
                     return bool(used >= 0)  # or it is done, or has failed
-            return len(scans) == 1
+            return False
         finally:
             decoder.cleanup()
 

@@ -28,10 +28,12 @@ from imgmlp import (
     image_beside,
     image_claims,
     image_coded,
+    image_colours,
     image_depth,
     image_frames,
     image_misread,
     image_png,
+    metadata,
     tiff_exif,
 )
 from imgmlp.errors import ImgmlpError, PictureError
@@ -72,7 +74,24 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
 
     Raises PictureError, UsageError if there is no such frame, and what Pillow does.
     """
+    with _within_limits(stream, path) as (image, stream):
+        image_png.check_sums(stream, path)
+        try:
+            image_frames.choose(image, path, frame, notes)
+        except Image.DecompressionBombError:
+            check_size(image, str(path))  # that of the frame
+            raise
+        return _decoded(image, stream, path, notes)
+
+
+@contextlib.contextmanager
+def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
+    """What Pillow finds in a file, not loaded yet, and the bytes that it reads it from.
+
+    Raises PictureError for what claims too much, here and while the picture is in use.
+    """
     most = image_claims.PCX_COLOURS
+    stream.seek(0)
     if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
     icon = start.startswith((ICON, CURSOR))
@@ -83,12 +102,7 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
         image = Image.open(stream) if icon else _opened(stream, path)
         _check_format(image, path)
         check_size(image, str(path))
-        try:
-            image_frames.choose(image, path, frame, notes)
-        except Image.DecompressionBombError:
-            check_size(image, str(path))  # that of the frame
-            raise
-        return _decoded(image, stream, path, notes)
+        yield image, stream
 
 
 def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
@@ -118,6 +132,8 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
         with refusals(io.BytesIO(), path):
             image.load()
         image_misread.check(image, path)
+        if image.format == "TIFF":  # which Pillow has turned by its tag, and that is gone
+            _set_upright(image)
         return _whole(image, image_depth.depth(image), notes)
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
@@ -148,6 +164,8 @@ def _decoded(
     image_misread.check(image, path, stream)
     image_coded.check(image, stream, path)
     image_png.check_pixels(image, stream, path, notes)
+    if told := image_colours.lost(image, stream):
+        notes.append(told)
     if image.format == "JPEG2000":
         image_claims.check_jpeg2000(stream, path)
     if image.format == "PCX":
@@ -173,7 +191,7 @@ def endings() -> set[str]:
 def pixels(path: Path) -> int:
     """How many a file says that it has; 0 if it does not say, for whatever reason."""
     try:
-        with quietly(), Image.open(path) as image:
+        with path.open("rb") as file, _within_limits(file, path) as (image, _):
             return image.width * image.height
     except Exception:  # which is told when its turn comes
         return 0
@@ -286,6 +304,7 @@ def _load(
     bits, told = image_depth.depth(image, stream), image_depth.by_upper_bits(image)
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
     exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
+    turned = _ORIENTATION in getattr(image, "tag_v2", {})
     _turn_resolution(image)
     image_misread.mend(image, stream)
     keyed = bits == 16 and not image.mode.startswith("I") and "transparency" in image.info
@@ -300,6 +319,8 @@ def _load(
         loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
     if exif:
         loaded.info["exif"] = exif
+    if turned:
+        _set_upright(loaded)
     if gray:
         loaded = loaded.convert("LA")
     return _whole(loaded, bits, notes, told)
@@ -357,6 +378,12 @@ def _turn_resolution(image: Image.Image) -> None:
     """Of a TIFF on its side: Pillow turns its pixels as it loads them, and nothing else."""
     if _is_sideways(image) and "dpi" in image.info:
         image.info["dpi"] = image.info["dpi"][::-1]
+
+
+def _set_upright(image: Image.Image) -> None:
+    """Of a TIFF that Pillow has turned: its XMP data are not to turn it again."""
+    if isinstance(xmp := image.info.get("xmp"), bytes):
+        image.info["xmp"] = metadata.upright_xmp(xmp)
 
 
 def _is_sideways(image: Image.Image) -> bool:

@@ -42,7 +42,7 @@ _LISTED = {1: "P;1", 4: "P;4", 8: "P"}  # Pillow's names of numbers of colours, 
 ICON, CURSOR = b"\0\0\1\0", b"\0\0\2\0"  # how icons of Windows begin
 _ICON_BYTES = 2**25  # of one that are looked at
 _BITMAP = struct.Struct("<IiiHHI12xI4x")  # the header of a picture in one
-_ALIKE = ("LA", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
+_ALIKE = ("LA", "La", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
 
 
 def convert_hint(path: Path | str) -> str:

@@ -37,8 +37,7 @@ _ICON, _PNGS = 2**25, 64  # bytes of an icon in which PNGs are looked for, and h
 
 
 def check_chunks(stream: BinaryIO, path: Path) -> None:
-    """Refuse, as a PictureError, a PNG of countless chunks, an iPhone's, one that ends within its
-    pixels, and one whose pixels do not have their checksum, of which Pillow decodes others."""
+    """Refuse, as a PictureError, a PNG of countless chunks, and an iPhone's."""
     stream.seek(0)
     if not is_png(stream.read(len(PNG_START))):
         return
@@ -50,6 +49,15 @@ def check_chunks(stream: BinaryIO, path: Path) -> None:
         if count > CHUNKS and chunk.then < SHORTEST * count:
             hint = by_command("write it anew", path, "magick {} converted.png")
             raise PictureError(f"{path} has more than {count - 1:,} tiny chunks", hint=hint)
+
+
+def check_sums(stream: BinaryIO, path: Path) -> None:
+    """Refuse, as a PictureError, a PNG that ends within its pixels, and one whose pixels do not
+    have their checksum, of which Pillow decodes others. It is read as a whole for that."""
+    stream.seek(0)
+    if not is_png(stream.read(len(PNG_START))):
+        return
+    for chunk in chunks(stream, png=True):
         if chunk.kind in (b"IDAT", b"fdAT") and (fault := _fault(stream, chunk)):
             raise PictureError(f"{path} is {fault}", hint="get the file again")
 

@@ -17,7 +17,7 @@ _ORIENTATION, _PREVIEW, _PREVIEW_BYTES = 0x0112, 0x0201, 0x0202  # EXIF's tags
 _INNER, _WIDTH, _HEIGHT = 0x8769, 0xA002, 0xA003  # likewise: of a directory, and what is in it
 _SIDEWAYS = (5, 6, 7, 8)  # orientations
 ENTRY = 12  # bytes of a directory's entry
-_XMP_ORIENTATION = re.compile(rb"""(tiff:Orientation(?:\s*=\s*["']|>))[0-9]""")
+_XMP_ORIENTATION = re.compile(rb"""(tiff:Orientation(?:\s*=\s*["']|>))([0-9])""")
 NAMES = {"icc": "colour profile", "exif": "EXIF data", "xmp": "XMP data", "dpi": "resolution"}
 
 
@@ -54,7 +54,7 @@ def checked(found: Metadata, notes: list[str]) -> Metadata:
             notes.append("damaged EXIF data was left out")
         found = replace(found, exif=upright)
     if found.xmp is not None:
-        found = replace(found, xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", found.xmp))
+        found = replace(found, xmp=upright_xmp(found.xmp))
     if found.dpi is not None:
         across, down = found.dpi
         sound = _makes_sense(found.dpi)
@@ -66,6 +66,17 @@ def _makes_sense(dpi: tuple[float, float]) -> bool:
     """Also false for what every program assumes where nothing is said."""
     usual = any(all(math.isclose(n, one, abs_tol=0.05) for n in dpi) for one in USUAL_DPI)
     return all(0.001 <= n <= MAX_DPI for n in dpi) and not usual
+
+
+def orientation_of(xmp: bytes) -> int:
+    """What XMP data say, as EXIF data would; 1 if nothing."""
+    found = _XMP_ORIENTATION.search(xmp)
+    return int(found[2]) if found else 1
+
+
+def upright_xmp(xmp: bytes) -> bytes:
+    """XMP data of a picture that was turned."""
+    return _XMP_ORIENTATION.sub(rb"\g<1>1", xmp)
 
 
 def upright_exif(exif: bytes) -> bytes | None:

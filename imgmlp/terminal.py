@@ -197,6 +197,9 @@ def _console(**options: Any) -> Console:
     """Rich's, which shows nothing at all where COLUMNS is 0."""
     if os.environ.get("NO_COLOR"):  # of which Rich leaves bold
         options["color_system"] = None
+    for name in ("COLUMNS", "LINES"):
+        if not os.environ.get(name, "0").isdecimal():  # some digits, as ², Rich takes for numbers
+            del os.environ[name]
     console = Console(highlight=False, **options)
     if console.width < NARROWEST:
         console.width = USUAL_WIDTH

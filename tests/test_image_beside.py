@@ -16,6 +16,7 @@ from PIL import Image
 
 from imgmlp import image as pictures
 from imgmlp import image_beside as beside
+from imgmlp import image_files
 
 PIXELS = small_pixels()
 MEBI = 2**20
@@ -100,6 +101,7 @@ def test_what_has_far_more_than_a_picture_is_refused_unread(
     found = refusal(path)
     assert "has more than" in str(found)
     assert "-strip stripped.png" in found.hint
+    assert image_files.pixels(path) == 0
 
 
 @pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])

@@ -22,7 +22,7 @@ from hostile import refusal
 from PIL import Image, ImageFile, TiffImagePlugin, features
 
 from imgmlp import image as pictures
-from imgmlp import image_claims, image_png
+from imgmlp import image_claims, image_files, image_png
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
 from imgmlp.image_frames import MASK_LEFT_OUT, ONLY_FIRST
@@ -182,6 +182,15 @@ def test_pillows_own_limit_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "a.ico").write_bytes(hostile.BOMBS["ico-png.ico"]())
     refusal(tmp_path / "a.ico")
     assert before == Image.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize(("side", "counted"), [(16_000, 256_000_000), (16_385, 0)])
+def test_pixels_are_counted_up_to_the_limit_and_not_to_pillows(
+    tmp_path: Path, side: int, counted: int
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(hostile.png(side, side, 1, 0))
+    assert image_files.pixels(path) == counted
 
 
 def test_what_is_too_large_is_told_with_its_size(tmp_path: Path) -> None:
@@ -556,7 +565,10 @@ def test_the_bits_of_an_avif(flags: int, bits: int) -> None:
 
 
 def test_colours_of_cielab_are_converted_with_a_note(tmp_path: Path) -> None:
-    found = pictures.load(save(Image.new("LAB", (9, 7), (200, 128, 128)), tmp_path / "a.tif"))
+    """And do not keep a profile, which would be that of CIELab."""
+    image = Image.new("LAB", (9, 7), (200, 128, 128))
+    found = pictures.load(save(image, tmp_path / "a.tif", icc_profile=b"of CIELab"))
+    assert found.icc is None
     assert found.notes == ("CIELab is converted to sRGB",)
     assert np.ptp(found.pixels.astype(int), axis=2).max() <= 3  # gray, but for rounding
 

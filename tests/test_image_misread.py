@@ -275,6 +275,7 @@ COLOURS = [value * 257 for value in range(256)] * 3
     ("photometric", "planes", "tags"),
     [
         (1, (b"\x0a\x14", b"\xff\x80"), {"_338": [2]}),
+        (1, (b"\x0a\x14", b"\xff\x80"), {"_338": [1]}),
         (3, (b"\x0a\x14", b"\xff\x80"), {"_338": [2], "_320": COLOURS}),
         (8, (b"\x80\x80", b"\0\0", b"\0\0"), {}),
     ],
@@ -282,7 +283,7 @@ COLOURS = [value * 257 for value in range(256)] * 3
 def test_separate_planes_that_pillow_mixes_up_are_refused(
     tmp_path: Path, photometric: int, planes: tuple[bytes, ...], tags: dict[str, list[int]]
 ) -> None:
-    """Alpha beside gray or listed colours, and CIELab."""
+    """Alpha beside gray, also multiplied by it, or listed colours, and CIELab."""
     path = tmp_path / "a.tif"
     count = len(planes)
     path.write_bytes(tiff((2, 1), photometric, *planes, samples=count, _284=[2], **tags))

@@ -40,8 +40,8 @@ BELOW = {
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
     errors text kernels child source_digest engine output_files metadata library_messages
-    image_parts image_beside image_png image_claims image_coded image_depth image_frames
-    image_misread tiff_exif image_files samples image
+    image_parts image_beside image_png image_claims image_coded image_colours image_depth
+    image_frames image_misread tiff_exif image_files samples image
     codec codec.decoder codec.encoder codec.kinds
     interrupt ending facts report batch terminal bench
     api pil imgmlp cli __main__
@@ -54,9 +54,9 @@ RESERVED = {
     "platformdirs": "engine.device.kernel_cache",
     "typer": "cli",
     "rich": "terminal",
-    "PIL": "image_png image_claims image_coded image_depth image_frames image_misread tiff_exif "
-    "image_files samples image report api pil",
-    "numpy": "engine codec bench report samples image api",
+    "PIL": "image_png image_claims image_coded image_colours image_depth image_frames "
+    "image_misread tiff_exif image_files samples image report api pil",
+    "numpy": "engine codec bench report image_colours samples image api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick

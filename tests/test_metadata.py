@@ -14,6 +14,7 @@ from PIL import Image, ImageCms, PngImagePlugin
 
 import imgmlp
 from imgmlp import image as pictures
+from imgmlp import image_colours
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.training import passes, search
 from imgmlp.image import Picture
@@ -70,6 +71,17 @@ def test_what_a_file_tells_is_known(tmp_path: Path, suffix: str) -> None:
     assert pictures.load(save(tmp_path, suffix), strip=True).metadata == NOTHING
 
 
+@pytest.mark.parametrize("damage", [False, True])
+def test_exif_data_in_a_text_of_a_png_are_kept(tmp_path: Path, damage: bool) -> None:
+    path, data, told_by = tmp_path / "a.png", b"Exif\0\0" + exif(6), PngImagePlugin.PngInfo()
+    text = f"\nexif\n{len(data):8}\n{data.hex()[: -1 if damage else None]}\n"
+    told_by.add_text("Raw profile type exif", text, zip=True)
+    Image.fromarray(RGB).save(path, pnginfo=told_by)
+    found = pictures.load(path)
+    assert found.pixels.shape == (RGB.shape if damage else (31, 24, 3))
+    assert found.metadata.exif == (None if damage else exif(1))
+
+
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
 def test_what_is_turned_is_not_turned_twice(tmp_path: Path, suffix: str) -> None:
     picture = pictures.load(save(tmp_path, suffix, 6))
@@ -80,6 +92,39 @@ def test_what_is_turned_is_not_turned_twice(tmp_path: Path, suffix: str) -> None
     path = tmp_path / "again.png"
     pictures.save_picture(picture.pixels, path, picture.metadata)
     np.testing.assert_array_equal(pictures.load(path).pixels, picture.pixels)
+
+
+SAID = ['tiff:Orientation="6"', "tiff:Orientation = '6'", "<tiff:Orientation>6</tiff:Orientation>"]
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".tif"])
+def test_what_xmp_data_say_of_the_orientation_is_done_and_then_left_out(
+    tmp_path: Path, suffix: str, said: str
+) -> None:
+    path, image = tmp_path / f"a{suffix}", Image.fromarray(RGB)
+    pictures.save_picture(RGB, path, Metadata(xmp=f"<a {said}>".encode()))
+    found = pictures.load(path)
+    np.testing.assert_array_equal(found.pixels, np.rot90(RGB, -1))
+    assert b"6" not in found.metadata.xmp
+    image.info["xmp"] = said
+    np.testing.assert_array_equal(pictures.from_image(image).pixels, found.pixels)
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_tiff_that_says_twice_how_it_lies_is_turned_once(
+    tmp_path: Path, said: str, kind: type
+) -> None:
+    path = tmp_path / "a.tif"
+    pixels = (np.arange(12) * np.iinfo(kind).max // 11).astype(kind).reshape(3, 4)
+    tags = {ORIENTATION: 6, 700: said.encode()}
+    Image.fromarray(pixels).save(path, tiffinfo=tags, compression="tiff_lzw")
+    expected = np.rot90(pixels if kind is np.uint8 else pixels >> 8, -1)
+    np.testing.assert_array_equal(pictures.load(path).pixels[:, :, 0], expected)
+    with Image.open(path) as image:
+        image.load()
+        np.testing.assert_array_equal(pictures.from_image(image).pixels[:, :, 0], expected)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -116,6 +161,18 @@ def test_what_a_format_holds_is_written_and_the_rest_is_named(
         assert found.dpi == pytest.approx((300, 150), abs=0.05)
     assert found.icc in (ICC, None)
     assert found.xmp in (XMP, None)
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".png"])
+def test_a_grays_profile_is_lost_where_gray_is_written_as_colour(
+    tmp_path: Path, suffix: str
+) -> None:
+    found = Metadata(icc=image_colours.profile({"gamma": 1}, gray=True))
+    lost = ["colour profile"] if suffix == ".webp" else []
+    assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", found) == lost
+    with Image.open(tmp_path / f"a{suffix}") as image:
+        assert ("icc_profile" in image.info) is not bool(lost)
+    assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", Metadata(ICC)) == []
 
 
 def test_what_is_too_large_for_a_jpeg_is_left_out_of_it(tmp_path: Path) -> None:

@@ -38,6 +38,37 @@ def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "a", list[tuple[int, bool]]()
+
+    def synced(handle: int) -> None:
+        seen.append((os.fstat(handle).st_size, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    output_files.write_atomically(path, lambda stream: stream.write(b"new"))
+    assert seen[0] == (3, False)
+
+
+def test_a_file_that_another_process_took_for_a_dead_ones_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its opening and its lock."""
+    lock, taken = output_files._lock, list[Path]()
+
+    def late(stream: BinaryIO) -> None:
+        if not taken:
+            taken.append(Path(stream.name))
+            output_files.sweep(tmp_path / "a")
+            assert not taken[0].exists()
+        lock(stream)
+
+    monkeypatch.setattr(output_files, "_lock", late)
+    output_files.write_atomically(tmp_path / "a", lambda stream: stream.write(b"new"))
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a", b"new")]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="there are no such permissions here")
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
 def test_who_may_read_a_file_may_read_the_one_that_replaces_it(tmp_path: Path, mode: int) -> None:

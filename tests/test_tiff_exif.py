@@ -71,6 +71,20 @@ def test_tags_of_exif_among_the_pictures_own_are_kept(own: str | None) -> None:
     assert 37724 not in found
 
 
+def test_a_directory_in_that_of_exif_is_left_out() -> None:
+    """Pillow would have its place in the file that it was in."""
+    found = Image.Exif()
+    found[ExifTags.IFD.Exif] = {LENS: "a lens", ExifTags.IFD.Interop: {1: "R98"}}
+    exif = found.tobytes().removeprefix(b"Exif\0\0")
+    found.load(exif)
+    assert dict(found.get_ifd(ExifTags.IFD.Interop)) == {1: "R98"}
+    for made in (tiff_exif.inserted(tiff(PIXELS), exif), tiff(PIXELS, exif=found)):
+        with Image.open(io.BytesIO(made)) as image:
+            kept = tiff_exif.of_image(image)
+        found.load(kept or b"")
+        assert dict(found.get_ifd(ExifTags.IFD.Exif)) == {LENS: "a lens"}
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of what is damaged
 def test_data_that_tell_nothing_or_are_damaged_do_not_fit() -> None:
     found = Image.Exif()

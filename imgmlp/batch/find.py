@@ -10,6 +10,7 @@ import glob
 import os
 import re
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,9 +203,12 @@ def _refused(path: Path, name: Path, problem: str) -> Found:
 
 
 def names_in(data: bytes) -> Iterator[Path]:
-    """The names in a list: one a line, or with a zero byte after each, as `find -print0` has it."""
+    """The names in a list: one a line, or with a zero byte after each, as `find -print0` has it.
+
+    Windows begins a text with a mark, which is no part of the first name.
+    """
     separator = b"\0" if b"\0" in data else b"\n"
-    start = 0
+    start = len(BOM_UTF8) if data.startswith(BOM_UTF8) and separator == b"\n" else 0
     while start < len(data):
         end = data.find(separator, start)
         end = len(data) if end < 0 else end

@@ -62,7 +62,8 @@ class Outputs:
         if target != STANDARD:
             dimensions = self.dimensions(stored) or (stored.width, stored.height)
             output_files.check_free(target, self.force, FORCE)
-            pictures.check_extension(target, stored.channels, dimensions)
+            if not output_files.is_special(target):
+                pictures.check_extension(target, stored.channels, dimensions)
             output_files.check_output(target, self.force, FORCE)
         return target
 
@@ -156,5 +157,5 @@ class _Task:
             pictures.save_png(pixels, png, metadata)
             files.write_standard(png.getvalue())
             return
-        if lost := pictures.save_picture(pixels, self.target, metadata, self.outputs.force):
+        if lost := pictures.save_named(pixels, self.target, metadata, self.outputs.force):
             self.terminal.note(f"{self.target} cannot hold the {together(lost)}")

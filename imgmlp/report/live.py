@@ -64,11 +64,15 @@ class Live:
 
 
 def files_of(picture: Path | None) -> list[Path]:
-    """What a live view writes: the picture and, unless that is no file, the page beside it."""
+    """What a live view writes: the picture and, unless that is no file, the page beside it.
+
+    Raises UsageError for a name that is no picture's, as the page's would be.
+    """
     if picture is None:
         return []
     if output_files.is_special(picture):
         return [picture]
+    pictures.check_extension(picture)
     return [picture, picture.with_suffix(ENDING)]
 
 

@@ -168,6 +168,7 @@ def test_a_pipe_is_no_file(tree: Path) -> None:
     [
         (b"a.png\nb c.png\r\n\nd.png", ["a.png", "b c.png", "d.png"]),
         (b"a\n.png\0b.png\0", ["a\n.png", "b.png"]),
+        (b"\xef\xbb\xbfa.png\r\nb.png\r\n", ["a.png", "b.png"]),
         (b"", []),
     ],
 )

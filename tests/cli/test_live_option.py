@@ -106,6 +106,8 @@ def test_it_shows_one_picture(source: Path) -> None:
         request, outputs = Request(sources, device="numpy"), Outputs(None, out, live=shown)
         with pytest.raises(UsageError, match="--live shows one picture"):
             encoding.run(Terminal(), request, outputs, wanted)
-    assert run([source], "mlp", "a.imlp", live=folder / "live.txt") == 2
+    for name in ("live.txt", "live.html"):  # the page's own name
+        with pytest.raises(UsageError, match=f"{name} has the extension"):
+            run([source], "mlp", "a.imlp", live=folder / name)
     with pytest.raises(OutputError, match="another file"):
         run([source], "mlp", "a.imlp", live=source)

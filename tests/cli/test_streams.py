@@ -170,6 +170,13 @@ def test_nothing_is_kept_beside_what_is_no_file(picture: Path) -> None:
     assert {path.name for path in picture.parent.iterdir()} == {picture.name, full.name}
 
 
+def test_what_is_no_file_gets_the_picture_that_standard_output_gets(tmp_path: Path) -> None:
+    named, dashed = (run(tmp_path, "decode", COMPACT, "-o", to) for to in ("/dev/stdout", "-"))
+    assert named.returncode == 0, named.stderr
+    assert named.stdout == dashed.stdout
+    assert named.stdout.startswith(hostile.MAGIC)
+
+
 @pytest.mark.parametrize("command", ["info", "verify"])
 def test_files_are_looked_at_by_standard_input(tmp_path: Path, command: str) -> None:
     with Path(COMPACT).open("rb") as stream:

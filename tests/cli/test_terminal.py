@@ -115,6 +115,15 @@ def test_messages_are_whole_however_narrow(
     assert "✓ weights.npz" in running.shown.replace("\x1b[32m", "").replace("\x1b[0m", "")
 
 
+@pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
+@pytest.mark.parametrize("size", ["²", "many", "", "-1"])
+def test_a_size_of_the_terminal_that_is_no_number_is_none(
+    name: str, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, size)
+    assert terminal.Terminal()._console.size == Console().size
+
+
 def test_nothing_is_bold_where_no_colours_are_wanted(on_terminal: type[Running]) -> None:
     for changes in ({}, {"NO_COLOR": "1"}):
         running = on_terminal("info", "missing.imlp", **changes)

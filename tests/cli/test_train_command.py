@@ -117,6 +117,12 @@ def test_a_bad_option_of_train_is_exit_2(
     assert names(picture) == set()
 
 
+@pytest.mark.parametrize("name", ["live.html", "live.txt"])
+def test_what_is_shown_has_the_name_of_a_picture(imgmlp: Command, picture: Path, name: str) -> None:
+    done = imgmlp("train", picture.name, *QUICK, "--live", name, check=2)
+    assert_error(done.stderr, f"{name} has the extension")
+
+
 @pytest.mark.parametrize("existing", [*OUTPUTS, "live.png", "live.html"])
 def test_an_existing_output_stays_untouched(imgmlp: Command, picture: Path, existing: str) -> None:
     path = picture.parent / existing
