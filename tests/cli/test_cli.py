@@ -118,7 +118,7 @@ def test_the_device_may_come_from_the_environment(imgmlp: Command, weights: Path
         (("train", "small.png", "-o", "."), 8, "folder"),
         (("encode", "small.png", "--skip-existing", "-o", f"{'a' * 300}.imlp"), 8, "too long"),
         (("train", "small.png", "-o", "a", "--png", "a"), 8, "another file"),
-        (("train", "small.png", "-o", "a", "--live", "./a"), 8, "another file"),
+        (("train", "small.png", "-o", "a.png", "--live", "./a.png"), 8, "another file"),
         (("train", "small.png", "--png", "small.png", "--force"), 8, "another file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
