@@ -74,7 +74,7 @@ class _Encoder:
         lengths = self.lengths.short, most, self.lengths.long, self.lengths.extra
         self.forms = Forms(picture.pixels, device, *lengths, self.first)
         self.resumed = 0
-        self.passes = Passes(wanted)
+        self.passes = Passes(wanted, self.prices.cheapest_of_passes())
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
@@ -92,11 +92,15 @@ class _Encoder:
             if self.best is None or self._distance(found) < self._distance(self.best):
                 self.best = found
             self.passes.add(trainer.state.price, first)
-            steps = self.lengths.again(trainer.again)
+            longer = self.passes.longer()
+            steps = self.lengths.again(trainer.again, longer)
             over = ended == "diverged" or not steps
             if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, resumed=self.resumed)
             trainer.step.restore(snapshot.arrays)  # which rounding has changed
+            if longer > 1:
+                missing = self.wanted.value - first.psnr
+                self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
             price, until = self.passes.price(), self.lengths.until()
             trainer.repeat(price, first.model.networks, steps, until)
 
@@ -126,6 +130,7 @@ class _Encoder:
         cheapest = self.prices.cheapest()
         dear = DEAR if pricing is None and is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
+        self.passes.longest = lengths.longest(trainer.again)
         if lengths.goes_over(steps):
             trainer.pause_after(lengths.opening, late=lengths.limit is not None)
         if saved is None:

@@ -11,11 +11,12 @@ from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from imgmlp.codec.training.search import Trial
-from imgmlp.codec.training.target import Goal
+from imgmlp.codec.training.target import TOLERANCE, Goal
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
 
 AIM = 0.99  # of the bytes wanted
 MOST = 6  # after a run, at most
+STARVED = 3  # more of them, at most, where dB are missing at the lowest price and more steps help
 LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
 SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a price twice as high
 STEEP = 3.0  # times these that is believed, or the reciprocal
@@ -26,6 +27,7 @@ APART = 0.2
 # bytes, most of which are networks'; dB stay.
 SAVED = {"psnr": 0.0, "bytes": 0.007}
 FURTHEST = 1.5  # doublings of the price, at most, at once
+EXACTLY = 1e-6  # doublings between a price and the lowest, which it is then
 HARDENED = 2  # doublings of a change of the price, at most, for passes that it did not turn round
 
 
@@ -38,12 +40,17 @@ class Tried(NamedTuple):
 
 @dataclass
 class Passes:
-    """Of the last part of a run, each at a price nearer to the target's; `least` of them even if
-    the target is hit, as each makes a better file.
+    """Of the last part of a run, each at a price nearer to the target's, but none below `cheapest`;
+    `least` of them even if the target is hit, as each makes a better file.
+
+    Where dB are missing at that price only more steps bring them: up to `longest` times as many as
+    a pass has usually.
     """
 
     wanted: Goal
+    cheapest: float = CHEAPEST
     least: int = 0
+    longest: float = 1.0
     tried: list[Tried] = field(default_factory=list)
 
     def add(self, price: float, first: Trial) -> None:
@@ -63,7 +70,8 @@ class Passes:
         passed = len(self.tried) - 1
         if passed < self._least:
             return False
-        if self.wanted.kind == "lambda" or passed >= MOST:
+        most = MOST + (min(self._starved, STARVED) if self.longest > 1 else 0)
+        if self.wanted.kind == "lambda" or passed >= most:
             return True
         worth = SLOPES["psnr"] / SLOPES["bytes"] * math.log2(first.size / size)
         return self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST
@@ -78,7 +86,22 @@ class Passes:
             return self.wanted.value
         price, excess = self.tried[-1].price, self._left(len(self.tried) - 1)
         price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
-        return min(max(math.exp2(price), CHEAPEST), DEAREST)
+        return min(max(math.exp2(price), self.cheapest, CHEAPEST), DEAREST)
+
+    def longer(self) -> float:
+        """How many times as many steps as usual the next pass should have: twice as many with each
+        that missed its dB at the lowest price."""
+        starved = self._misses_cheaply(self.tried[-1])
+        return min(2.0**self._starved, self.longest) if starved else 1.0
+
+    @property
+    def _starved(self) -> int:
+        """Passes that had the lowest price and missed their dB."""
+        return sum(map(self._misses_cheaply, self.tried[1:]))
+
+    def _misses_cheaply(self, one: Tried) -> bool:
+        missing = self.wanted.kind == "psnr" and one.excess < -TOLERANCE
+        return missing and one.price <= math.log2(self.cheapest) + EXACTLY
 
     def _left(self, number: int) -> float:
         """How much is still too much at the end, after one of those that were tried."""

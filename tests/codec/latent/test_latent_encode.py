@@ -770,10 +770,11 @@ def test_a_moment_without_a_step_says_nothing_of_how_long_steps_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "steps"), [(8.0, 40), (4.0, 34), (1.6, 10), (1.3, 0), (0.5, 0), (-1.0, 0)]
+    ("left", "steps", "longer"),
+    [(8.0, 40, 40), (4.0, 34, 34), (1.6, 10, 10), (1.3, 0, 7), (0.5, 0, 0), (-1.0, 0, 0)],
 )
 def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
-    left: float, steps: int, monkeypatch: pytest.MonkeyPatch
+    left: float, steps: int, longer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: 50.0)
     made = Picture(PIXELS), Goal("psnr", 30), Workload(0, 20.0), open_device("numpy")
@@ -782,6 +783,14 @@ def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
     assert found.again(40) == 40
     found.limit = 50.0 + left
     assert found.again(40) == pytest.approx(steps, abs=1)
+    assert found.again(10, longer=4.0) == pytest.approx(longer, abs=1)
+
+
+def test_only_small_pictures_have_longer_passes() -> None:
+    made = Goal("psnr", 50), Workload(300, None), open_device("numpy"), Run()
+    for side, times in ((16, 32.0), (64, 32.0), (128, 8.14), (512, 1.0)):
+        of = Picture(np.zeros((side, side, 3), np.uint8))
+        assert lengths.Lengths(of, *made).longest(150) == pytest.approx(times, rel=0.01)
 
 
 @pytest.mark.parametrize("seconds", [None, 1000.0])
@@ -801,10 +810,10 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         repeat(trainer, *given)
         seen["pass"] = trainer.state.steps - before, trainer._limit
 
-    def asked(found: lengths.Lengths, usual: int) -> int:
+    def asked(found: lengths.Lengths, usual: int, *longer: float) -> int:
         seen.setdefault("until", found.until())
         seen["took"] = found.rounding
-        return min(again(found, usual), 2)
+        return min(again(found, usual, *longer), 2)
 
     def priced(prices: Prices, *given: Any, limited: bool) -> Any:
         seen["limited"] = limited

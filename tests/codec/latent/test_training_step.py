@@ -493,6 +493,20 @@ def test_steps_are_as_fine_as_the_price_asks_and_the_picture_can_pay() -> None:
     assert low[1:] == [1.0] * 5  # which that start was trained for, or dearer ones
 
 
+@pytest.mark.parametrize(("largest", "finer"), [(2.0, 4.0), (20.0, 1.5), (50.0, 1.0)])
+def test_steps_are_no_finer_than_leaves_room_for_more_of_the_largest_latents(
+    largest: float, finer: float
+) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    grids = step.grids()
+    grids[-1][0, 0] = -largest
+    step.write_grids(grids)
+    trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))
+    trainer.suit(4.0)
+    assert trainer.state.finer == pytest.approx(finer)
+    assert step.grids()[-1][0, 0] == pytest.approx(-largest * finer)
+
+
 def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_once() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))

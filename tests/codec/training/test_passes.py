@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from imgmlp.codec.training.passes import MOST, SAVED, SLOPES, Passes, Tried
+from imgmlp.codec.training.passes import MOST, SAVED, SLOPES, STARVED, Passes, Tried
 from imgmlp.codec.training.target import Goal
 
 
@@ -95,3 +95,39 @@ def test_bytes_that_passes_to_come_save_are_spent_before() -> None:
     for _ in range(4):
         hit.add(1e-3, File(396, 30.0))
     assert hit.price() == pytest.approx(1e-3)
+
+
+def test_where_bits_are_as_cheap_as_pays_only_more_steps_bring_what_is_missing() -> None:
+    """Twice as many with each pass that was not enough, and some passes more, until there are."""
+    passes, missing = Passes(Goal("psnr", 50), cheapest=1e-6, longest=8.0), File(5000, 47.0)
+    passes.add(2e-6, missing)
+    longer = list[float]()
+    while not passes.enough(5000, 47.0, missing):
+        longer.append(passes.longer())
+        assert passes.price() == pytest.approx(1e-6)
+        passes.add(passes.price(), missing)
+    assert longer == [1.0, 2.0, 4.0] + [8.0] * (MOST + STARVED - 3)
+    passes.add(1e-6, File(5000, 50.5))
+    assert passes.longer() == 1.0
+
+
+def test_passes_at_other_prices_and_towards_bytes_are_as_long_as_ever() -> None:
+    """And there are no more of them; nor where none may be longer."""
+    missing, bytes_missing = File(5000, 47.0), File(4000, 47.0)
+    for passes, found in (
+        (Passes(Goal("psnr", 50), cheapest=1e-9, longest=8.0), missing),
+        (Passes(Goal("psnr", 50), cheapest=1e-6), missing),
+        (Passes(Goal("bytes", 5000), cheapest=1e-6, longest=8.0), bytes_missing),
+    ):
+        for _ in range(1 + MOST):
+            assert not passes.tried or not passes.enough(found.size, 47.0, found)
+            passes.add(1e-6, found)
+            assert passes.longer() == 1.0
+        assert passes.enough(found.size, 47.0, found)
+
+
+def test_no_pass_is_cheaper_than_pays() -> None:
+    passes = Passes(Goal("psnr", 50), cheapest=1e-6)
+    for _ in range(3):
+        passes.add(passes.price() if passes.tried else 2e-6, File(5000, 45.0))
+    assert passes.price() == pytest.approx(1e-6)

@@ -59,6 +59,9 @@ SMALLER, SOME, MORE = 2**14, 2**16, 600
 # Passes of them after a run in any case, at most, and steps of all of these, at most: as many as a
 # target may take, as what it is asked by would decide how many there are.
 FIRST_PASSES, AGAIN = MOST, 1800
+# What a pass of a small picture may have where dB are missing though bits are as cheap as pays:
+# steps times pixels, and steps. About as long as the run of an effort for larger pictures.
+STARVED, STARVED_STEPS = 2e7, 4800
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 TOO_FEW = 30  # below which latents are far from what they can be
@@ -343,14 +346,18 @@ class Lengths:
             self.limit = max(self.limit, now + training + rounding)
         return self.limit - rounding, MOST_STEPS if self.wanted.kind == "lambda" else state.steps
 
-    def again(self, usual: int) -> int:
-        """Steps of another pass: as many as usual, or what a limit leaves time for; 0 where that is
-        too little."""
-        until = self.until()
+    def again(self, usual: int, longer: float = 1.0) -> int:
+        """Steps of another pass: so many times as many as usual, or what a limit leaves time for; 0
+        where that is too little."""
+        until, wanted = self.until(), round(longer * usual)
         if until is None:
-            return usual
+            return wanted
         fitting = int((until - time.perf_counter()) / self.pace)
-        return min(usual, fitting) if fitting >= max(LEAST_AGAIN * usual, 1) else 0
+        return min(wanted, fitting) if fitting >= max(LEAST_AGAIN * usual, 1) else 0
+
+    def longest(self, usual: int) -> float:
+        """How many times as many steps as usual a pass may have."""
+        return max(min(STARVED / self.pixels, STARVED_STEPS) / usual, 1.0)
 
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""

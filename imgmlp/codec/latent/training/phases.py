@@ -79,6 +79,9 @@ LONGER, QUICKER = (FEW, 12_000), (1.0, 1.5)  # steps, and how many times that ra
 # they are finer by a power of it, but only where that is more than WORTH times, and more than that
 # in fewer than SPARE pixels, as networks that differ from the start cost bits.
 BY_PRICE, FINEST, WORTH, SPARE = 0.4, 16.0, 1.2, 4096
+# How large latents may be that steps become finer for: beyond LARGEST a file has none, and a range
+# that the first of them fill leaves none to those that are still to be found.
+ROOM = 30.0
 SUITED = 1.2  # times finer or coarser that steps may be than they should
 SUITING = 0.35  # share of a run after which they are made so once more
 FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
@@ -348,8 +351,13 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def suit(self, most: float = FINEST) -> None:
         """Have steps of latents that suit the price, at most so many times finer or coarser."""
         times = self._fineness(self.state.price) / self.state.finer
-        if abs(math.log(times)) > math.log(SUITED):
-            times = min(max(times, 1 / most), most)
+        if abs(math.log(times)) <= math.log(SUITED):
+            return
+        times = min(max(times, 1 / most), most)
+        if times > 1:
+            largest = max(float(np.abs(grid).max()) for grid in self.step.grids())
+            times = min(times, max(ROOM / max(largest, 1.0), 1.0))
+        if times != 1:
             refine(self.step, times)
             self.state.finer *= times
 

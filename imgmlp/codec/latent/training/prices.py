@@ -21,6 +21,9 @@ SLOW = 1.3  # times the price for every dB too much, each time that it is looked
 # worth bits, ln 4 / 3 of it. Networks of short runs err as well, so that it is half of that. What
 # is trained too little may look as if less would do.
 A_BIT = 0.2
+# Times that, which passes may go to for dB that are missing: below it latents get finer, which
+# took up to 6 dB from pictures of 48×40 and 64×64 pixels, and there was no time to learn them anew.
+IN_PASSES = 0.4
 OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
@@ -50,6 +53,10 @@ class Prices:
         if self.wanted.kind != "psnr":
             return 0.0
         return A_BIT * math.pow(10, -self.wanted.value / 10)
+
+    def cheapest_of_passes(self) -> float:
+        """Below which no pass after a run does."""
+        return max(IN_PASSES * self.cheapest(), CHEAPEST)
 
     def pricing(self, passes: int = 0, limited: bool = False) -> Pricing | None:
         """How many times the price should become, by the bits and dB that it leads to before so
