@@ -61,7 +61,7 @@ SMALLER, SOME, MORE = 2**14, 2**16, 600
 FIRST_PASSES, AGAIN = MOST, 1800
 # What a pass of a small picture may have where dB are missing though bits are as cheap as pays:
 # steps times pixels, and steps. About as long as the run of an effort for larger pictures.
-STARVED, STARVED_STEPS = 2e7, 4800
+PASS_STEPS_PIXELS, PASS_STEPS = 2e7, 4800
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 TOO_FEW = 30  # below which latents are far from what they can be
@@ -357,7 +357,7 @@ class Lengths:
 
     def longest(self, usual: int) -> float:
         """How many times as many steps as usual a pass may have."""
-        return max(min(STARVED / self.pixels, STARVED_STEPS) / usual, 1.0)
+        return max(min(PASS_STEPS_PIXELS / self.pixels, PASS_STEPS) / usual, 1.0)
 
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
