@@ -31,7 +31,7 @@ from imgmlp.codec.latent.training import (
 )
 from imgmlp.codec.latent.training.latent_step import LatentStep, Steering
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.prices import Prices
+from imgmlp.codec.latent.training.prices import IN_PASSES, Prices
 from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.latent.training.rounding_search import Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
@@ -784,6 +784,15 @@ def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
     found.limit = 50.0 + left
     assert found.again(40) == pytest.approx(steps, abs=1)
     assert found.again(10, longer=4.0) == pytest.approx(longer, abs=1)
+
+
+def test_passes_towards_decibels_have_a_lowest_price_and_may_be_longer() -> None:
+    made = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
+    encoder = latent._Encoder(*made, open_device("numpy"), Run())
+    assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.prices.cheapest())
+    encoder._begun()
+    usual = lengths.SHORTER * lengths.for_pixels(300, 16 * 16)
+    assert encoder.passes.longest == pytest.approx(lengths.PASS_STEPS / usual)
 
 
 def test_only_small_pictures_have_longer_passes() -> None:
