@@ -821,7 +821,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
 
     def asked(found: lengths.Lengths, usual: int, *longer: float) -> int:
         seen.setdefault("until", found.until())
-        seen["took"] = found.rounding
+        seen["took"], seen["longer"] = found.rounding, longer
         return min(again(found, usual, *longer), 2)
 
     def priced(prices: Prices, *given: Any, limited: bool) -> Any:
@@ -838,9 +838,11 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
     monkeypatch.setattr(latent, "Rounding", rounded)
     enough = iter([False])
     monkeypatch.setattr(latent.Passes, "enough", lambda *_: next(enough, True))
+    monkeypatch.setattr(latent.Passes, "longer", lambda _: 1.5)
     run(Goal("bytes", 150), workload=Workload(12, seconds))
     limited = seconds is not None
     assert seen["took"] > 0
+    assert seen["longer"] == (1.5,)
     assert (seen["limited"], seen["shaving"]) == (limited, limited)
     assert seen["pass"][0] == 2 < round(phases.SHORTER * 12)
     assert seen["pass"][1] == seen["until"]

@@ -94,6 +94,14 @@ def test_arrays_that_share_a_part_of_what_is_written_are_refused(scale: RawKerne
     assert long[1::2].tolist() == before[1::2].tolist()
 
 
+def test_arrays_that_are_only_read_may_share_memory() -> None:
+    source = """__kernel void t_sums(__global float *o, __global const float *a,
+        __global const float *b) { int i = get_global_id(0); o[i] = a[i] + b[i]; }"""
+    out, long = np.zeros(10, np.float32), np.arange(20, dtype=np.float32)
+    RawKernel(open_opencl(), source, "t_sums")(10, 10, out, long[:10], long[1:11])
+    assert out.tolist() == (long[:10] + long[1:11]).tolist()
+
+
 def test_an_array_that_cannot_be_written_is_read_only(scale: RawKernel, a: np.ndarray) -> None:
     out = np.zeros(10, np.float32)
     out.flags.writeable = False
