@@ -150,9 +150,14 @@ def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
 
 def iota(count: int) -> Node:
     """0, 1, 2, ... count-1 as int32 [count]. Raises ValueError for more than int32 counts."""
+    check_count(count)
+    return make(Op.IOTA, (), None, (count,), i32)
+
+
+def check_count(count: int) -> None:
+    """Refuse more elements than have a place of their own in an i32."""
     if count > 1 << 31:
         raise misuse(ValueError, f"{count:,} elements in a row are more than an i32 can count")
-    return make(Op.IOTA, (), None, (count,), i32)
 
 
 def part(whole: Node, variable: str, count: int, axis: int = 0) -> Node:

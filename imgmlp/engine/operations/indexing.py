@@ -184,10 +184,11 @@ class Indexing(Functions):
         axes = [axis for axis, _ in arrays]
         rest = [a for a in range(len(self.shape)) if a not in axes]
         shape = broadcast_shapes("index", *(k.shape for _, k in arrays))
+        count = math.prod(self.shape[a] for a in axes)
+        graph.check_count(count)
         where: Any = 0
         for axis, k in arrays:
             where = where * self.shape[axis] + self._from_start(axis, k)
-        count = math.prod(self.shape[a] for a in axes)
         lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
         rows = where if isinstance(where, Elementwise) else self._with(node_of(where))
         check_rows(lines.shape, rows.node)

@@ -150,6 +150,7 @@ class Scans(Indexing):
         count, size = self.shape
         blocks = -(-size // COUNTED)
         length = blocks * COUNTED
+        graph.check_count(count * length)
         last = self.dtype.min if descending else math.nan if self.dtype.is_float else self.dtype.max
         places = self._with(graph.iota(length))
         keys = self.where(places < size, self.pad((0, 0), (0, length - size)), last)
@@ -239,6 +240,7 @@ class Scans(Indexing):
         return self._along(at, axis, [at.node])
 
     def _along(self, at: Self, axis: int, asked: Sequence[Node] = ()) -> Self:
+        graph.check_count(self.node.size)
         wide = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
         at = at.broadcast_to(wide)
         where = self._with(graph.const(0, dt.i32, wide))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from reference import close
@@ -70,3 +72,21 @@ def test_no_indices_change_nothing() -> None:
     x, none = Tensor(drawn(4, 3), open_device("numpy")), drawn(0, 3)
     for y in (x.scatter(0, none, none), x.scatter_add(0, none, none)):
         assert np.array_equal(y.numpy(), x.numpy())
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x, at: x.take_along_axis(at, 1), lambda x, at: x[at[:, 0], at[:, 0]],
+        lambda x, at: x[Tensor(at[:, 0]), at[:, 0]], lambda x, at: x.reshape(-1)[[5]],
+        lambda x, at: x.argsort(), lambda x, at: x[None, :, :64].expand(700, 70_000, 64).sort(),
+        lambda x, at: x.scatter_add(1, at, at), lambda x, at: x.scatter(1, at, at),
+    ],
+)  # fmt: skip
+def test_more_elements_than_an_i32_has_places_for_are_refused(
+    act: Callable[[Tensor, np.ndarray], Tensor],
+) -> None:
+    """Where their places would wrap; none of them lies in memory here."""
+    x, at = Tensor(np.ones((70_000, 1), np.float32)), np.full((70_000, 1), 7, np.int32)
+    with pytest.raises(ValueError, match="more than an i32 can count"):
+        act(x.expand(70_000, 40_000), at)
