@@ -46,6 +46,13 @@ def _pair(value: Pair, name: str, least: int = 1) -> tuple[int, int]:
     raise misuse(ValueError, f"windows: {text}")
 
 
+def _see_inside(size: int, count: int, stride: int, padding: int, dilation: int) -> bool:
+    """Whether each window along an axis has an element that is not of the padding."""
+    reach = np.arange(count) * dilation
+    places = np.arange(-padding, size + padding - reach[-1], stride)[:, None] + reach
+    return bool(((places >= 0) & (places < size)).any(1).all())
+
+
 class Windows(Scans):
     """All that came before, and what slides over pictures [..., height, width]."""
 
@@ -92,7 +99,7 @@ class Windows(Scans):
         weight = self._tensor("conv2d", weight)
         batch, channels, *_ = self._picture("conv2d", weight)
         outputs, inputs, *kernel = weight.shape
-        if channels != inputs * groups or outputs % groups:
+        if groups < 1 or channels != inputs * groups or outputs % groups:
             text = f"{channels} channels, weights {weight.shape} and {groups} groups do not fit"
             raise misuse(ValueError, f"conv2d: {text}")
         taps = list(self._taps((kernel[0], kernel[1]), stride, padding, dilation))
@@ -107,7 +114,7 @@ class Windows(Scans):
             found = self._own(self._summed(taps, factors[0]), weight, vjp=vjp)
         else:
             found = (factors @ windows).reshape(batch, outputs, rows, columns)
-        return found if bias is None else found + self._tensor("conv2d", bias).reshape(-1, 1, 1)
+        return found if bias is None else found._with_bias("conv2d", bias)
 
     def _summed(self, taps: Sequence[Self], factors: Self) -> Self:
         """What a product of factors and windows is, tap by tap; halves are rounded once."""
@@ -159,7 +166,15 @@ class Windows(Scans):
         weighted = found * self
         (node,) = gradient(weighted.sum().node, [source.node])
         spread = weighted._with(node)
-        return spread if bias is None else spread + self._tensor(name, bias).reshape(-1, 1, 1)
+        return spread if bias is None else spread._with_bias(name, bias)
+
+    def _with_bias(self, operation: str, bias: Self | Array) -> Self:
+        """With a number of its own added to each output [batch, outputs, rows, columns]."""
+        bias = self._tensor(operation, bias)
+        if bias.shape != self.shape[1:2]:
+            text = f"a bias of shape {bias.shape} does not fit {self.shape[1]} outputs"
+            raise misuse(ValueError, f"{operation}: {text}")
+        return self + bias.reshape(-1, 1, 1)
 
     def _tensor(self, operation: str, value: Self | Array) -> Self:
         """An operand, which may be an array. Raises TypeError for what is none."""
@@ -180,7 +195,8 @@ class Windows(Scans):
         taps = list(self._taps(kernel, step, padding, dilation))
         if any(edges := _pair(padding, "padding", 0)):
             counts, apart = _pair(kernel, "kernel"), _pair(dilation, "dilation")
-            if any(e > d * (k - 1) for e, d, k in zip(edges, apart, counts, strict=True)):
+            axes = zip(self.shape[-2:], counts, _pair(step, "stride"), edges, apart, strict=True)
+            if not all(_see_inside(*axis) for axis in axes):
                 text = f"windows of {kernel} may see nothing but a padding of {padding}"
                 raise misuse(ValueError, f"max_pool2d: {text}")
             ones = self._with(graph.const(1, dt.i32, self.shape))

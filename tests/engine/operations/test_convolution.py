@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,8 @@ def test_groups_have_sums_of_their_own() -> None:
 @pytest.mark.parametrize(
     "options",
     [{"stride": 0}, {"stride": -1}, {"stride": 2.0}, {"stride": (1, 1, 1)}, {"dilation": 0},
-     {"padding": -1}, {"kernel": 0}, {"kernel": (2, "2")}, {"padding": 2}, {"padding": (0, 2)}],
+     {"padding": -1}, {"kernel": 0}, {"kernel": (2, "2")}, {"padding": 2}, {"padding": (0, 2)},
+     {"padding": 5, "dilation": 9}],
     ids=str,
 )  # fmt: skip
 def test_windows_that_are_none_are_refused(options: dict[str, Any]) -> None:
@@ -101,6 +103,12 @@ def test_windows_that_are_none_are_refused(options: dict[str, Any]) -> None:
     assert x.max_pool2d(2, stride=np.int64(1), padding=(1, 0)).shape == (1, 1, 6, 4)
     with pytest.raises(ValueError, match=next(iter(options))):
         x.max_pool2d(**{"kernel": 2, **options})
+
+
+def test_windows_around_a_picture_of_which_each_has_a_pixel_are_taken() -> None:
+    (x,) = drawn((1, 1, 3, 4))
+    assert x.max_pool2d(2, 1, (1, 2), 2).shape == (1, 1, 3, 6)
+    assert np.array_equal(x.max_pool2d(3, 3, 2, (2, 3)).numpy(), x[:, :, :1, 1:2].numpy())
 
 
 def test_the_largest_of_bools_at_an_edge_is_a_bool() -> None:
@@ -115,6 +123,24 @@ def test_integers_are_spread_over_windows_as_floats_are() -> None:
     x = Tensor(np.arange(4, dtype=np.int32).reshape(1, 1, 2, 2), device)
     found = x.conv_transpose2d(Tensor.ones(1, 1, 2, 2), stride=2).numpy()
     assert np.array_equal(found[0, 0], np.repeat(np.repeat([[0, 1], [2, 3]], 2, 0), 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda x, w: x.conv2d(w, np.ones(2)), r"^conv2d: .* \(2,\) .* 4 outputs"),
+        (lambda x, w: x.conv2d(w, np.ones((1, 4, 1))), r"^conv2d: .* \(1, 4, 1\)"),
+        (lambda x, w: x[:, :1].conv2d(w[:1, :1], np.ones(3)), "1 outputs"),
+        (lambda x, w: x.conv_transpose2d(w, np.ones(1)), r"^conv_transpose2d: .* \(1,\)"),
+        (lambda x, w: x.conv2d(w, groups=0), "0 groups"),
+        (lambda x, w: x[:, :0].conv2d(w, groups=0), "0 groups"),
+    ],
+)
+def test_factors_that_do_not_fit_are_refused(
+    act: Callable[[Tensor, Tensor], Tensor], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        act(*drawn((1, 4, 5, 5), (4, 4, 3, 3)))
 
 
 def test_factors_may_be_arrays() -> None:
