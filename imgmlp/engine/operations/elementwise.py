@@ -43,11 +43,11 @@ def _shift(op: Op) -> Callable[[T, Operand], T]:
     numbers; what elements of a Tensor beyond that give is the device's."""
 
     def shift(self: T, other: Operand) -> T:
-        kind = dt.promote(self.dtype, dt.i32) if self.dtype is dt.bool_ else self.dtype
-        constant = isinstance(other, int | np.integer) and kind.is_int
-        if constant and not 0 <= other < 8 * kind.itemsize:
-            text = f"{op.name.lower()}: {self.dtype.name} has no {other} bits to shift by"
-            raise misuse(ValueError, text)
+        if isinstance(other, int | np.integer):
+            kind = self._joint(other)
+            if kind.is_int and not 0 <= other < 8 * kind.itemsize:
+                text = f"{op.name.lower()}: {kind.name} has no {other} bits to shift by"
+                raise misuse(ValueError, text)
         return self._binary(op, other)
 
     return shift
@@ -131,7 +131,7 @@ class Elementwise:
         return self.eq(other).logical_not() if _is_operand(other) else NotImplemented
 
     def _compare(self, op: Op, other: Operand, swapped: bool = False) -> Self:
-        """A bool of each element; a Python integer is what it is, whatever the dtype can hold."""
+        """A bool of each element; an integer is what it is, whatever the dtype can hold."""
         beyond = self._beyond(other)
         if not beyond:
             return self._binary(op, other, swapped)
@@ -139,11 +139,15 @@ class Elementwise:
         return self._with(graph.const(answer, dt.bool_, self.shape))
 
     def _beyond(self, other: Operand) -> int:
-        """1 if a Python integer is above all that the dtype of a result can hold, -1 if below."""
-        if not isinstance(other, int) or isinstance(other, bool) or self.dtype.is_float:
+        """1 if an integer is above all that the dtype of a result can hold, -1 if below."""
+        if not isinstance(other, int | np.integer) or isinstance(other, bool):
             return 0
-        kind = dt.concrete(dt.promote(self.dtype, dt.weak_int))
-        return (other > kind.max) - (other < kind.min)
+        kind, value = self._joint(other), int(other)
+        return 0 if kind.is_float else (value > kind.max) - (value < kind.min)
+
+    def _joint(self, other: Operand) -> DType:
+        """The dtype of a result with a number."""
+        return dt.concrete(dt.promote(self.dtype, dt.of(other)))
 
     def __truediv__(self, other: Operand) -> Self:
         return self._float()._binary(Op.DIV, other)
@@ -171,20 +175,20 @@ class Elementwise:
     def maximum(self, other: Operand) -> Self:
         """The larger of both, by broadcast. Raises ValueError for an integer beyond the dtype."""
         if self._limits("maximum", other, 1):
-            return self.cast(dt.promote(self.dtype, dt.weak_int))
+            return self.cast(self._joint(other))
         return self._binary(Op.MAX, other)
 
     def minimum(self, other: Operand) -> Self:
         """The smaller of both, as `maximum`."""
         # inverse(max(inverse a, inverse b)), the inverse being one that undoes itself
         if self._limits("minimum", other, -1):
-            return self.cast(dt.promote(self.dtype, dt.weak_int))
+            return self.cast(self._joint(other))
         nodes, device = aligned("minimum", self, other)
         a, b = (type(self)(n, device) for n in nodes)
         return a._inverse().maximum(b._inverse())._inverse()
 
     def _limits(self, operation: str, other: Operand, wrong: int) -> bool:
-        """Whether a Python integer is so far out that it limits nothing; an error on one side."""
+        """Whether an integer is so far out that it limits nothing; an error on one side."""
         beyond = self._beyond(other)
         if beyond == wrong:
             raise misuse(ValueError, f"{operation}: {self.dtype.name} cannot hold {other}; cast it")

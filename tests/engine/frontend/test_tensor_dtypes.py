@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from reference import close
 from small_programs import draw, results
 
-from imgmlp.engine import AnyDevice, Tensor, dtype
+from imgmlp.engine import AnyDevice, Tensor, dtype, open_device
 
 Array = np.ndarray[Any, Any]
 
@@ -137,6 +138,27 @@ def test_python_integers_that_a_dtype_cannot_hold_compare_as_they_are(device: An
             assert np.array_equal(found[f"{d.name} {n}"], np.concatenate(wanted)), (d.name, n)
 
 
+@pytest.mark.parametrize("n", [np.int64(3 * 10**9), np.int64(-(2**40)), np.int8(-1)], ids=str)
+def test_numpys_integers_that_a_dtype_cannot_hold_compare_as_they_are(n: np.integer) -> None:
+    for kind in (d for d in STORED if d.is_int):
+        a = np.array([0, 1, 100], kind.np)
+        x, wide = Tensor(a, open_device("numpy")), a.astype(np.int64)
+        for act in (operator.lt, operator.gt, operator.le, operator.ge, operator.eq, operator.ne):
+            assert np.array_equal(act(x, n).numpy(), act(wide, n)), (kind.name, act)
+            assert np.array_equal(act(n, x).numpy(), act(n, wide)), (kind.name, act)
+
+
+def test_numpys_integers_shift_by_the_bits_of_the_dtype_that_both_meet_in() -> None:
+    a = np.array([1, 200], np.uint8)
+    x, flags = (Tensor(v, open_device("numpy")) for v in (a, a > 1))
+    for found, wanted in ((x << np.int64(9), a.astype(np.int32) << 9), (x >> np.int32(9), a * 0)):
+        assert found.dtype is dtype.i32
+        assert np.array_equal(found.numpy(), wanted)
+    for act in (lambda: x << np.int64(32), lambda: x << np.uint8(9), lambda: flags << np.uint8(9)):
+        with pytest.raises(ValueError, match="bits to shift by"):
+            act()
+
+
 def test_a_limit_beyond_the_dtype_limits_nothing_or_is_refused(device: AnyDevice) -> None:
     x = Tensor(np.array([0, 7, 255], np.uint8), device)
     found = results({"max": x.maximum(-5), "min": x.minimum(300)}, device)
@@ -144,6 +166,9 @@ def test_a_limit_beyond_the_dtype_limits_nothing_or_is_refused(device: AnyDevice
     for act in (lambda: x.maximum(300), lambda: x.minimum(-1)):
         with pytest.raises(ValueError, match="u8 cannot hold"):
             act()
+    far = x.minimum(np.int64(3 * 10**9))
+    assert far.dtype is dtype.i32
+    assert far.numpy().tolist() == [0, 7, 255]
 
 
 def test_a_limit_makes_integers_of_bools_however_far_out_it_is(device: AnyDevice) -> None:
