@@ -113,7 +113,7 @@ class Functions(Reduction):
     def __pow__(self, exponent: Operand) -> Self:
         """x to any power: by squaring for whole ones up to 64, else by exp2 and log2.
 
-        That is off by about |y log2(x)| roundings. Negative numbers have whole powers only.
+        That is off by about |y log2(x)| roundings. Finite negative numbers have whole powers only.
         """
         if isinstance(exponent, int) and not isinstance(exponent, bool) and 0 <= exponent <= 64:
             if exponent < 2:
@@ -284,8 +284,11 @@ def _power(x: F, y: F) -> F:
         return _power(x.cast(dt.f32), y.cast(dt.f32)).cast(dt.f16)
     one = y.eq(0.0) | x.abs().eq(1.0)
     size = x.where(one, 1.0, (y * x.abs().log2()).exp2())
-    whole, odd = y.eq(y.trunc()), (y * 0.5) != (y * 0.5).trunc()
-    answer = x.where(x < 0, x.where(whole, x.where(odd, -size, size), math.nan), size)
+    whole = y.eq(y.trunc())
+    odd = whole & ((y * 0.5) != (y * 0.5).trunc())
+    below = (x < 0) | (1.0 / x < 0)  # also of -0.0
+    signed = x.where(odd & below, -size, size)
+    answer = x.where((x < 0) & ~whole & (x > -math.inf), math.nan, signed)
 
     def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, ...]:
         slope = x.where(y.eq(0.0), 0.0, y * _power(x, y - 1.0))

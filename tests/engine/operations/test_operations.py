@@ -144,6 +144,25 @@ def test_numbers_that_are_none_and_those_without_end(device: AnyDevice) -> None:
             assert close(found, wanted, roundings=8), name
 
 
+def test_powers_are_numpys_also_without_end_and_of_zeros_of_either_sign(device: AnyDevice) -> None:
+    bases = np.float32([-np.inf, -2, -1, -0.0, 0, 1, 2, np.inf, np.nan])
+    a, b = np.meshgrid(bases, np.float32([-np.inf, -3, -2, -0.5, 0, 0.5, 1, 2, 3, np.inf, np.nan]))
+    x, y = Tensor(a, device), Tensor(b, device)
+
+    def step() -> dict[str, Tensor]:
+        return {"power": x**y, "cube": x**-3, "slope": (x**y).sum().gradient([x])[0]}
+
+    program = compile(step, device)
+    program.run()
+    with np.errstate(all="ignore"):
+        slope = np.where(b == 0, 0, b * a ** (b - 1))
+        for name, wanted in {"power": a**b, "cube": a ** np.float32(-3), "slope": slope}.items():
+            found = program.read(name)
+            assert close(found, wanted, roundings=8), name
+            signs = np.isnan(wanted) | (np.signbit(found) == np.signbit(wanted))
+            assert signs.all(), (name, a[~signs], b[~signs])
+
+
 def test_little_is_left_of_a_gelu_far_below_zero(device: AnyDevice) -> None:
     x = np.float32([-0.7, -1.4142135, -1.5, -3, -4.735, -5.615, -9, 0, 0.3, 4, 3e38])
     wanted = [float(v) / 2 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
