@@ -215,10 +215,13 @@ def cast(node: Node, dtype: DType) -> Node:
     return make(Op.CAST, (node,), None, node.shape, dtype)
 
 
-def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
-    """SUM or REDUCE_MAX over axes, which vanish from the shape; halves are added in f32."""
+def reduce(op: Op, node: Node, axes: Sequence[int], operation: str = "") -> Node:
+    """SUM or REDUCE_MAX over axes, which vanish from the shape; halves are added in f32.
+
+    Errors name the operation that is computed so.
+    """
     _check_not_bool(op, node)
-    name = op.name.lower().removeprefix("reduce_")
+    name = operation or op.name.lower().removeprefix("reduce_")
     if op is Op.SUM and node.dtype is f16:
         return cast(reduce(op, cast(node, f32), axes), f16)
     axes = tuple(sorted({normal_axis(a, node.shape, name) for a in axes}))
@@ -227,7 +230,7 @@ def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
     shape = tuple(n for i, n in enumerate(node.shape) if i not in axes)
     if not node.size and 0 not in shape:
         if op is Op.REDUCE_MAX:
-            raise misuse(ValueError, f"max or min: {kind_of(node)} has no elements along {axes}")
+            raise misuse(ValueError, f"{name}: {kind_of(node)} has no elements along {axes}")
         return const(0, node.dtype, shape)
     return make(op, (node,), axes, shape, node.dtype)
 

@@ -22,9 +22,9 @@ class Reduction(Movement):
 
     __slots__ = ()
 
-    def _reduce(self, op: Op, axis: Axis, keepdims: bool) -> Self:
-        axes = axes_of(op.name.lower().removeprefix("reduce_"), axis, self.shape)
-        reduced = self._with(graph.reduce(op, self.node, axes))
+    def _reduce(self, operation: str, op: Op, axis: Axis, keepdims: bool) -> Self:
+        axes = axes_of(operation, axis, self.shape)
+        reduced = self._with(graph.reduce(op, self.node, axes, operation))
         if not keepdims:
             return reduced
         return reduced.reshape(*(1 if i in axes else n for i, n in enumerate(self.shape)))
@@ -32,11 +32,11 @@ class Reduction(Movement):
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Bools are counted, in i32; other dtypes stay. Integers wrap, halves add in f32."""
         numbers = self.cast(dt.i32) if self.dtype is dt.bool_ else self
-        return numbers._reduce(Op.SUM, axis, keepdims)
+        return numbers._reduce("sum", Op.SUM, axis, keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The largest of each; NaN where one of them is NaN. Raises ValueError for none."""
-        return self._reduce(Op.REDUCE_MAX, axis, keepdims)
+        return self._reduce("max", Op.REDUCE_MAX, axis, keepdims)
 
     def _peak(self, axis: Axis) -> Self:
         """What exp(x) is divided by exp of, so that it is at most 1; axes stay."""
@@ -44,8 +44,7 @@ class Reduction(Movement):
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """inverse(max(inverse x)), as minimum."""
-        axes = axes_of("min", axis, self.shape)
-        return self._inverse().max(axes, keepdims)._inverse()
+        return self._inverse()._reduce("min", Op.REDUCE_MAX, axis, keepdims)._inverse()
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The sum over the number of elements; of halves too, where the sum is none."""

@@ -17,6 +17,7 @@ import numpy as np
 from imgmlp.engine.ir import control_flow, graph
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir.graph import Node
+from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import Elementwise, Operand, in_f32, node_of
 from imgmlp.engine.operations.indexing import Indexing
@@ -60,19 +61,20 @@ class Scans(Indexing):
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """Where the largest is, the first of several, in i32; without an axis if it were flat."""
-        if axis is None or not axes_of("argmax", axis, self.shape):
-            found = self.flatten().argmax(0)
-            return found.reshape(*(1 for _ in self.shape)) if keepdims else found
-        axis = self._axis(axis, "argmax")
-        most = self.max(axis, keepdims=True)
-        chosen = self.eq(most) | self.isnan()
-        return self.where(chosen, self._places(axis), self.shape[axis]).min(axis, keepdims)
+        return self._first_largest("argmax", axis, keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """Where the smallest is, as `argmax`."""
-        if axis is not None and self.shape:
-            self._axis(axis, "argmin")
-        return self._inverse().argmax(axis, keepdims)
+        return self._inverse()._first_largest("argmin", axis, keepdims)
+
+    def _first_largest(self, operation: str, axis: int | None, keepdims: bool) -> Self:
+        if axis is None or not axes_of(operation, axis, self.shape):
+            found = self.flatten()._first_largest(operation, 0, False)
+            return found.reshape(*(1 for _ in self.shape)) if keepdims else found
+        axis = self._axis(axis, operation)
+        most = self._reduce(operation, Op.REDUCE_MAX, axis, True)
+        chosen = self.eq(most) | self.isnan()
+        return self.where(chosen, self._places(axis), self.shape[axis]).min(axis, keepdims)
 
     # --- scans ---
 

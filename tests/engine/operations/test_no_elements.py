@@ -107,7 +107,7 @@ def test_reductions_begin_from_what_they_begin_from(device: AnyDevice) -> None:
     assert x.max(1).shape == (0,)
     assert x.logsumexp(0).numpy().tolist() == [-np.inf] * 3
     for act in (x.max, x.min, lambda: x.argmax(0), lambda: x.transpose().cummax(1).max(1)):
-        with pytest.raises(ValueError, match=r"^max or min: f32.* has no elements"):
+        with pytest.raises(ValueError, match=r"^(arg)?(max|min): f32.* has no elements"):
             act()
 
 
