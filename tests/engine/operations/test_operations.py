@@ -163,6 +163,17 @@ def test_powers_are_numpys_also_without_end_and_of_zeros_of_either_sign(device: 
             assert signs.all(), (name, a[~signs], b[~signs])
 
 
+def test_signs_of_zeros_are_those_of_the_page() -> None:
+    x, one = Tensor([-0.0, -0.3], open_mapping("numpy")), np.float32(1)
+    minus = Tensor([-1.0], open_mapping("numpy"))
+    kept = (x[:1].abs(), x[:1].relu(), minus % 1)
+    dropped = (x[:1].floor(), x.ceil(), x.trunc(), x.round(), x[:1] // one, x[:1].atan(),
+               x[:1].asin(), -minus % -1)  # fmt: skip
+    for found, sign in (*((t, True) for t in kept), *((t, False) for t in dropped)):
+        assert not found.numpy().any()
+        assert (np.signbit(found.numpy()) == sign).all()
+
+
 def test_little_is_left_of_a_gelu_far_below_zero(device: AnyDevice) -> None:
     x = np.float32([-0.7, -1.4142135, -1.5, -3, -4.735, -5.615, -9, 0, 0.3, 4, 3e38])
     wanted = [float(v) / 2 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
