@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,17 @@ class Result:
         figures = f"{size(found['bytes'])}   {found['bpp']:.3f} bpp   {quality}"
         took = "done before" if self.before else duration(self.took)
         return f"{name}   {figures}   {took}"
+
+
+def smaller_source(source: Path, found: Result) -> str | None:
+    """What there is to say of a picture's file that takes no more bytes than what became of it.
+
+    Drawings and text often have such PNGs, which are exact besides. None for pipes.
+    """
+    there = output_files.status(source)
+    if there is None or not stat.S_ISREG(there.st_mode) or there.st_size > len(found.bytes):
+        return None
+    return f"{source} itself has {size(there.st_size)}, no more than its file"
 
 
 @dataclass(eq=False)
@@ -231,4 +243,6 @@ class EncodeFile:
         record.written, record.facts = True, found.facts()
         record.made = hashlib.sha256(found.bytes).hexdigest()
         record.state = None if encoding.kept is None else encoding.kept.path
+        if (told := smaller_source(task.source, found)) is not None:
+            record.notes.append(told)
         record.line = found.line(str(output))

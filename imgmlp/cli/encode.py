@@ -15,7 +15,7 @@ from pathlib import Path
 from imgmlp import image as pictures
 from imgmlp import image_files, output_files
 from imgmlp.batch import store
-from imgmlp.batch.encode import EncodeFile, Encoding
+from imgmlp.batch.encode import EncodeFile, Encoding, smaller_source
 from imgmlp.batch.encode_in_store import EncodeInStore
 from imgmlp.batch.find import Search
 from imgmlp.batch.output import EXTENSION, REPLACE
@@ -230,6 +230,9 @@ class _Task:
             return
         self.written = True
         self.entry |= found.facts()
+        told = None if self.source == STANDARD else smaller_source(self.source, found)
+        if told is not None:
+            terminal.note(told)
         terminal.done(found.line("standard output" if standard else str(self.path)))
 
     def _take(self, place: Path) -> None:

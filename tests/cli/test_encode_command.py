@@ -124,6 +124,20 @@ def test_the_smallest_pictures_have_files_too(
     imgmlp("verify", "tiny.imlp")
 
 
+def test_a_picture_whose_own_file_is_no_larger_is_told(imgmlp: Command, picture: Path) -> None:
+    folder = picture.parent / "in"
+    folder.mkdir()
+    drawing, noise = folder / "drawing.png", folder / "noise.png"
+    values = np.indices((24, 24)).sum(0) % 2 * 255  # which PNG has in few bytes
+    Image.fromarray(values.astype(np.uint8)).save(drawing)
+    Image.effect_noise((64, 64), 80).save(noise)
+    told = f"{drawing.relative_to(picture.parent)} itself has {drawing.stat().st_size} B, no more"
+    for arguments in (("in/drawing.png", "in/noise.png"), ("in", "--out", "made")):
+        found = imgmlp("encode", *arguments, *QUICK).stderr
+        assert told in found
+        assert found.count("itself") == 1
+
+
 @CODECS
 def test_one_colour_reaches_any_quality(imgmlp: Command, picture: Path, codec: Codec) -> None:
     Image.new("RGB", (40, 30), (10, 200, 77)).save(picture.parent / "flat.png")

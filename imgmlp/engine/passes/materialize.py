@@ -145,7 +145,19 @@ class Graph:
         users, cost = self.users[node], self._cost_of(node)
         if any(_repeats_outer(u) for u in users) and cost >= COSTS[Op.HASH]:
             return True
-        return len(users) > 1 and cost > RECOMPUTE_LIMIT and self._meeting_point(node) is None
+        costly = cost > RECOMPUTE_LIMIT and self._reads(node) > 1
+        return costly and self._meeting_point(node) is None
+
+    def _reads(self, node: Node) -> int:
+        """How many times others read a value, as it is or through movements, each by itself."""
+        count, views = 0, [node]
+        while views:
+            for user in self.users[views.pop()]:
+                if user.op in MOVEMENT:
+                    views.append(user)
+                else:
+                    count += 1
+        return count
 
     def _cost_of(self, node: Node) -> int:
         """Operations from materialised values to this one; shared ones count each time."""

@@ -115,3 +115,21 @@ def test_a_long_chain_of_rows_is_a_block() -> None:
     program.run()
     assert "block" in program.stages.procedure.note
     assert np.isfinite(program.read("g")).all()
+
+
+@pytest.mark.parametrize("layer", ["convolution", "pool"])
+def test_windows_of_padded_values_are_not_computed_again_for_every_tap(layer: str) -> None:
+    device = open_mapping("numpy")
+    picture, weight = (Tensor(np.ones((1, 1, n, n), np.float32), device) for n in (16, 3))
+
+    def instructions(count: int) -> int:
+        def step() -> dict[str, Tensor]:
+            y = picture
+            for _ in range(count):
+                pool = layer == "pool"
+                y = y.max_pool2d(3, 1, 1) if pool else y.conv2d(weight, padding=1).relu()
+            return {"y": y}
+
+        return sum(len(code.uops) for code in compile(step, device).stages.codes)
+
+    assert instructions(6) <= 3 * instructions(2)
