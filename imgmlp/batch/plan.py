@@ -23,7 +23,7 @@ from imgmlp.batch.output import check
 from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError, UsageError
-from imgmlp.output_files import write_atomically
+from imgmlp.output_files import is_special, write_atomically
 
 TABLES = """
 CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;
@@ -288,9 +288,11 @@ class Plan:
         known = self._known(os.fsencode(FAILED))
         own, there = "" if known is None else known.output_digest, path.exists()
         if not count[0]:
-            if whole and there and digest(path) == own:  # else it is somebody else's
+            if whole and path.is_file() and digest(path) == own:  # else it is somebody else's
                 path.unlink(missing_ok=True)
             return None
+        if is_special(path):  # which would be written into, and may wait for ever
+            raise OutputError(f"{path} is a pipe or a device", hint="remove it")
         if not whole:
             more = "SELECT path FROM before WHERE path NOT IN (SELECT path FROM failed)"
             self._data.execute(f"INSERT INTO failed {more}")
