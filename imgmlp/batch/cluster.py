@@ -28,7 +28,7 @@ from distributed.security import Security
 
 from imgmlp.batch.devices import LOCAL
 from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
-from imgmlp.batch.store import is_stored
+from imgmlp.batch.store import is_stored, url
 from imgmlp.batch.work import Record, Task, Work, attempt_elsewhere
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import DeviceError, ImgmlpError, TrainingError
@@ -190,7 +190,7 @@ class Cluster:
             self._again.extend(alone)
             return
         hint = "its driver may have failed, or memory was short: look at the workers' messages"
-        problem = f"{chunk.tasks[0].source}: all workers that did it ended by themselves"
+        problem = f"{url(chunk.tasks[0].source)}: all workers that did it ended by themselves"
         yield from _failed(chunk.tasks, TrainingError(problem, hint=hint))
 
     def _look(self) -> None:

@@ -17,13 +17,16 @@ from PIL import Image
 from imgmlp.batch import encode_in_store, store
 from imgmlp.batch.encode import EncodeFile
 from imgmlp.batch.encode_in_store import EncodeInStore
+from imgmlp.batch.plan import Plan, Rules
 from imgmlp.batch.pool import run_here
 from imgmlp.batch.store import found, is_stored, url
 from imgmlp.batch.wanted import Wanted
-from imgmlp.batch.work import Record, Task
+from imgmlp.batch.work import Record, Task, Watch, attempt_elsewhere
+from imgmlp.cli.run_report import RunReport
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 from imgmlp.errors import OutputError, TargetError
+from imgmlp.terminal import Terminal
 
 
 @pytest.mark.parametrize(
@@ -368,6 +371,18 @@ def test_notes_name_a_picture_by_its_address_also_where_the_target_was_missed(
     assert (record.problem is None) == ("psnr" in choices)
     (note,) = record.notes
     assert note.startswith(f"{kind}://pictures/in/e.tif: ")
+
+
+def test_what_is_told_elsewhere_names_places_by_their_addresses(capsys: Any) -> None:
+    def work(record: Record, device: object, watch: Watch) -> None:
+        watch.note("no checkpoints")
+
+    task = Task(Path("s3://b/in/a.png"), Path("s3://b/out/a.imlp"))
+    record = attempt_elsewhere(work, task, pytest.fail, lambda: False)
+    assert record.notes == ["s3://b/in/a.png: no checkpoints"]
+    RunReport(Terminal(), Plan(Rules(None, Path)), as_json=True).tell(record)
+    entry = json.loads(capsys.readouterr().out)
+    assert (entry["file"], entry["output"]) == ("s3://b/in/a.png", "s3://b/out/a.imlp")
 
 
 def test_two_processes_may_try_at_once_whether_they_can_write(
