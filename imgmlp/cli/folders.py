@@ -7,7 +7,6 @@ Names come from the command line or a list. How files are found, planned and don
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +109,7 @@ class Request:
 
 
 def _many(source: Path) -> bool:
-    return find.is_folder(source) or (find.is_pattern(source) and any(glob.iglob(str(source))))
+    return find.is_folder(source) or find.is_pattern_of_any(source)
 
 
 def _list(path: Path) -> bytes:
