@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,6 +16,7 @@ import pytest
 from conftest import Command
 from PIL import Image
 
+from imgmlp.batch import encode as batch_encode
 from imgmlp.batch import encode_in_store, store
 from imgmlp.batch.encode import EncodeFile
 from imgmlp.batch.encode_in_store import EncodeInStore
@@ -254,6 +257,39 @@ def test_two_colons_in_a_name_are_part_of_it(keys: Any, tmp_path: Path) -> None:
         assert [record.problem for record in records] == [None, None]
         assert all(again in record.line for record in records)
     assert {"/out/a::b.imlp", "/out/file::c.imlp"} <= set(keys.store)
+
+
+@pytest.mark.parametrize("name", [f"{'L' * 300}.png", f"a.{'L' * 300}", "a\0.png", "a.p\0ng"])
+def test_a_key_may_be_none_that_a_file_can_have(keys: Any, name: str) -> None:
+    keys.pipe_file(f"/in/{name}", picture(10))
+    task = Task(Path(f"keys://in/{name}"), Path(f"keys://out/{name}.imlp"))
+    (record,) = run_here(
+        EncodeInStore(Wanted(psnr=40), Path("keys://out")), iter([task]), "numpy", Silent()
+    )
+    assert record.problem is None
+    assert record.line.startswith(f"keys://out/{name}.imlp ")
+    assert keys.exists(f"/out/{name}.imlp")
+
+
+def test_a_full_temporary_folder_is_not_said_to_be_the_store(
+    encode: Encode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def put(task: Task, *_: object) -> None:
+        raise OutputError(f"cannot write {task.output}") from full
+
+    def write_bytes(*_: object) -> None:
+        raise full
+
+    for place, name, refuse in ((batch_encode, "put", put), (Path, "write_bytes", write_bytes)):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, refuse)
+            record = encode("a.png")
+        assert (record.exit_code, record.no_room, record.written) == (8, True, False)
+        told = f"the worker's temporary folder {tempfile.gettempdir()}: No space left on device"
+        assert told in (record.problem or "")
+        assert "TMPDIR" in record.hint
 
 
 def test_a_name_that_no_path_has_is_refused_and_the_others_are_found(keys: Any) -> None:
