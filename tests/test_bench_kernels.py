@@ -12,8 +12,10 @@ from conftest import Command
 from reference import close
 
 from imgmlp.bench.kernels import CASES, COPY, Case, Point, measure, providers, rows
-from imgmlp.bench.kernels_report import as_csv, table
+from imgmlp.bench.kernels_report import as_csv, bench_kernels, table
 from imgmlp.engine import Tensor, open_device
+from imgmlp.errors import UsageError
+from imgmlp.terminal import Terminal
 
 NAMED = {case.name: case for case in CASES}
 
@@ -62,12 +64,18 @@ def test_the_command_prints_json_and_writes_csv(imgmlp: Command, picture: Path) 
     written = (picture.parent / "speeds.csv").read_text("utf-8").splitlines()
     assert len(written) == len(found) + 1
     imgmlp("bench", "kernels", "--side", "8", "--csv", "speeds.csv", check=8)
-    imgmlp("bench", "kernels", "--side", "0", check=2)
 
 
 def test_sides_that_do_not_fit_are_too_large(imgmlp: Command) -> None:
     told = imgmlp("bench", "kernels", "--side", "100000000", "--device", "numpy", check=7).stderr
     assert "smaller --side" in told
+
+
+@pytest.mark.parametrize("side", [0, -1, 10**10])
+def test_sides_that_no_matrix_has_are_refused(side: int) -> None:
+    with pytest.raises(UsageError, match="--side is ") as refused:
+        bench_kernels(Terminal(), "no device", True, [side], False, None, None, False)
+    assert "from 1 to 1,000,000,000" in refused.value.hint
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from distributed.security import Security
 
 from imgmlp.batch.devices import LOCAL
 from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
-from imgmlp.batch.store import is_stored
+from imgmlp.batch.store import is_stored, url
 from imgmlp.batch.work import Record, Task, Work, attempt_elsewhere
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import DeviceError, ImgmlpError, TrainingError
@@ -94,6 +94,9 @@ class Cluster:
         except (OSError, ValueError) as error:  # a time-out is an OSError
             hint = "is a scheduler running there? `dask scheduler` prints its address"
             raise DeviceError(f"no cluster answers at {self._address}", hint=hint) from error
+        except (ImportError, RuntimeError, TypeError) as error:  # Dask's, where it lacks something
+            hint = "tls:// needs certificates in Dask's configuration, ucx:// a package of its own"
+            raise DeviceError(f"Dask cannot connect to {self._address} here", hint=hint) from error
 
     def _versions(self) -> dict[str, object]:
         """Each worker's version. Raises DeviceError if it is not this one everywhere."""
@@ -176,9 +179,10 @@ class Cluster:
             return
         future.release()  # or it would be done again if its worker went away now
         for task, record in zip(chunk.tasks, records, strict=True):
-            again = _Chunk([task], chunk.tries + 1)
-            if record.interrupted or (record.elsewhere and again.tries <= ONCE_MORE):
-                self._again.append(again)
+            if record.interrupted:  # its worker left in good order
+                self._again.append(_Chunk([task], chunk.tries))
+            elif record.elsewhere and chunk.tries < ONCE_MORE:
+                self._again.append(_Chunk([task], chunk.tries + 1))
             else:
                 record.task = task
                 yield record
@@ -190,7 +194,7 @@ class Cluster:
             self._again.extend(alone)
             return
         hint = "its driver may have failed, or memory was short: look at the workers' messages"
-        problem = f"{chunk.tasks[0].source}: all workers that did it ended by themselves"
+        problem = f"{url(chunk.tasks[0].source)}: all workers that did it ended by themselves"
         yield from _failed(chunk.tasks, TrainingError(problem, hint=hint))
 
     def _look(self) -> None:

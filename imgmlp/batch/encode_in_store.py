@@ -6,7 +6,6 @@ two workers that do one picture the second knows by the note what the first has 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,8 +13,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from imgmlp import image_files
+from imgmlp.batch import scratch
 from imgmlp.batch.encode import EncodeFile
-from imgmlp.batch.output import REPLACE
+from imgmlp.batch.output import EXTENSION, REPLACE
 from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.store import Output, check_writable, fetched, url
 from imgmlp.batch.wanted import Wanted
@@ -53,14 +54,15 @@ class EncodeInStore:
                 raise problem
             record.line = f"{url(task.output)}   done before"
             return
-        with tempfile.TemporaryDirectory(prefix="imgmlp-") as folder:
-            source = Path(folder, "in", task.source.name)  # apart, as it may have any name
-            made = Path(folder, "out", task.output.name)
-            source.parent.mkdir()
-            source.write_bytes(picture)
+        with scratch.folder() as folder:
+            source, made = folder / f"picture{_ending(task.source)}", folder / f"file{EXTENSION}"
+            with scratch.writing():
+                source.write_bytes(picture)
             record.task = replace(task, source=source, output=made)
             try:
                 EncodeFile(self.wanted)(record, device, watch)
+            except OutputError as error:
+                raise scratch.unwritable(error.__cause__ or error) from error.__cause__
             except ImgmlpError as error:
                 told = [_named(text, source, made, task) for text in (str(error), error.hint)]
                 raise type(error)(told[0], hint=told[1]) from error.__cause__
@@ -107,6 +109,11 @@ class EncodeInStore:
 
 def _exists(output: Output) -> OutputError:
     return OutputError(f"{output.url} exists already", hint=REPLACE.split(",")[0])
+
+
+def _ending(source: Path) -> str:
+    """That of a picture's name, if it is usual: a key may have any, also one that no file can."""
+    return source.suffix if source.suffix.lower() in image_files.endings() else ""
 
 
 def _named(text: str, source: Path, made: Path, task: Task) -> str:

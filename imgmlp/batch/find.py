@@ -10,9 +10,10 @@ import glob
 import os
 import re
 import stat
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 from imgmlp.errors import ImgmlpError, UsageError
@@ -26,6 +27,11 @@ def is_folder(path: Path) -> bool:
 def is_pattern(path: Path) -> bool:
     """Whether a name stands for others, and is no file's own."""
     return glob.has_magic(str(path)) and not os.path.lexists(path)
+
+
+def is_pattern_of_any(path: Path) -> bool:
+    """Whether a name is a pattern, and there is something to tell of what it stands for."""
+    return is_pattern(path) and any(True for _ in _matches(*_split(str(path))))
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,11 @@ class Search:
         places = [_place(root) for root in roots or [Path()]]
         for path in names:
             whole = os.path.abspath(path)
+            if path == Path():  # as `find .` has it first, which nobody means all of it by
+                hint = "leave it out, or give the folder without a list"
+                error = UsageError("the list names the current folder itself, .", hint=hint)
+                yield Found(path, path, error=error)
+                continue
             below = [top for top, start in places if whole.startswith(os.path.join(start, ""))]
             inside = below + [top for top, start in places if whole == start]
             if inside and is_folder(path):  # one that could not be read before
@@ -82,14 +93,16 @@ class Search:
 
     def _pattern(self, pattern: str) -> Iterator[Found]:
         (top, parts), any_found = _split(pattern), False
-        for path in _matches(top, parts):
+        for one in _matches(top, parts):
             any_found = True
-            if self._is_left_out(path, top):
+            if self._is_left_out(one.path, top):
                 self.left_out = True
-            elif not path.is_dir():
-                yield self._named(path, path.relative_to(top))
+            elif one.error is not None:
+                yield one
+            elif not is_folder(one.path):
+                yield self._named(one.path, one.name)
             elif not _with_all_below(parts):  # else what is in it matches as well
-                yield from self._folder(path, top)
+                yield from self._folder(one.path, top)
         if not any_found:
             error = UsageError(f"nothing matches {pattern}", hint="check the pattern")
             yield Found(Path(pattern), Path(pattern), error=error)
@@ -110,9 +123,7 @@ class Search:
                     for entry in entries:
                         yield from self._entry(entry, here, top, waiting)
             except OSError as error:
-                problem = f"cannot read the folder {here}: {error.strerror}"
-                refused = UsageError(problem, hint="check its rights; the other folders were read")
-                yield Found(here, here.relative_to(top), error=refused)
+                yield _unread(here, top, error)
 
     def _entry(
         self, entry: os.DirEntry[str], here: Path, top: Path, waiting: list[Path]
@@ -187,15 +198,62 @@ def _with_all_below(parts: list[str]) -> bool:
     return parts[-2:] == ["**", "*"]
 
 
-def _matches(top: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """What a pattern stands for, but what is hidden, unless it names that.
+def _matches(top: Path, parts: list[str]) -> Iterator[Found]:
+    """What a pattern stands for, each once, but what is hidden, unless it names that; and folders
+    on the way there that could not be read.
 
-    pathlib's, as ** of glob follows links to folders, which may lead in a circle.
+    Not pathlib's, which is silent about those, nor glob's, whose ** follows links to folders, which
+    may lead in a circle.
     """
+    if ".." in parts:  # outputs would not lie in the folder that they are to go into
+        pattern = top.joinpath(*parts)
+        hint = "put it before them, as in ../*.png"
+        error = UsageError(f"{pattern} has .. behind its first wildcard", hint=hint)
+        yield Found(pattern, pattern, error=error)
+        return
     hidden = any(part.startswith(".") for part in parts)
-    for path in top.glob("/".join(parts)):
-        if hidden or not any(p.startswith(".") for p in path.relative_to(top).parts):
-            yield path
+    waiting = [(top, {0})]  # folders, and the parts of the pattern that come next in them
+    while waiting:
+        here, after = waiting.pop()
+        nexts = _with_skipped(after, parts)
+        try:
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") and not hidden:
+                        continue
+                    path, after = here / entry.name, _behind(entry, nexts, parts)
+                    if len(parts) in after:
+                        yield Found(path, path.relative_to(top))
+                    after.discard(len(parts))
+                    if after and (entry.is_dir(follow_symlinks=False) or is_folder(path)):
+                        waiting.append((path, after))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            yield _unread(here, top, error)
+
+
+def _behind(entry: os.DirEntry[str], nexts: set[int], parts: list[str]) -> set[int]:
+    """The parts that come next in an entry of a folder; beyond the last where it has them all."""
+    after = {n + 1 for n in nexts if parts[n] != "**" and fnmatch(entry.name, parts[n])}
+    if entry.is_dir(follow_symlinks=False):
+        after |= {n for n in nexts if parts[n] == "**"}
+    return after
+
+
+def _with_skipped(after: set[int], parts: list[str]) -> set[int]:
+    """Also what follows a `**`, which may stand for no folder."""
+    found = set(after)
+    for number, part in enumerate(parts):
+        if number in found and part == "**":
+            found.add(number + 1)
+    return found
+
+
+def _unread(here: Path, top: Path, error: OSError) -> Found:
+    problem = f"cannot read the folder {here}: {error.strerror}"
+    refused = UsageError(problem, hint="check its rights; the other folders were read")
+    return Found(here, here.relative_to(top), error=refused)
 
 
 def _refused(path: Path, name: Path, problem: str) -> Found:
@@ -205,8 +263,10 @@ def _refused(path: Path, name: Path, problem: str) -> Found:
 def names_in(data: bytes) -> Iterator[Path]:
     """The names in a list: one a line, or with a zero byte after each, as `find -print0` has it.
 
-    Windows begins a text with a mark, which is no part of the first name.
+    Windows begins a text with a mark, which is no part of the first name, and tells of UTF-16.
     """
+    if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) and b"\0" in data:
+        data = data.decode("utf-16", "replace").encode()
     separator = b"\0" if b"\0" in data else b"\n"
     start = len(BOM_UTF8) if data.startswith(BOM_UTF8) and separator == b"\n" else 0
     while start < len(data):

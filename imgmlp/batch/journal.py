@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from imgmlp.errors import OutputError, UsageError
+from imgmlp.output_files import is_special
 
 NAME = ".imgmlp-journal.jsonl"
 VERSION = 1
@@ -69,6 +70,9 @@ class Journal:
     def read(self) -> Iterator[Done]:
         """All outputs, oldest first. Raises OutputError if there is a journal nobody can read."""
         self.damaged = 0
+        if is_special(self.path):  # which whoever opens it may wait for without end
+            problem = f"cannot read {self.path}: it is a pipe or a device"
+            raise OutputError(problem, hint="remove it, or choose another folder")
         try:
             with self.path.open("rb") as stream:
                 while line := stream.readline(LONGEST):
@@ -112,6 +116,7 @@ def _parsed(line: bytes) -> Done | None:
         if not all(isinstance(known[name], kind) for name, kind in _KINDS.items()):
             return None
         os.fsencode(known["output"])  # which raises where no file can have the name
+        json.dumps(known["facts"], allow_nan=False)  # or what is told of it would be no JSON
     except (ValueError, KeyError, RecursionError):
         return None
     return Done(**known)

@@ -21,9 +21,10 @@ from imgmlp.batch.find import Found, names_in
 from imgmlp.batch.journal import Done, Journal, digest
 from imgmlp.batch.output import check
 from imgmlp.batch.shortfall import shortfall
+from imgmlp.batch.store import is_stored, url
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError, UsageError
-from imgmlp.output_files import write_atomically
+from imgmlp.output_files import is_special, write_atomically
 
 TABLES = """
 CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;
@@ -180,9 +181,10 @@ class Plan:
             known = self._known(output)
             paths = sorted([before[0], row[1]])  # in the same order whenever they are found
             paths.sort(key=lambda path: known is None or _absolute(path) != known.source)
-            name = self.rules.folder / os.fsdecode(output)
+            name = url(self.rules.folder / os.fsdecode(output))
             taken, other = (Path(os.fsdecode(path)) for path in paths)
-            problem = f"{name}, of {other}, would be written over another file of this run: {taken}"
+            over = f"would be written over another file of this run: {url(taken)}"
+            problem = f"{name}, of {url(other)}, {over}"
             refused = _refused(replace(found, path=other, error=OutputError(problem, hint=APART)))
             if paths[0] == before[0]:
                 return refused
@@ -203,7 +205,7 @@ class Plan:
         output, known = self._output(found.name), self._known(os.fsencode(found.name))
         try:
             decision = Decision("do")
-            if output is not None:
+            if output is not None and not is_stored(output):  # else its worker has a look
                 decision = decide(found, output, known, self.rules)
                 if decision.kind == "do" and output.exists():
                     _check_other(output, found.path)
@@ -288,9 +290,11 @@ class Plan:
         known = self._known(os.fsencode(FAILED))
         own, there = "" if known is None else known.output_digest, path.exists()
         if not count[0]:
-            if whole and there and digest(path) == own:  # else it is somebody else's
+            if whole and path.is_file() and digest(path) == own:  # else it is somebody else's
                 path.unlink(missing_ok=True)
             return None
+        if is_special(path):  # which would be written into, and may wait for ever
+            raise OutputError(f"{path} is a pipe or a device", hint="remove it")
         if not whole:
             more = "SELECT path FROM before WHERE path NOT IN (SELECT path FROM failed)"
             self._data.execute(f"INSERT INTO failed {more}")

@@ -26,7 +26,7 @@ from imgmlp import child
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
 from imgmlp.ending import ends_well, held
 from imgmlp.engine import list_devices, open_device
-from imgmlp.errors import DeviceError, Interrupted, TrainingError
+from imgmlp.errors import DeviceError, Interrupted, OutOfMemoryError, TrainingError
 from imgmlp.interrupt import ignore_signals
 
 TICK = 0.1  # seconds between two looks at what the processes tell
@@ -111,15 +111,15 @@ class Pool:
     """A process for each of some devices; one may be named several times."""
 
     def __init__(self, work: Work, devices: Sequence[str], note: Callable[[str], None]) -> None:
-        self._asked, self._note = _SPAWN.RawValue("i", 0), note
+        self._note = note
         on_numpy = [device for device in devices if _is_numpy(device)]
         share = max(1, child.cores_here() // max(1, len(on_numpy)))
         # Those of several processes would keep each other from the cores.
         beside = {child.COMPILERS: "0"} if len(devices) > 1 else {}
-        self._slots = [
-            _Slot(work, device, self._asked, _threads(share if device in on_numpy else 1) | beside)
-            for device in devices
-        ]
+        variables = {name: _threads(share if name in on_numpy else 1) | beside for name in devices}
+        with _starting():
+            self._asked = _SPAWN.RawValue("i", 0)
+            self._slots = [_Slot(work, one, self._asked, variables[one]) for one in devices]
 
     def seats(self) -> list[Seat]:
         """What each process is doing."""
@@ -128,7 +128,8 @@ class Pool:
     def run(self, tasks: Iterator[Task], stopping: Stopping, tick: Callable[[], None]) -> Records:
         """Do files; records come as files end. `tick` is called several times a second.
 
-        Ends early where it is asked to stop, no device is left or the disk is full.
+        Ends early where it is asked to stop, no device is left or the disk is full. Raises
+        OutOfMemoryError if the system has no room for so many processes, as the constructor does.
         """
         queue, full, records = _Queue(tasks), False, list[Record]()
         try:
@@ -161,7 +162,8 @@ class Pool:
                 alive = {one.device for one in self._slots if not one.given_up}
                 task = queue.next(slot.device, others=len(alive - {slot.device}) > 0)
                 if task is not None:
-                    slot.start(task)
+                    with _starting():
+                        slot.start(task)
 
     def _ended(self, slot: _Slot, queue: _Queue) -> Record | None:
         """The record of a file that a process has done, or cannot do; None if another one may."""
@@ -177,6 +179,17 @@ class Pool:
             if alive and queue.once_more(record):
                 return None
         return record
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Around what takes of the system what processes need."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot start so many processes: {error.strerror or error}"
+        hint = "use fewer --jobs, or allow more files with `ulimit -n`, processes with `ulimit -u`"
+        raise OutOfMemoryError(problem, hint=hint) from error
 
 
 def _threads(count: int) -> dict[str, str]:

@@ -21,10 +21,11 @@ def shortfall(name: str, facts: Mapping[str, Any], beside: int = 0) -> ImgmlpErr
         return TrainingError(problem, hint="the best state is in the file; try another target")
     if not facts.get("missed"):
         return None
+    missed = str(facts["missed"])
     advice = "try another target, a higher --effort or more --time"
-    if not facts.get("steps"):  # of one colour
+    if not facts.get("steps") and "bytes" in missed:  # of one colour, the smallest that there is
         advice = "no file of this picture is smaller"
     if beside:
         advice = f"{beside:,} bytes of it are {BESIDE}"
     hint = f"the best file was written; {advice}"
-    return TargetError(f"{name} has {facts['missed']}", hint=hint)
+    return TargetError(f"{name} has {missed}", hint=hint)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from imgmlp.batch.store import url
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import (
     DeviceError,
@@ -150,7 +151,7 @@ def attempt_elsewhere(
     """
     watch = _Told(stopping, tell, preparing)
     record = attempt(work, task, device, watch)
-    record.notes += [f"{task.source}: {note}" for note in watch.notes]
+    record.notes += [f"{url(task.source)}: {note}" for note in watch.notes]
     return record
 
 

@@ -28,6 +28,7 @@ from imgmlp.terminal import Terminal, print_table
 from imgmlp.text import print_data
 
 TURNS, QUICK_TURNS = 15, 5
+MOST_SIDE = 10**9  # whose matrix has fewer bytes than can be counted
 NONE = "–"
 PLOTS = (".png", ".svg")
 
@@ -44,11 +45,13 @@ def bench_kernels(
 ) -> None:
     """Print how fast single kernels are; also write them as CSV and draw them, if wanted.
 
-    Raises UsageError for sides below 1, or if there is no matplotlib to draw with, and
+    Raises UsageError for sides that no matrix has, or if there is no matplotlib to draw with, and
     OutOfMemoryError for sides that do not fit.
     """
-    if any(side < 1 for side in sides):
-        raise UsageError("a side is at least 1", hint="give --side as often as you like")
+    for side in sides:
+        if not 1 <= side <= MOST_SIDE:
+            hint = f"use a whole number from 1 to {MOST_SIDE:,}, as often as you like"
+            raise UsageError(f"--side is {side:,}", hint=hint)
     _check(table_file, plot, force)
     device = open_device(device_spec)
     terminal.note(device.info.describe())

@@ -7,7 +7,6 @@ Names come from the command line or a list. How files are found, planned and don
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +109,7 @@ class Request:
 
 
 def _many(source: Path) -> bool:
-    return find.is_folder(source) or (find.is_pattern(source) and any(glob.iglob(str(source))))
+    return find.is_folder(source) or find.is_pattern_of_any(source)
 
 
 def _list(path: Path) -> bytes:
@@ -168,27 +167,27 @@ def _work(
     if request.cluster in (None, devices.LOCAL):
         named = devices.named(request.where)
     seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
-    if plan.journal is not None:  # told once, and not of every file
-        make_folder(plan.journal.path)
-        check_output(plan.journal.path, force=True)
     if plan.count > 1:  # at once, as the first of them may take a while
         terminal.note(f"{plan.count:,} files to do, {_places(request, seats)}")
-    with terminal.files(plan.count) as told.show:
-        if request.cluster is not None:
-            cluster = _cluster(request, work, len(seats))
-            told.seats = cluster.seats
-            records = cluster.run(plan.tasks(), stop.requested, told.draw)
-        elif plan.count == 1:
-            watch = _Watch(told, stop, seats[0])
-            told.seats = watch.seats
-            records = run_here(work, plan.tasks(), seats[0], watch)
-        else:
-            pool = Pool(work, seats, terminal.note)
-            told.seats = pool.seats
-            records = pool.run(plan.tasks(), stop.requested, told.draw)
-        with contextlib.closing(records):
-            for record in records:
-                told.finished(record)
+    with _cluster(request, work, len(seats)) as cluster:
+        if plan.journal is not None:  # told once, and not of every file
+            make_folder(plan.journal.path)
+            check_output(plan.journal.path, force=True)
+        with terminal.files(plan.count) as told.show:
+            if cluster is not None:
+                told.seats = cluster.seats
+                records = cluster.run(plan.tasks(), stop.requested, told.draw)
+            elif plan.count == 1:
+                watch = _Watch(told, stop, seats[0])
+                told.seats = watch.seats
+                records = run_here(work, plan.tasks(), seats[0], watch)
+            else:
+                pool = Pool(work, seats, terminal.note)
+                told.seats = pool.seats
+                records = pool.run(plan.tasks(), stop.requested, told.draw)
+            with contextlib.closing(records):
+                for record in records:
+                    told.finished(record)
 
 
 def _places(request: Request, seats: Sequence[str]) -> str:
@@ -199,15 +198,22 @@ def _places(request: Request, seats: Sequence[str]) -> str:
     return f"{len(seats)} at a time" + (f" on {together(named)}" if named else "")
 
 
-def _cluster(request: Request, work: Work, processes: int) -> Cluster:
-    """Raises UsageError where Dask is not installed, and as Cluster does."""
+@contextmanager
+def _cluster(request: Request, work: Work, processes: int) -> Iterator[Cluster | None]:
+    """The cluster, if one is asked for.
+
+    Raises UsageError where Dask is not installed, and as Cluster does.
+    """
+    if request.cluster is None:
+        yield None
+        return
     try:
         from imgmlp.batch.cluster import Cluster
     except ModuleNotFoundError as error:
         hint = "pip install distributed fsspec s3fs, here and for the workers"
         raise UsageError(f"--cluster needs {error.name}", hint=hint) from error
-    assert request.cluster is not None
-    return Cluster(work, request.cluster, request.one, processes)
+    with contextlib.closing(Cluster(work, request.cluster, request.one, processes)) as cluster:
+        yield cluster
 
 
 class _Watch:

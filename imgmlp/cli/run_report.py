@@ -12,6 +12,7 @@ from imgmlp.batch.find import Search
 from imgmlp.batch.leftovers import forget
 from imgmlp.batch.plan import Plan
 from imgmlp.batch.pool import Seat
+from imgmlp.batch.store import url
 from imgmlp.batch.work import Record
 from imgmlp.cli.files import Entry
 from imgmlp.errors import DeviceError, ImgmlpError, Interrupted, OutputError, UsageError
@@ -167,9 +168,9 @@ def _files(count: int) -> str:
 def _entry(record: Record) -> Entry:
     """A file for JSON."""
     task = record.task
-    entry: Entry = {"file": str(task.source)}
+    entry: Entry = {"file": url(task.source)}
     if task.output is not None:
-        entry["output"] = str(task.output)
+        entry["output"] = url(task.output)
     entry |= {"problem": record.problem} | record.facts
     if record.problem is not None:
         entry |= {"hint": record.hint, "exit_code": record.exit_code}

@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,6 +141,24 @@ def test_no_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "dask scheduler" in caught.value.hint
 
 
+@pytest.mark.parametrize("address", ["tls://127.0.0.1:1", "ucx://127.0.0.1:1"])
+def test_an_address_that_dask_lacks_something_for_is_an_error(address: str) -> None:
+    with pytest.raises(DeviceError, match=address) as caught:
+        opened(address)
+    assert "certificates" in caught.value.hint
+
+
+def test_a_worker_that_leaves_in_good_order_does_not_count_as_lost(tmp_path: Path) -> None:
+    cluster = Cluster.__new__(Cluster)
+    cluster._again = deque()
+    record = Record(Task(tmp_path / "a"))
+    for error, lost in ((Interrupted("leaves"), 0), (DeviceError("fails"), 1)):
+        record.fail(error)
+        done = SimpleNamespace(result=lambda timeout: [record], release=lambda: None)
+        assert list(cluster._ended(done, clusters._Chunk([record.task]))) == []
+        assert cluster._again.pop() == clusters._Chunk([record.task], lost)
+
+
 def test_a_cluster_without_workers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = distributed.Client.wait_for_workers
     monkeypatch.setattr(
@@ -239,6 +259,7 @@ def test_options_that_a_cluster_cannot_follow_are_refused(imgmlp: Command, tmp_p
     soon = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
     nobody = imgmlp(*command, "--device", "9:9", env=soon, check=6)  # which workers may have
     assert "no cluster answers" in nobody.stderr
+    assert not out.exists()
     somewhere = imgmlp("encode", picture, "--out", out, "--cluster", "somewhere", check=2)
     assert "--cluster is 'somewhere'" in somewhere.stderr
     nowhere = imgmlp("encode", picture, "--cluster", "local", check=2)

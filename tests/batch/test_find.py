@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imgmlp.batch.find import Found, Search, names_in
+from imgmlp.batch.find import Found, Search, is_pattern_of_any, names_in
 from imgmlp.errors import UsageError
 
 TREE = ("a.png", "b.JPG", "notes.txt", "sub/c.png", "sub/deep/d.png", ".hidden/e.png", ".f.png")
@@ -114,10 +114,39 @@ def test_an_unreadable_folder_is_told_and_the_others_are_read(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    found = list(search(recursive=True).find([tree]))
-    (refused,) = (one for one in found if one.error is not None)
-    assert "cannot read the folder in/sub: Permission denied" in str(refused.error)
-    assert names([one for one in found if one.error is None]) == ["a.png", "b.JPG"]
+    for source in (tree, tree / "**" / "*.*[gG]", tree / "**"):
+        found = list(search(recursive=True).find([source]))
+        (refused,) = (one for one in found if one.error is not None)
+        assert "cannot read the folder in/sub: Permission denied" in str(refused.error)
+        read = names([one for one in found if one.error is None])
+        assert [name for name in read if name != "notes.txt"] == ["a.png", "b.JPG"]
+    assert is_pattern_of_any(tree / "*" / "c.png")
+    (missing,) = search().find([Path("nowhere/*.png")])
+    assert str(missing.error) == "nothing matches nowhere/*.png"
+
+
+def test_no_pattern_leads_out_of_the_folder_before_it(tree: Path) -> None:
+    """Whose tree is mirrored: the outputs would be written somewhere else."""
+    for pattern in ("in/*/../a.png", "in/**/../../in/a.png", "*/.."):
+        assert is_pattern_of_any(Path(pattern))
+        (refused,) = search().find([Path(pattern)])
+        assert isinstance(refused.error, UsageError)
+        assert str(refused.error) == f"{pattern} has .. behind its first wildcard"
+    assert names(list(search().find([Path("in/sub/../*.png")]))) == ["a.png"]
+
+
+def test_what_is_hidden_is_passed_over_unless_a_pattern_names_it(tree: Path) -> None:
+    (refused,) = search().find([tree / "*" / "e.png"])
+    assert "nothing matches" in str(refused.error)
+    assert names(list(search().find([tree / ".h*" / "*.png"]))) == [".hidden/e.png"]
+    assert names(list(search().find([tree / "**" / ".f*"]))) == [".f.png"]
+
+
+def test_a_pattern_finds_each_file_once_however_it_matches(tree: Path) -> None:
+    found = list(search().find([tree / "**" / "*" / "**" / "*.png"]))
+    assert names(found) == ["sub/c.png", "sub/deep/d.png"]
+    assert not is_pattern_of_any(tree / "*.gif")
+    assert not is_pattern_of_any(tree / "a.png")
 
 
 def test_the_folder_of_the_outputs_is_left_out(tree: Path) -> None:
@@ -169,6 +198,9 @@ def test_a_pipe_is_no_file(tree: Path) -> None:
         (b"a.png\nb c.png\r\n\nd.png", ["a.png", "b c.png", "d.png"]),
         (b"a\n.png\0b.png\0", ["a\n.png", "b.png"]),
         (b"\xef\xbb\xbfa.png\r\nb.png\r\n", ["a.png", "b.png"]),
+        ("\ufeffa.png\r\né.png\r\n".encode("utf-16-le"), ["a.png", "é.png"]),
+        ("\ufeffa.png\n".encode("utf-16-be") + b"\0", ["a.png", "\ufffd"]),  # and cut
+        (b"\xff\xfe.png\n", [os.fsdecode(b"\xff\xfe.png")]),
         (b"", []),
     ],
 )
@@ -187,6 +219,14 @@ def test_a_listed_file_keeps_its_place_in_its_folder(tree: Path) -> None:
     assert again.name == Path("in/a.png")  # from the current folder on
     assert names(list(search().listed(iter([tree / "sub"]), [tree]))) == ["sub/c.png"]
     assert names(list(search().listed(iter([tree]), [tree]))) == ["a.png", "b.JPG"]
+
+
+def test_a_list_never_means_all_of_the_current_folder(tree: Path) -> None:
+    """As `find .` prints it first, of a folder that has something new."""
+    refused, taken = search().listed(names_in(b".\n./in/a.png\n"), [])
+    assert isinstance(refused.error, UsageError)
+    assert "the current folder itself" in str(refused.error)
+    assert taken.name == Path("in/a.png")
 
 
 @pytest.mark.parametrize("given", ["in/sub/c.png", "in/**/c.png", "in/s*"])

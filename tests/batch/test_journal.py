@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ def test_what_was_added_is_read_again(tmp_path: Path) -> None:
         json.dumps({"version": 1} | asdict(ONE) | {"bytes": "many"}).encode(),
         json.dumps({"version": 1} | asdict(ONE) | {"facts": None}).encode(),
         json.dumps({"version": 1} | asdict(ONE) | {"output": "\ud800.imlp"}).encode(),
+        json.dumps({"version": 1} | asdict(ONE) | {"facts": {"psnr": math.nan}}).encode(),
+        json.dumps({"version": 1} | asdict(ONE)).encode().replace(b"30.5", b"1e999"),
         b"[" * 50_000,
     ],
 )
@@ -79,6 +82,16 @@ def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
         Journal(tmp_path).add(ONE)
     with pytest.raises(OutputError, match="cannot write"):
         Journal(tmp_path / "missing").add(ONE)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_pipe_or_a_device_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / NAME)
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("it is opened"))
+    with pytest.raises(OutputError, match="is a pipe or a device"):
+        list(Journal(tmp_path).read())
 
 
 def test_a_line_that_a_full_disk_takes_a_part_of_is_not_said_to_be_there(

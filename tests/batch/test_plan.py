@@ -255,6 +255,35 @@ def test_a_list_that_somebody_else_wrote_stays(folder: Path) -> None:
     assert plan.list_failed() == path
 
 
+def test_of_outputs_in_a_store_nothing_is_asked_of_this_machine() -> None:
+    """Where a key's name may be none that a file can have."""
+    names = ("a.png", "a.jpg", "b\0.png")
+    files = [Found(Path("s3://bucket/in", name), Path(name)) for name in names]
+    out = Path("s3://bucket/out")
+    plan = Plan(Rules(out, lambda name: name.with_suffix(".out"), journal=False))
+    (refused,) = plan.make(files)
+    assert refused.problem == (
+        "s3://bucket/out/a.out, of s3://bucket/in/a.png, would be written over another file of "
+        "this run: s3://bucket/in/a.jpg"
+    )
+    assert [task.source.name for task in plan.tasks()] == ["a.jpg", "b\0.png"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_pipe_that_has_the_lists_name_is_not_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "out").mkdir()
+    os.mkfifo(folder.parent / "out" / FAILED)
+    for name in ("digest", "write_atomically"):
+        monkeypatch.setattr(planning, name, lambda *_: pytest.fail("it is opened"))
+    plan, _ = planned(folder)
+    assert plan.list_failed() is None
+    plan.failed(folder / "a.png")
+    with pytest.raises(OutputError, match="is a pipe or a device"):
+        plan.list_failed()
+
+
 def test_where_nothing_is_written_everything_is_to_do(folder: Path) -> None:
     plan = Plan(Rules(None, Path))
     assert list(plan.make(Search({".png"}).find([folder]))) == []

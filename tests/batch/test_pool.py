@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ from works import WAIT, Acting, fail_between_files, tries
 from imgmlp import child
 from imgmlp.batch.pool import PATIENCE, Pool, run_here
 from imgmlp.batch.work import Record, Task
+from imgmlp.errors import OutOfMemoryError
 
 TWO = ("numpy", "numpy:procedure")  # names alone: these works open no device
 
@@ -75,6 +77,19 @@ def test_a_fault_of_a_process_itself_is_told(capfd: pytest.CaptureFixture[str]) 
     process.join(WAIT)
     assert process.exitcode == 1
     assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["pool.ProcessPoolExecutor", "pool._SPAWN.RawArray"])
+def test_a_system_that_has_no_room_for_so_many_processes_is_told(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(f"imgmlp.batch.{place}", refuse)
+    with pytest.raises(OutOfMemoryError, match="processes: Too many open files") as caught:
+        run(files(tmp_path, "good"))
+    assert "fewer --jobs" in caught.value.hint
 
 
 def test_files_are_begun_in_their_order(tmp_path: Path) -> None:

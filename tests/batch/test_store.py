@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,16 +16,20 @@ import pytest
 from conftest import Command
 from PIL import Image
 
+from imgmlp.batch import encode as batch_encode
 from imgmlp.batch import encode_in_store, store
 from imgmlp.batch.encode import EncodeFile
 from imgmlp.batch.encode_in_store import EncodeInStore
+from imgmlp.batch.plan import Plan, Rules
 from imgmlp.batch.pool import run_here
 from imgmlp.batch.store import found, is_stored, url
 from imgmlp.batch.wanted import Wanted
-from imgmlp.batch.work import Record, Task
+from imgmlp.batch.work import Record, Task, Watch, attempt_elsewhere
+from imgmlp.cli.run_report import RunReport
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 from imgmlp.errors import OutputError, TargetError
+from imgmlp.terminal import Terminal
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,39 @@ def test_two_colons_in_a_name_are_part_of_it(keys: Any, tmp_path: Path) -> None:
     assert {"/out/a::b.imlp", "/out/file::c.imlp"} <= set(keys.store)
 
 
+@pytest.mark.parametrize("name", [f"{'L' * 300}.png", f"a.{'L' * 300}", "a\0.png", "a.p\0ng"])
+def test_a_key_may_be_none_that_a_file_can_have(keys: Any, name: str) -> None:
+    keys.pipe_file(f"/in/{name}", picture(10))
+    task = Task(Path(f"keys://in/{name}"), Path(f"keys://out/{name}.imlp"))
+    (record,) = run_here(
+        EncodeInStore(Wanted(psnr=40), Path("keys://out")), iter([task]), "numpy", Silent()
+    )
+    assert record.problem is None
+    assert record.line.startswith(f"keys://out/{name}.imlp ")
+    assert keys.exists(f"/out/{name}.imlp")
+
+
+def test_a_full_temporary_folder_is_not_said_to_be_the_store(
+    encode: Encode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def put(task: Task, *_: object) -> None:
+        raise OutputError(f"cannot write {task.output}") from full
+
+    def write_bytes(*_: object) -> None:
+        raise full
+
+    for place, name, refuse in ((batch_encode, "put", put), (Path, "write_bytes", write_bytes)):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, refuse)
+            record = encode("a.png")
+        assert (record.exit_code, record.no_room, record.written) == (8, True, False)
+        told = f"the worker's temporary folder {tempfile.gettempdir()}: No space left on device"
+        assert told in (record.problem or "")
+        assert "TMPDIR" in record.hint
+
+
 def test_a_name_that_no_path_has_is_refused_and_the_others_are_found(keys: Any) -> None:
     for name in ("a//b.png", "c.png", "d/../e.png"):
         keys.pipe_file(f"/in/{name}", picture(10))
@@ -368,6 +407,18 @@ def test_notes_name_a_picture_by_its_address_also_where_the_target_was_missed(
     assert (record.problem is None) == ("psnr" in choices)
     (note,) = record.notes
     assert note.startswith(f"{kind}://pictures/in/e.tif: ")
+
+
+def test_what_is_told_elsewhere_names_places_by_their_addresses(capsys: Any) -> None:
+    def work(record: Record, device: object, watch: Watch) -> None:
+        watch.note("no checkpoints")
+
+    task = Task(Path("s3://b/in/a.png"), Path("s3://b/out/a.imlp"))
+    record = attempt_elsewhere(work, task, pytest.fail, lambda: False)
+    assert record.notes == ["s3://b/in/a.png: no checkpoints"]
+    RunReport(Terminal(), Plan(Rules(None, Path)), as_json=True).tell(record)
+    entry = json.loads(capsys.readouterr().out)
+    assert (entry["file"], entry["output"]) == ("s3://b/in/a.png", "s3://b/out/a.imlp")
 
 
 def test_two_processes_may_try_at_once_whether_they_can_write(

@@ -24,6 +24,9 @@ MAX_STEPS = 10**8
 MAX_BATCH = 2**20
 # The highest frequency that the Nyquist rate of the largest picture asks for.
 MAX_FREQUENCY = float(MAX_PIXELS)
+MAX_OCTAVES = MAX_PIXELS.bit_length()  # frequencies 1, 2, 4 ... up to that
+# Of a learning rate, as a float32 value; smaller ones some devices take for 0.
+LEAST_RATE, MOST_RATE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _USUAL = NUMBERS["default"]
 
 
@@ -171,11 +174,14 @@ class Settings:
         _check_whole("--features", self.features, 4, MAX_WIDTH)
         hint = "use a multiple of 4: sine and cosine along two axes"
         _check(self.features % 4 == 0, f"--features is {self.features}", hint)
+        if self.frequencies == "octaves":
+            hint = f"use at most {4 * MAX_OCTAVES} with --preset seed, whose frequencies double"
+            _check(self.features <= 4 * MAX_OCTAVES, f"--features is {self.features}", hint)
         real = isinstance(self.lr, float | int) and not isinstance(self.lr, bool)
         _check(
-            real and 0 < self.lr < math.inf,
+            real and LEAST_RATE <= self.lr <= MOST_RATE,
             f"--lr is {self.lr!r}",
-            "use a value above 0, like 0.01",
+            f"use a value from {LEAST_RATE:.2g} to {MOST_RATE:.2g}, like 0.01",
         )
         betas = all(0 <= beta < 1 for beta in self.betas)
         _check(betas, f"betas are {self.betas}", "use values in [0, 1)")

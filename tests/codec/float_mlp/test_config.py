@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from imgmlp.codec.float_mlp.config import (
+    MAX_FREQUENCY,
     PRESETS,
     Architecture,
     Encoding,
     Settings,
     Weights,
 )
+from imgmlp.codec.float_mlp.features import encoding
 from imgmlp.errors import UsageError
 
 
@@ -54,11 +56,14 @@ def test_spans_cover_the_flat_array_without_gaps() -> None:
         ({"lr": 0.0}, "--lr"),
         ({"lr": math.nan}, "--lr is nan"),
         ({"lr": math.inf}, "--lr is inf"),
+        ({"lr": 1e39}, "--lr is 1e+39"),  # infinity in float32
+        ({"lr": 1e-300}, "--lr is 1e-300"),  # 0
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"weight_decay": -1.0}, "weight decay"),
         ({"decay": 0.0}, "decay"),
         ({"features": 6}, "--features is 6"),
         ({"features": 0}, "--features"),
+        ({"features": 120, "frequencies": "octaves"}, "--features is 120"),
         ({"hidden": 0}, "--hidden"),
         ({"layers": 0}, "--layers"),
         ({"layers": 32}, "--layers"),
@@ -76,6 +81,14 @@ def test_settings_that_cannot_train_name_the_bad_value(change: dict, named: str)
     assert named in str(refused.value)
     assert refused.value.hint
     assert refused.value.exit_code == 2
+
+
+def test_octaves_end_with_the_highest_frequency_that_a_file_holds() -> None:
+    settings = dataclasses.replace(PRESETS["seed"], features=116)
+    assert max(encoding(settings, 9, 7).x) == MAX_FREQUENCY
+    with pytest.raises(UsageError) as refused:
+        dataclasses.replace(settings, features=120)
+    assert "at most 116" in refused.value.hint
 
 
 def test_settings_are_frozen() -> None:
