@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -214,9 +215,20 @@ def imgmlp(picture: Path) -> Command:
     return run
 
 
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small picture and what `imgmlp train` writes beside it."""
+    folder = tmp_path_factory.mktemp("trained")
+    Image.fromarray(small_pixels()).save(folder / "small.png")
+    command = imgmlp_command(["train", "small.png", *QUICK, "-q"])
+    subprocess.run(command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, check=True)
+    return folder
+
+
 @pytest.fixture
-def weights(imgmlp: Command, picture: Path) -> Path:
-    imgmlp("train", picture.name, *QUICK, "-q")
+def weights(trained_once: Path, picture: Path) -> Path:
+    """Weights of the small picture, and its reconstruction, beside it."""
+    shutil.copytree(trained_once, picture.parent, dirs_exist_ok=True)
     return picture.parent / "weights.npz"
 
 
