@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,9 @@ MAPPINGS = ("numpy", "one", "group")
 # NumPy on what kernels are compiled from: nothing to compile, and faults are reported.
 EMULATED = ("numpy:procedure", "numpy:uops", "numpy:uops-group")
 FORMS = (*MAPPINGS, *EMULATED)
+
+# Of the environment of commands: what changes how text is shown, or where it is computed.
+LEFT_OUT = ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "IMGMLP_DEVICE", "DEBUG")
 
 OPENCL = {"device": "cpu"}  # where tests of OpenCL run; --device names another place
 
@@ -215,6 +219,38 @@ def imgmlp(picture: Path) -> Command:
     return run
 
 
+@pytest.fixture
+def in_process(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Runs `imgmlp ...` likewise, but in this process, as it takes half a second to load modules.
+
+    For what ends before any work: no signals are heard.
+    """
+    from imgmlp import cli
+    from imgmlp.cli import options
+
+    monkeypatch.chdir(picture.parent)
+    for name in LEFT_OUT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("IMGMLP_DEVICE", "numpy")
+    signals = (options, "raise_on_signals"), (options, "shield_children"), (cli, "ignore_signals")
+    for module, name in signals:
+        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setattr(cli.ending, "leave", sys.exit)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command has its own
+
+    def run(*args: str | Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["imgmlp", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        shown = capsys.readouterr()
+        assert ended.value.code == check, f"{ended.value.code}\n{shown.out}\n{shown.err}"
+        return subprocess.CompletedProcess(args, check, shown.out, shown.err)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the small picture and what `imgmlp train` writes beside it."""
@@ -252,8 +288,7 @@ def imgmlp_command(args: Sequence[str | Path]) -> list[str]:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without what changes how text is shown."""
-    left_out = ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "IMGMLP_DEVICE", "DEBUG")
-    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    kept = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
     # The tests also run on a checkout that is not installed.
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH", "")]))
     fixed = {"PYTHONPATH": path, "IMGMLP_DEVICE": "numpy", "PYTHONIOENCODING": "utf-8"}

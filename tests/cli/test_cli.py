@@ -124,11 +124,11 @@ def test_the_device_may_come_from_the_environment(imgmlp: Command, weights: Path
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_an_error_has_its_exit_code_and_two_lines(
-    imgmlp: Command, picture: Path, arguments: tuple[str, ...], code: int, part: str
+    in_process: Command, picture: Path, arguments: tuple[str, ...], code: int, part: str
 ) -> None:
     (picture.parent / "text.png").write_text("no picture")
     before = picture.read_bytes()
-    done = imgmlp(*arguments, check=code)
+    done = in_process(*arguments, check=code)
     assert_error(done.stderr, part)
     understood = 1 if "--device" in arguments else 0  # said before it is looked for
     assert len(done.stderr.splitlines()) == 2 + understood  # before any work

@@ -114,10 +114,10 @@ def test_a_name_that_is_too_long_with_its_new_ending_is_told(
     ids=" ".join,
 )
 def test_a_bad_option_of_decode_is_exit_2(
-    imgmlp: Command, weights: Path, options: tuple[str, ...]
+    in_process: Command, weights: Path, options: tuple[str, ...]
 ) -> None:
     before = set(weights.parent.iterdir())
-    assert_error(imgmlp("decode", weights.name, *options, check=2).stderr)
+    assert_error(in_process("decode", weights.name, *options, check=2).stderr)
     assert set(weights.parent.iterdir()) == before
 
 

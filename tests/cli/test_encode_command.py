@@ -163,10 +163,10 @@ def test_transparency_is_kept(imgmlp: Command, picture: Path, codec: Codec) -> N
     ],
 )
 def test_wrong_options_are_refused_before_any_work(
-    imgmlp: Command, options: tuple[str, ...]
+    in_process: Command, options: tuple[str, ...]
 ) -> None:
     code = 8 if "--force" in options else 2
-    done = imgmlp("encode", "small.png", *options, check=code)
+    done = in_process("encode", "small.png", *options, check=code)
     assert "hint:" in done.stderr
 
 

@@ -310,15 +310,15 @@ def test_what_standard_input_holds_is_looked_at_as_a_file_is(tmp_path: Path) -> 
     ],
 )
 def test_errors_are_json_where_it_is_asked_for(
-    imgmlp: Command, arguments: tuple[str, ...], code: int
+    in_process: Command, arguments: tuple[str, ...], code: int
 ) -> None:
-    done = imgmlp(*arguments, "--json", check=code)
+    done = in_process(*arguments, "--json", check=code)
     found = json.loads(done.stdout)
     (facts,) = found if isinstance(found, list) else [found]
     assert facts["exit_code"] == code
     assert facts["problem"] in done.stderr
     assert facts["hint"] in done.stderr
-    assert "{" not in imgmlp(*arguments, check=code).stdout
+    assert "{" not in in_process(*arguments, check=code).stdout
 
 
 def test_a_value_for_json_is_an_error_in_json(imgmlp: Command) -> None:

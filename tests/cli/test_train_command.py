@@ -109,9 +109,9 @@ def test_live_leaves_a_preview(imgmlp: Command, picture: Path) -> None:
     ids=" ".join,
 )
 def test_a_bad_option_of_train_is_exit_2(
-    imgmlp: Command, picture: Path, options: tuple[str, ...]
+    in_process: Command, picture: Path, options: tuple[str, ...]
 ) -> None:
-    done = imgmlp("train", picture.name, *options, check=2)
+    done = in_process("train", picture.name, *options, check=2)
     assert_error(done.stderr, options[0])
     assert done.stdout == ""
     assert names(picture) == set()
