@@ -58,7 +58,7 @@ def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -
 
 def test_files_are_of_latents_if_nobody_chooses(imgmlp: Command, picture: Path) -> None:
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
-    imgmlp("encode", picture.name, "--lambda", "0.001", "--effort", "1")
+    imgmlp("encode", picture.name, "--lambda", "0.001", *QUICK)
     assert container.parse(picture.with_suffix(".imlp").read_bytes()).header.codec == "latent"
 
 
