@@ -225,7 +225,7 @@ def in_process(
 ) -> Command:
     """Runs `imgmlp ...` likewise, but in this process, as it takes half a second to load modules.
 
-    For what ends before any work: no signals are heard.
+    For what is refused or shown before any work: no signals are heard.
     """
     from imgmlp import cli
     from imgmlp.cli import options

@@ -170,10 +170,12 @@ def test_wrong_options_are_refused_before_any_work(
     assert "hint:" in done.stderr
 
 
-def test_a_number_that_is_none_is_refused_in_plain_words(imgmlp: Command) -> None:
-    told = imgmlp("encode", "small.png", "--effort", "1.5", check=2).stderr
+def test_a_number_that_is_none_is_refused_in_plain_words(in_process: Command) -> None:
+    told = in_process("encode", "small.png", "--effort", "1.5", check=2).stderr
     assert_error(told, "'--effort': it is no whole number")
-    assert_error(imgmlp("encode", "small.png", "--psnr", "x", check=2).stderr, "it is no number")
+    assert_error(
+        in_process("encode", "small.png", "--psnr", "x", check=2).stderr, "it is no number"
+    )
 
 
 def test_the_line_of_a_file_has_the_seconds_of_the_whole_command(
