@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,9 @@ MAPPINGS = ("numpy", "one", "group")
 # NumPy on what kernels are compiled from: nothing to compile, and faults are reported.
 EMULATED = ("numpy:procedure", "numpy:uops", "numpy:uops-group")
 FORMS = (*MAPPINGS, *EMULATED)
+
+# Of the environment of commands: what changes how text is shown, or where it is computed.
+LEFT_OUT = ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "IMGMLP_DEVICE", "DEBUG")
 
 OPENCL = {"device": "cpu"}  # where tests of OpenCL run; --device names another place
 
@@ -215,8 +220,51 @@ def imgmlp(picture: Path) -> Command:
 
 
 @pytest.fixture
-def weights(imgmlp: Command, picture: Path) -> Path:
-    imgmlp("train", picture.name, *QUICK, "-q")
+def in_process(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Runs `imgmlp ...` likewise, but in this process, as it takes half a second to load modules.
+
+    For what is refused or shown before any work: no signals are heard.
+    """
+    from imgmlp import cli
+    from imgmlp.cli import options
+
+    monkeypatch.chdir(picture.parent)
+    for name in LEFT_OUT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("IMGMLP_DEVICE", "numpy")
+    signals = (options, "raise_on_signals"), (options, "shield_children"), (cli, "ignore_signals")
+    for module, name in signals:
+        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setattr(cli.ending, "leave", sys.exit)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command has its own
+
+    def run(*args: str | Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["imgmlp", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        shown = capsys.readouterr()
+        assert ended.value.code == check, f"{ended.value.code}\n{shown.out}\n{shown.err}"
+        return subprocess.CompletedProcess(args, check, shown.out, shown.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small picture and what `imgmlp train` writes beside it."""
+    folder = tmp_path_factory.mktemp("trained")
+    Image.fromarray(small_pixels()).save(folder / "small.png")
+    command = imgmlp_command(["train", "small.png", *QUICK, "-q"])
+    subprocess.run(command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, check=True)
+    return folder
+
+
+@pytest.fixture
+def weights(trained_once: Path, picture: Path) -> Path:
+    """Weights of the small picture, and its reconstruction, beside it."""
+    shutil.copytree(trained_once, picture.parent, dirs_exist_ok=True)
     return picture.parent / "weights.npz"
 
 
@@ -240,8 +288,7 @@ def imgmlp_command(args: Sequence[str | Path]) -> list[str]:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without what changes how text is shown."""
-    left_out = ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "IMGMLP_DEVICE", "DEBUG")
-    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    kept = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
     # The tests also run on a checkout that is not installed.
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH", "")]))
     fixed = {"PYTHONPATH": path, "IMGMLP_DEVICE": "numpy", "PYTHONIOENCODING": "utf-8"}

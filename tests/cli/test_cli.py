@@ -124,11 +124,11 @@ def test_the_device_may_come_from_the_environment(imgmlp: Command, weights: Path
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_an_error_has_its_exit_code_and_two_lines(
-    imgmlp: Command, picture: Path, arguments: tuple[str, ...], code: int, part: str
+    in_process: Command, picture: Path, arguments: tuple[str, ...], code: int, part: str
 ) -> None:
     (picture.parent / "text.png").write_text("no picture")
     before = picture.read_bytes()
-    done = imgmlp(*arguments, check=code)
+    done = in_process(*arguments, check=code)
     assert_error(done.stderr, part)
     understood = 1 if "--device" in arguments else 0  # said before it is looked for
     assert len(done.stderr.splitlines()) == 2 + understood  # before any work
@@ -284,15 +284,15 @@ def test_a_missing_home_does_not_matter(picture: Path, home: str | None) -> None
     assert "numpy" in done.stdout
 
 
-def test_an_empty_argument_is_no_folder(imgmlp: Command) -> None:
+def test_an_empty_argument_is_no_folder(in_process: Command) -> None:
     """As of a variable that is not set, which would be the folder that one is in."""
     for words in (
         ["encode", "", "--out", "out"],
         ["decode", "x.imlp", "-o", ""],
         ["encode", "x.png", "--out="],
     ):
-        assert "an argument is empty" in imgmlp(*words, check=2).stderr
-    assert "--out= does not exist" in imgmlp("encode", "--", "--out=", check=2).stderr
+        assert "an argument is empty" in in_process(*words, check=2).stderr
+    assert "--out= does not exist" in in_process("encode", "--", "--out=", check=2).stderr
 
 
 # Names in commands that people are to copy
@@ -316,29 +316,29 @@ def test_a_name_in_a_command_can_be_copied(name: str, expected: str) -> None:
 
 
 def test_a_name_that_looks_like_an_option_is_a_file_with_its_folder(
-    imgmlp: Command, picture: Path
+    in_process: Command, picture: Path
 ) -> None:
     assert text.quoted("-x y.png") == "'./-x y.png'"
     (picture.parent / "-x.png").write_bytes(b"no picture")
-    told = imgmlp("encode", "-x.png", check=2).stderr
+    told = in_process("encode", "-x.png", check=2).stderr
     assert_error(told, "No such option", "`./-x.png` means the file of this name")
-    assert "magick ./-x.png" in imgmlp("encode", "--", "-x.png", check=3).stderr
-    told = imgmlp("encode", "-z.png", check=2).stderr
+    assert "magick ./-x.png" in in_process("encode", "--", "-x.png", check=3).stderr
+    told = in_process("encode", "-z.png", check=2).stderr
     assert_error(told, "No such option", "see `imgmlp encode --help`")
 
 
-def test_an_option_that_would_be_passed_over_is_refused(imgmlp: Command) -> None:
+def test_an_option_that_would_be_passed_over_is_refused(in_process: Command) -> None:
     for option in ("--quick", "-q"):
-        told = imgmlp("bench", option, "kernels", check=2).stderr
+        told = in_process("bench", option, "kernels", check=2).stderr
         assert_error(told, "options stand before 'kernels'", "imgmlp bench kernels --help")
 
 
-def test_an_option_without_its_value_leads_to_the_help_of_its_command(imgmlp: Command) -> None:
-    told = imgmlp("encode", "a.png", "-o", check=2).stderr
+def test_an_option_without_its_value_leads_to_the_help_of_its_command(in_process: Command) -> None:
+    told = in_process("encode", "a.png", "-o", check=2).stderr
     assert_error(told, "'-o' requires an argument", "see `imgmlp encode --help`")
-    told = imgmlp("bench", "kernels", "--csv", check=2).stderr
+    told = in_process("bench", "kernels", "--csv", check=2).stderr
     assert_error(told, "'--csv' requires an argument", "see `imgmlp bench kernels --help`")
-    shown = imgmlp("bench", "--json", "--device", check=2).stdout
+    shown = in_process("bench", "--json", "--device", check=2).stdout
     assert json.loads(shown)["hint"] == "see `imgmlp bench --help`"
 
 

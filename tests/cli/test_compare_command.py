@@ -244,13 +244,17 @@ def test_without_any_picture_there_is_no_page(imgmlp: Command, picture: Path) ->
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_is_refused(
-    imgmlp: Command, picture: Path, arguments: tuple[str, ...], code: int, parts: tuple[str, ...]
+    in_process: Command,
+    picture: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    parts: tuple[str, ...],
 ) -> None:
     (picture.parent / "there.html").write_text("somebody's")
     if code == 1:  # of several pictures; the other one is not encoded for this
         picture.unlink()
         code = 1
-    done = imgmlp("compare", picture.name, *arguments, check=code)
+    done = in_process("compare", picture.name, *arguments, check=code)
     for part in parts:
         assert part in done.stderr
     assert (picture.parent / "there.html").read_text() == "somebody's"

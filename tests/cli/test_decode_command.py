@@ -91,10 +91,10 @@ def test_a_compact_file_is_not_decoded_where_something_would_be_lost(
 
 
 def test_a_name_that_is_too_long_with_its_new_ending_is_told(
-    imgmlp: Command, compact: Path
+    in_process: Command, compact: Path
 ) -> None:
     source = compact.rename(compact.with_name(f"{'a' * 245}.imlp"))
-    done = imgmlp("decode", source.name, check=8)
+    done = in_process("decode", source.name, check=8)
     assert_error(done.stderr, "cannot write", "decoded.png", "too long")
 
 
@@ -114,26 +114,26 @@ def test_a_name_that_is_too_long_with_its_new_ending_is_told(
     ids=" ".join,
 )
 def test_a_bad_option_of_decode_is_exit_2(
-    imgmlp: Command, weights: Path, options: tuple[str, ...]
+    in_process: Command, weights: Path, options: tuple[str, ...]
 ) -> None:
     before = set(weights.parent.iterdir())
-    assert_error(imgmlp("decode", weights.name, *options, check=2).stderr)
+    assert_error(in_process("decode", weights.name, *options, check=2).stderr)
     assert set(weights.parent.iterdir()) == before
 
 
-def test_pictures_are_not_decoded_into_a_store(imgmlp: Command, weights: Path) -> None:
-    done = imgmlp("decode", weights.name, "--out", "s3://bucket/x", check=2)
+def test_pictures_are_not_decoded_into_a_store(in_process: Command, weights: Path) -> None:
+    done = in_process("decode", weights.name, "--out", "s3://bucket/x", check=2)
     assert_error(done.stderr, "s3://bucket/x is in a store")
     assert not (weights.parent / "s3:").exists()
 
 
-def test_a_folder_is_no_name_for_a_picture(imgmlp: Command, weights: Path) -> None:
+def test_a_folder_is_no_name_for_a_picture(in_process: Command, weights: Path) -> None:
     (weights.parent / "dd").mkdir()
-    assert_error(imgmlp("decode", weights.name, "-o", "dd", check=8).stderr, "dd is a folder")
+    assert_error(in_process("decode", weights.name, "-o", "dd", check=8).stderr, "dd is a folder")
 
 
-def test_decode_leaves_an_existing_picture_untouched(imgmlp: Command, weights: Path) -> None:
+def test_decode_leaves_an_existing_picture_untouched(in_process: Command, weights: Path) -> None:
     target = weights.with_suffix(".png")
     target.write_bytes(b"old")
-    assert_error(imgmlp("decode", weights.name, check=8).stderr, "weights.png")
+    assert_error(in_process("decode", weights.name, check=8).stderr, "weights.png")
     assert target.read_bytes() == b"old"

@@ -58,7 +58,7 @@ def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -
 
 def test_files_are_of_latents_if_nobody_chooses(imgmlp: Command, picture: Path) -> None:
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
-    imgmlp("encode", picture.name, "--lambda", "0.001", "--effort", "1")
+    imgmlp("encode", picture.name, "--lambda", "0.001", *QUICK)
     assert container.parse(picture.with_suffix(".imlp").read_bytes()).header.codec == "latent"
 
 
@@ -177,17 +177,19 @@ def test_transparency_is_kept(imgmlp: Command, picture: Path, codec: Codec) -> N
     ],
 )
 def test_wrong_options_are_refused_before_any_work(
-    imgmlp: Command, options: tuple[str, ...]
+    in_process: Command, options: tuple[str, ...]
 ) -> None:
     code = 8 if "--force" in options else 2
-    done = imgmlp("encode", "small.png", *options, check=code)
+    done = in_process("encode", "small.png", *options, check=code)
     assert "hint:" in done.stderr
 
 
-def test_a_number_that_is_none_is_refused_in_plain_words(imgmlp: Command) -> None:
-    told = imgmlp("encode", "small.png", "--effort", "1.5", check=2).stderr
+def test_a_number_that_is_none_is_refused_in_plain_words(in_process: Command) -> None:
+    told = in_process("encode", "small.png", "--effort", "1.5", check=2).stderr
     assert_error(told, "'--effort': it is no whole number")
-    assert_error(imgmlp("encode", "small.png", "--psnr", "x", check=2).stderr, "it is no number")
+    assert_error(
+        in_process("encode", "small.png", "--psnr", "x", check=2).stderr, "it is no number"
+    )
 
 
 def test_the_line_of_a_file_has_the_seconds_of_the_whole_command(

@@ -206,7 +206,7 @@ def test_several_devices_of_the_environment_are_for_many_files(
     assert json.loads(devices.stdout)
 
 
-def test_what_has_no_place_is_refused(imgmlp: Command, picture: Path) -> None:
+def test_what_has_no_place_is_refused(in_process: Command, picture: Path) -> None:
     folder = str(picture.parent)
     for arguments in (
         ("encode", folder),
@@ -216,14 +216,14 @@ def test_what_has_no_place_is_refused(imgmlp: Command, picture: Path) -> None:
         ("encode", "-", "--out", "x"),
         ("decode", folder, "--out", "x"),  # which has no such files
     ):
-        assert_error(imgmlp(*arguments, check=2).stderr)
-    assert_error(imgmlp("encode", folder, "--out", picture, check=8).stderr, "is no folder")
+        assert_error(in_process(*arguments, check=2).stderr)
+    assert_error(in_process("encode", folder, "--out", picture, check=8).stderr, "is no folder")
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
 
 @pytest.mark.parametrize("scheme", ["file", "local"])
 def test_an_address_of_this_machine_is_no_store(
-    imgmlp: Command, picture: Path, scheme: str
+    in_process: Command, picture: Path, scheme: str
 ) -> None:
     folder = picture.parent
     for arguments in (
@@ -232,7 +232,7 @@ def test_an_address_of_this_machine_is_no_store(
         ("decode", ".", "--out", f"{scheme}://{folder}/out"),
         ("verify", f"{scheme}://{folder}"),
     ):
-        told = imgmlp(*arguments, check=2).stderr
+        told = in_process(*arguments, check=2).stderr
         assert f"{scheme}:// is no store" in told
         assert "plain path" in told
     assert list(folder.iterdir()) == [picture]

@@ -24,22 +24,22 @@ SMALL = ("--batch", "50", "--hidden", "8", "--layers", "1", "--features", "8", "
         ("source", ["__kernel", "lowbias32", "tile_product"]),
     ],
 )
-def test_each_form_shows_what_it_is(imgmlp: Command, form: str, words: list[str]) -> None:
+def test_each_form_shows_what_it_is(in_process: Command, form: str, words: list[str]) -> None:
     assert form in FORMS
-    shown = imgmlp("graph", *SMALL, "--form", form).stdout
+    shown = in_process("graph", *SMALL, "--form", form).stdout
     for word in words:
         assert word in shown
 
 
-def test_the_default_step_keeps_its_promises(imgmlp: Command) -> None:
-    figures = json.loads(imgmlp("graph", "--json").stdout)
+def test_the_default_step_keeps_its_promises(in_process: Command) -> None:
+    figures = json.loads(in_process("graph", "--json").stdout)
     assert figures["launches"] <= 5
     assert figures["kernels"] <= figures["launches"]
     assert figures["saved"] >= 0.7
     assert figures["saved"] == 1 - figures["arena_bytes"] / figures["intermediate_bytes"]
     assert figures["note"].startswith("block: 3072 rows in ")
-    assert "3072 rows in" in imgmlp("graph").stdout
-    general = json.loads(imgmlp("graph", "--json", "--general").stdout)
+    assert "3072 rows in" in in_process("graph").stdout
+    general = json.loads(in_process("graph", "--json", "--general").stdout)
     assert general["launches"] <= 14
     assert general["saved"] >= 0.7
 
@@ -56,8 +56,8 @@ def test_times_are_those_of_the_kernels_that_ran(imgmlp: Command) -> None:
     assert sum("_product" in line or "_fused" in line for line in launches) >= 4
 
 
-def test_numpy_has_no_kernels_to_time(imgmlp: Command) -> None:
-    assert "NumPy" in imgmlp("graph", *SMALL, "--form", "times", check=6).stderr
+def test_numpy_has_no_kernels_to_time(in_process: Command) -> None:
+    assert "NumPy" in in_process("graph", *SMALL, "--form", "times", check=6).stderr
 
 
 def test_half_precision_is_shown_where_there_are_matrix_units(imgmlp: Command) -> None:
@@ -66,9 +66,12 @@ def test_half_precision_is_shown_where_there_are_matrix_units(imgmlp: Command) -
     assert done.stdout == imgmlp("graph", *SMALL, "--device", "numpy").stdout
 
 
-def test_what_the_general_scheduler_gives_has_the_same_figures(imgmlp: Command) -> None:
-    general = imgmlp("graph", *SMALL, "--json", "--general").stdout
-    assert json.loads(general).keys() == json.loads(imgmlp("graph", *SMALL, "--json").stdout).keys()
+def test_what_the_general_scheduler_gives_has_the_same_figures(in_process: Command) -> None:
+    general = in_process("graph", *SMALL, "--json", "--general").stdout
+    assert (
+        json.loads(general).keys()
+        == json.loads(in_process("graph", *SMALL, "--json").stdout).keys()
+    )
 
 
 def test_debug_shows_the_step_on_stderr_and_leaves_stdout_alone(imgmlp: Command) -> None:
@@ -77,9 +80,9 @@ def test_debug_shows_the_step_on_stderr_and_leaves_stdout_alone(imgmlp: Command)
     assert "writes" in done.stderr
 
 
-def test_an_unknown_form_is_a_usage_error(imgmlp: Command) -> None:
-    assert "error:" in imgmlp("graph", "--form", "picture", check=2).stderr
+def test_an_unknown_form_is_a_usage_error(in_process: Command) -> None:
+    assert "error:" in in_process("graph", "--form", "picture", check=2).stderr
 
 
-def test_figures_have_no_other_form(imgmlp: Command) -> None:
-    assert "--form" in imgmlp("graph", *SMALL, "--json", "--form", "dot", check=2).stderr
+def test_figures_have_no_other_form(in_process: Command) -> None:
+    assert "--form" in in_process("graph", *SMALL, "--json", "--form", "dot", check=2).stderr

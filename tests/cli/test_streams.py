@@ -17,9 +17,11 @@ from conftest import GOLDEN, QUICK, Command, environment, imgmlp_command, small_
 from outputs import assert_error, pixels_of
 from PIL import Image
 
+from imgmlp import cli
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 from imgmlp.errors import problem_of
+from imgmlp.terminal import Terminal
 
 SHORT = ("--codec", "mlp", "--time", "0.3s", "--lambda", "0.01")
 COMPACT = str(GOLDEN / "rgb-alpha.imlp")
@@ -308,15 +310,15 @@ def test_what_standard_input_holds_is_looked_at_as_a_file_is(tmp_path: Path) -> 
     ],
 )
 def test_errors_are_json_where_it_is_asked_for(
-    imgmlp: Command, arguments: tuple[str, ...], code: int
+    in_process: Command, arguments: tuple[str, ...], code: int
 ) -> None:
-    done = imgmlp(*arguments, "--json", check=code)
+    done = in_process(*arguments, "--json", check=code)
     found = json.loads(done.stdout)
     (facts,) = found if isinstance(found, list) else [found]
     assert facts["exit_code"] == code
     assert facts["problem"] in done.stderr
     assert facts["hint"] in done.stderr
-    assert "{" not in imgmlp(*arguments, check=code).stdout
+    assert "{" not in in_process(*arguments, check=code).stdout
 
 
 def test_a_value_for_json_is_an_error_in_json(imgmlp: Command) -> None:
@@ -434,12 +436,15 @@ COMMANDS = "train", "encode", "decode", "info", "verify", "compare", "devices", 
 
 @pytest.mark.parametrize("command", [(), *((one,) for one in COMMANDS), ("bench", "kernels")])
 def test_help_is_no_wider_than_the_terminal_and_says_as_much_in_a_narrow_one(
-    imgmlp: Command, command: tuple[str, ...]
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = {
-        columns: imgmlp(*command, "--help", env={"COLUMNS": str(columns)}).stdout
-        for columns in (40, 47, 60, 80)
-    }
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    shown = {}
+    for columns in (40, 47, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        cli.app([*command, "--help"], obj=Terminal(), prog_name="imgmlp", standalone_mode=False)
+        shown[columns] = capsys.readouterr().out
     for columns, text in shown.items():
         assert max(map(len, text.splitlines())) <= columns
         assert "".join(text.split()) == "".join(shown[80].split())
+    assert len(shown[40].splitlines()) > len(shown[80].splitlines())

@@ -109,17 +109,19 @@ def test_live_leaves_a_preview(imgmlp: Command, picture: Path) -> None:
     ids=" ".join,
 )
 def test_a_bad_option_of_train_is_exit_2(
-    imgmlp: Command, picture: Path, options: tuple[str, ...]
+    in_process: Command, picture: Path, options: tuple[str, ...]
 ) -> None:
-    done = imgmlp("train", picture.name, *options, check=2)
+    done = in_process("train", picture.name, *options, check=2)
     assert_error(done.stderr, options[0])
     assert done.stdout == ""
     assert names(picture) == set()
 
 
 @pytest.mark.parametrize("name", ["live.html", "live.txt"])
-def test_what_is_shown_has_the_name_of_a_picture(imgmlp: Command, picture: Path, name: str) -> None:
-    done = imgmlp("train", picture.name, *QUICK, "--live", name, check=2)
+def test_what_is_shown_has_the_name_of_a_picture(
+    in_process: Command, picture: Path, name: str
+) -> None:
+    done = in_process("train", picture.name, *QUICK, "--live", name, check=2)
     assert_error(done.stderr, f"{name} has the extension")
 
 
