@@ -102,7 +102,13 @@ class _Encoder:
                 missing = self.wanted.value - first.psnr
                 self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
             price, until = self.passes.price(), self.lengths.until()
-            trainer.repeat(price, first.model.networks, steps, until)
+            first_run = len(self.passes.tried) == 1
+            if first_run and self.lengths.may_start_over and trainer.was_cheaper(price):
+                trainer.start_over(price)
+                again = f"{trainer.state.steps:,} steps once more"
+                self.run.say(f"{again}, as bits were too cheap at first")
+            else:
+                trainer.repeat(price, first.model.networks, steps, until)
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""

@@ -190,6 +190,27 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     assert len(told) == len(stops)
 
 
+@pytest.mark.usefixtures("few_trials")
+def test_a_run_that_is_done_again_may_be_stopped_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LatentTrainer, "was_cheaper", lambda *_: True)
+    target, again = Goal("psnr", 33), "30 steps once more, as bits were too cheap at first"
+    checkpoint, told = Checkpoint(tmp_path / "c", "k"), list[str | int]()
+    wanted = run(target, run=Run(note=told.append))
+    assert told.count(again) == 1
+    told.clear()
+
+    def stop() -> bool:
+        return again in told and told[-1] != again
+
+    stopped = Run(lambda p: told.append(p.step), stop, told.append, checkpoint)
+    with pytest.raises(Interrupted, match=r"stopped after \d+ of 30 steps"):
+        run(target, run=stopped)
+    assert 0 < told[-1] < 30
+    assert run(target, run=Run(checkpoint=checkpoint)).bytes == wanted.bytes
+
+
 def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) -> None:
     checkpoint, steps = Checkpoint(tmp_path / "c", "k"), list[int]()
 

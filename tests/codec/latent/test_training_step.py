@@ -1104,6 +1104,32 @@ def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
     assert (0 < sum(done) < 10) is bool(anew)
 
 
+def test_a_run_whose_price_was_too_low_at_first_is_done_again_at_one_that_stays() -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    beginning, asked = step.state(), list[float]()
+
+    def dearer(*_: float) -> float:
+        asked.append(trainer.state.price)
+        return 1.0 if len(asked) == 1 else 2.0
+
+    trainer = LatentTrainer(
+        step, LatentTrainerState(40, 1e-3), dearer, anew=lambda _: step.restore(beginning)
+    )
+    assert trainer.run() == "done"
+    risen = trainer.state.price
+    assert risen > 1e-3
+    assert trainer.was_cheaper(1.26e-3)
+    assert not trainer.was_cheaper(1.24e-3)
+    asked.clear()
+    trainer.start_over(2e-3)
+    assert (step.done, trainer.done, trainer.state.exponents) == (0, 0, {})
+    assert trainer.run() == "done"
+    assert not asked
+    assert trainer.state.price == 2e-3
+    assert step.done == trainer.state.steps == 40
+    assert not trainer.was_cheaper(1.0)  # nor is it done a third time
+
+
 @pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW - 1, 0), (phases.FEW, 1)])
 def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch

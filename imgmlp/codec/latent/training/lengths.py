@@ -359,6 +359,11 @@ class Lengths:
         """How many times as many steps as usual a pass may have."""
         return max(min(PASS_STEPS_PIXELS / self.pixels, PASS_STEPS) / usual, 1.0)
 
+    @property
+    def may_start_over(self) -> bool:
+        """Whether a run may be done twice, as that of a small picture, if there is no limit."""
+        return self.limit is None and self.pixels <= SOME
+
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
         return None if self.limit is None else self.limit - SOONER * self.rounding

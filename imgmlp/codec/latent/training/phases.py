@@ -47,6 +47,9 @@ REMAINS = 0.4  # of the dB that rounding networks costs, once single weights are
 # is one to begin again with: what low prices have brought about does not go away, as latents leave
 # a whole number only for a much better one; from high ones they come late, which costs less.
 ASTRAY, AGAIN = (1 / 1.3, 1.1), 3  # times the price, times that it is done
+# A price that rose to so many times its lowest one until the end of a run was too low at first,
+# which a pass does not undo either.
+RISEN = 1.25
 NEARBY = 1.3  # times the price, at most, where a run goes on after the first look
 ALL_AT_ONCE, FURTHEST = 1.8, 16.0  # the power that takes a price to its target, times, at most
 # Where the time is limited: times the price, or a part of it, up to which a run goes on.
@@ -216,6 +219,8 @@ class LatentTrainerState(TrainerState):
     first: int = 0  # steps of the first of them
     finer: float = 1.0  # steps of latents, than the start's
     anew: int = 0  # times that it began again, with another one
+    lowest: float = 0.0  # price since its first change; 0 before
+    held: bool = False  # whether it is the same run once more, at a price that stays
 
 
 class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
@@ -300,7 +305,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         """By what rounded latents would give, which changes as long as these move."""
         state, step = self.state, self.step
         share = self.done / state.steps
-        if self._pricing is None or state.begun or not FREE <= share < ROUNDED:
+        if self._pricing is None or state.begun or state.held or not FREE <= share < ROUNDED:
             return
         error, rate = step.judge(step.flat.numpy())
         search, first = Search(step, state.exponents), not state.exponents
@@ -313,10 +318,12 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         factor = self._pricing(rate * step.pixels + networks, quality)
         if first:
             self._far(max(factor**ALL_AT_ONCE, self._cheapest / state.price))
+            state.lowest = state.price
             return
         # Prices that change faster than latents follow go many times too far.
         factor **= min(1.0, self.control / FOLLOWED) * (1 - share)
         state.multiply_price(max(factor, self._cheapest / state.price), DEARER)
+        state.lowest = min(state.lowest, state.price)
 
     def _far(self, factor: float) -> None:
         """Have so many times the price; from the beginning, if what was trained is no way to it.
@@ -336,13 +343,32 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         state.multiply_price(factor, FURTHEST)
         if low <= state.price / before <= high:
             return  # there is none beyond it
-        state.anew, state.exponents, state.lost, state.finer = state.anew + 1, {}, 0.0, 1.0
-        self._anew(state.price)
+        state.anew += 1
         if limited:
             self._most = state.steps = state.first = state.steps - self.done
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        assert self._anew is not None
+        state = self.state
+        state.exponents, state.lost, state.finer = {}, 0.0, 1.0
+        self._anew(state.price)
         self.done = 0
         self._shown = 0, time.perf_counter()
         self.suit()
+
+    def was_cheaper(self, price: float) -> bool:
+        """Whether bits were so much cheaper in the run that it had better be done again at this
+        price than go on at it."""
+        state = self.state
+        return not state.held and 0 < RISEN * state.lowest <= price
+
+    def start_over(self, price: float) -> None:
+        """Have the whole run once more, at a price that stays."""
+        state = self.state
+        state.price, state.held, state.begun, state.steps = price, True, 0, state.first
+        self._good = None
+        self._begin_again()
 
     def _suit_again(self) -> None:
         if self._pricing is not None and not self.state.begun:
