@@ -103,7 +103,8 @@ class _Encoder:
                 self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
             price, until = self.passes.price(), self.lengths.until()
             first_run = len(self.passes.tried) == 1
-            if first_run and self.lengths.may_start_over and trainer.was_cheaper(price):
+            may = first_run and self.lengths.may_start_over(trainer.state.first)
+            if may and trainer.was_astray(price):
                 trainer.start_over(price)
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
@@ -134,7 +135,7 @@ class _Encoder:
         limits = lengths.limits(state)
         pricing = self.prices.pricing(self.passes.least, limited=lengths.limit is not None)
         cheapest = self.prices.cheapest()
-        dear = DEAR if pricing is None and is_graphic(self.picture.pixels, steps) else 1.0
+        dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
         self.passes.longest = lengths.longest(trainer.again)
         if lengths.goes_over(steps):

@@ -194,7 +194,7 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
 def test_a_run_that_is_done_again_may_be_stopped_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LatentTrainer, "was_cheaper", lambda *_: True)
+    monkeypatch.setattr(LatentTrainer, "was_astray", lambda *_: True)
     target, again = Goal("psnr", 33), "30 steps once more, as bits were too cheap at first"
     checkpoint, told = Checkpoint(tmp_path / "c", "k"), list[str | int]()
     wanted = run(target, run=Run(note=told.append))

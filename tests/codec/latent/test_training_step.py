@@ -1118,8 +1118,8 @@ def test_a_run_whose_price_was_too_low_at_first_is_done_again_at_one_that_stays(
     assert trainer.run() == "done"
     risen = trainer.state.price
     assert risen > 1e-3
-    assert trainer.was_cheaper(1.26e-3)
-    assert not trainer.was_cheaper(1.24e-3)
+    assert trainer.was_astray(1.26e-3)
+    assert not trainer.was_astray(1.24e-3)
     asked.clear()
     trainer.start_over(2e-3)
     assert (step.done, trainer.done, trainer.state.exponents) == (0, 0, {})
@@ -1127,7 +1127,36 @@ def test_a_run_whose_price_was_too_low_at_first_is_done_again_at_one_that_stays(
     assert not asked
     assert trainer.state.price == 2e-3
     assert step.done == trainer.state.steps == 40
-    assert not trainer.was_cheaper(1.0)  # nor is it done a third time
+    assert not trainer.was_astray(1.0)  # nor is it done a third time
+
+
+def test_towards_a_target_bits_of_few_colours_are_dear_at_first_in_a_run_done_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    beginning, steer, prices = step.state(), step.steer, list[float]()
+
+    def steered(control: Control) -> None:
+        prices.append(control.price)
+        steer(control)
+
+    monkeypatch.setattr(step, "steer", steered)
+    trainer = LatentTrainer(
+        step,
+        LatentTrainerState(20, 1e-3),
+        lambda *_: 1.0,
+        anew=lambda _: step.restore(beginning),
+        dear=phases.DEAR,
+    )
+    assert trainer.run() == "done"
+    assert set(prices) == {1e-3}
+    assert trainer.was_astray(1e-4)
+    prices.clear()
+    trainer.start_over(1e-4)
+    assert trainer.run() == "done"
+    assert prices == sorted(prices, reverse=True)
+    assert prices[0] == pytest.approx(1e-4 * phases.DEAR)
+    assert prices[-1] == 1e-4
 
 
 @pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW - 1, 0), (phases.FEW, 1)])

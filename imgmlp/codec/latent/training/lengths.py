@@ -357,12 +357,15 @@ class Lengths:
 
     def longest(self, usual: int) -> float:
         """How many times as many steps as usual a pass may have."""
-        return max(min(PASS_STEPS_PIXELS / self.pixels, PASS_STEPS) / usual, 1.0)
+        return max(self._most_of_pass / usual, 1.0)
 
     @property
-    def may_start_over(self) -> bool:
-        """Whether a run may be done twice, as that of a small picture, if there is no limit."""
-        return self.limit is None and self.pixels <= SOME
+    def _most_of_pass(self) -> float:
+        return min(PASS_STEPS_PIXELS / self.pixels, PASS_STEPS)
+
+    def may_start_over(self, steps: int) -> bool:
+        """Whether a run of so many may be done once more: where a pass may have as many."""
+        return self.limit is None and steps <= self._most_of_pass
 
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""

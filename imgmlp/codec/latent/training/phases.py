@@ -357,11 +357,12 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self._shown = 0, time.perf_counter()
         self.suit()
 
-    def was_cheaper(self, price: float) -> bool:
-        """Whether bits were so much cheaper in the run that it had better be done again at this
-        price than go on at it."""
+    def was_astray(self, price: float) -> bool:
+        """Whether the run had better be done again at this price than go on at it: bits were much
+        cheaper at first, or should have been dearer."""
         state = self.state
-        return not state.held and 0 < RISEN * state.lowest <= price
+        cheap = self._dear > 1 or 0 < RISEN * state.lowest <= price
+        return cheap and self._pricing is not None and not state.held
 
     def start_over(self, price: float) -> None:
         """Have the whole run once more, at a price that stays."""
@@ -417,7 +418,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def _falling(self, done: int, steps: int) -> float:
         """Times the price, after so many steps of a run."""
         fallen = max(min(FALLEN, FALLEN_BY * steps), 1)
-        return 1.0 if self.state.begun else self._dear ** max(1 - done / fallen, 0.0)
+        stays = self._pricing is None or self.state.held
+        if self.state.begun or not stays:
+            return 1.0
+        return math.pow(self._dear, max(1 - done / fallen, 0.0))
 
     def _steer(self) -> None:
         state, slower = self.state, self.state.slower
