@@ -442,6 +442,8 @@ def page() -> str:
         "and `einsum` where it is one. Integers by 0 (`//`, `%`) give 0 on every device, and what they",
         "have no room for wraps. They shift by fewer bits than they have; by as many as a Tensor says",
         "beyond that, devices give what they please.", "",
+        "Sums of integers stay in their dtype, so that those of `u8` and `i8` have 8 bits and wrap; cast to",
+        "`i32` to count further. Means are taken in `f32`, and bools are counted in `i32`.", "",
         "Indices that are computed are checked where a Tensor is computed at once, not in its loops; those",
         "of compiled steps under `DEBUG=1` only: beyond their axis they read memory that is nobody's, or end",
         "the process. Of several indices together the place among all elements is checked. Of more than 2^31",

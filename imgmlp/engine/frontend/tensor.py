@@ -253,7 +253,8 @@ class Tensor(Windows):
         )
         if not wrt:
             text = "no Tensor that requires a gradient leads to this loss; realize() ends gradients"
-            raise misuse(ValueError, f"backward: {text}")
+            layers = "layers of nn ask for none, as optimizer.step(loss) builds theirs"
+            raise misuse(ValueError, f"backward: {text}; {layers}")
         found = self.gradient(wrt)
         sums = [g if t._grad is None else t._grad + g for t, g in zip(wrt, found, strict=True)]
         if not tracing.is_building():
