@@ -29,6 +29,7 @@ from imgmlp.engine.operations.elementwise import Operand, common_device, node_of
 from imgmlp.engine.operations.operands import (
     Scalar,
     broadcast,
+    check_device,
     filled,
     from_host,
     out_of_bounds,
@@ -46,8 +47,8 @@ class Tensor(Windows):
     """A value of some shape and dtype on a device, perhaps not computed yet.
 
     `data` is anything that NumPy takes; float64 becomes f32 and int64 becomes i32 unless
-    `dtype` says otherwise. Raises TypeError for a dtype that the engine has not. With
-    `requires_grad`, `backward()` of a loss adds to its `grad`.
+    `dtype` says otherwise. Raises TypeError for a dtype that the engine has not, and for what is no
+    device, such as its name. With `requires_grad`, `backward()` of a loss adds to its `grad`.
     """
 
     __slots__ = ("_grad",)
@@ -60,6 +61,8 @@ class Tensor(Windows):
         name: str = "",
         requires_grad: bool = False,
     ) -> None:
+        if device is not None:
+            check_device("Tensor", device)
         node = data if isinstance(data, Node) else from_host(data, device, dtype, name)
         super().__init__(node, device)
         if requires_grad:
@@ -351,6 +354,14 @@ class Tensor(Windows):
     def __int__(self) -> int:
         """Refused as `float` is."""
         raise misuse(TypeError, f"int of a Tensor of shape {self.shape}: use item()")
+
+    def __copy__(self) -> Tensor:
+        return Tensor(self.node, self.device)
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        """Refused: neither pickles nor deep copies can have a device's memory."""
+        advice = "keep its numpy(), and make Tensor(array, device) of it"
+        raise misuse(TypeError, f"a Tensor cannot be pickled or copied deeply; {advice}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """What NumPy's functions take a Tensor for: its value, always a copy."""

@@ -353,6 +353,12 @@ def node_of(value: Operand, kind: DType | None = None) -> Node:
     return from_host(value, None)
 
 
+def check_list(operation: str, parts: object) -> None:
+    """Refuse, as a TypeError, a single Tensor, whose rows would be taken for Tensors."""
+    if isinstance(parts, Elementwise):
+        raise misuse(TypeError, f"{operation}: takes a list of Tensors, not Tensor")
+
+
 def _is_operand(value: object) -> TypeGuard[Operand]:
     return isinstance(value, Elementwise | bool | int | float | np.generic | np.ndarray)
 

@@ -12,7 +12,13 @@ from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.operations.elementwise import Elementwise, Operand, common_device, node_of
+from imgmlp.engine.operations.elementwise import (
+    Elementwise,
+    Operand,
+    check_list,
+    common_device,
+    node_of,
+)
 from imgmlp.engine.operations.operands import (
     axes_of,
     broadcast,
@@ -108,6 +114,7 @@ class Movement(Elementwise):
     @classmethod
     def concat(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
         """Tensors and arrays side by side along an axis, in a dtype that holds all of them."""
+        check_list("concat", parts)
         if not len(parts):
             raise misuse(ValueError, "concat: needs at least one tensor")
         nodes = list(map(node_of, parts))

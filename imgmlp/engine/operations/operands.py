@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array, DType
@@ -52,6 +53,13 @@ def _check_range(array: Array, kind: DType) -> None:
         if not (low > kind.min - 1 and high < kind.max + 1):  # NaN is neither
             wrong = high if low > kind.min - 1 else low
             raise misuse(ValueError, f"{kind.name} cannot hold {wrong}")
+
+
+def check_device(operation: str, device: object) -> None:
+    """Raises TypeError for what is none, such as a name."""
+    if not isinstance(device, AnyDevice):
+        text = f"takes a device that open_device() gives, not {device!r}"
+        raise misuse(TypeError, f"{operation}: {text}")
 
 
 def spread(sizes: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ are large because a driver compiles many small ones slowly.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -254,6 +255,13 @@ def test_an_expression_is_computed_from_the_state_of_when_it_is_asked_for() -> N
     assert (loss.item(), kept.item()) == (12, 3)
 
 
+def test_a_copy_is_another_name_for_the_same_value() -> None:
+    w = Tensor(np.ones(3), NUMPY)
+    seen = copy.copy(w)
+    w.assign(w * 2)
+    assert seen.numpy().tolist() == [2, 2, 2]
+
+
 def test_a_tensor_knows_where_its_elements_lie() -> None:
     x = Tensor(np.zeros((3, 5, 7)))
     assert x.strides == (35, 7, 1)
@@ -275,6 +283,14 @@ def test_a_tensor_knows_where_its_elements_lie() -> None:
         (lambda x: x // "2", TypeError, ["//", "str"]),
         (lambda x: (x > 0) % (x > 1), TypeError, ["mod", "bool"]),
         (lambda x: Tensor.concat([]), ValueError, ["concat"]),
+        (lambda x: Tensor.concat(x, x), TypeError, ["concat: takes a list", "not Tensor"]),
+        (lambda x: Tensor.stack(x, x), TypeError, ["stack: takes a list", "not Tensor"]),
+        (lambda x: Tensor([1.0], "cpu"), TypeError, ["Tensor", "open_device()", "'cpu'"]),
+        (lambda x: Tensor([1.0], dtype.f16), TypeError, ["Tensor", "open_device()", "f16"]),
+        (lambda x: Tensor.zeros(2, device="cpu"), TypeError, ["open_device()", "'cpu'"]),
+        (lambda x: compile(lambda: {"a": x}, "cpu"), TypeError, ["compile", "'cpu'"]),
+        (lambda x: copy.deepcopy([x]), TypeError, ["copied deeply", "numpy()", "test_tensor.py"]),
+        (lambda x: x.__reduce_ex__(4), TypeError, ["pickled", "numpy()"]),
         (lambda x: Tensor([2**31]), ValueError, ["i32", "2147483648"]),
         (lambda x: Tensor([1, -1], dtype=dtype.u8), ValueError, ["u8", "-1"]),
         (lambda x: Tensor(np.ones(2, np.complex64)), TypeError, ["complex64"]),
