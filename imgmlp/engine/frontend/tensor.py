@@ -32,6 +32,7 @@ from imgmlp.engine.operations.operands import (
     check_device,
     filled,
     from_host,
+    narrowed,
     out_of_bounds,
     spread,
     whole_shape,
@@ -304,13 +305,14 @@ class Tensor(Windows):
     def write(self, array: Array) -> Tensor:
         """Replace the value of a realized Tensor from the host, for the steps that follow.
 
-        Raises ValueError if shape or dtype differ, or if this has no device.
+        float64 becomes f32 and int64 becomes i32, as when a Tensor is made. Raises ValueError if
+        the shape or another dtype differs, for what an i32 cannot hold, or if this has no device.
         """
         if not self.realized:
             raise misuse(
                 ValueError, "write: only a realized Tensor holds state; call realize() first"
             )
-        array = np.asarray(array)
+        array = narrowed(np.asarray(array), self.dtype)
         if self.node.size:
             self._run_on()
             write_buffer(self.node.arg, array)

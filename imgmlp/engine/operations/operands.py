@@ -46,6 +46,16 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     return graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
 
 
+def narrowed(array: Array, kind: DType) -> Array:
+    """float64 as f32 and int64 as i32, which `from_host` makes of them too; all else as it is."""
+    if array.dtype not in (np.float64, np.int64) or dt.from_numpy(array.dtype) is not kind:
+        return array
+    if array.size:
+        _check_range(array, kind)
+    with np.errstate(over="ignore"):
+        return array.astype(kind.np)
+
+
 def _check_range(array: Array, kind: DType) -> None:
     """Refuse what an integer dtype cannot hold, of which NumPy would make something else."""
     if kind.is_int and array.dtype.kind in "iuf":

@@ -237,14 +237,26 @@ def test_an_augmented_assignment_is_a_new_expression_and_assign_is_in_place() ->
 
 def test_what_a_tensor_cannot_take_comes_with_a_remedy() -> None:
     w = Tensor(np.zeros((2, 3)), open_mapping("numpy"))
-    given = np.ones(6)
+    given = np.ones(6, np.float16)
     for remedy in (r"use .astype\(np.float32\).reshape\(2, 3\) ", r"use .reshape\(2, 3\) "):
         with pytest.raises(ValueError, match=rf"f32\[2, 3\] cannot take float\d+\[6\]; {remedy}"):
             w.write(given)
-        given = given.astype(np.float32)
+        given = given.astype(np.float64)
     w.write(given.reshape(2, 3))
     with pytest.raises(ValueError, match=r"cannot take float32\[7\] "):
         w.write(np.zeros(7, np.float32))
+
+
+def test_what_is_written_is_narrowed_as_what_a_tensor_is_made_of() -> None:
+    w, n = Tensor(np.zeros(2), NUMPY), Tensor([0, 0], NUMPY)
+    assert w.write(np.array([0.1, 1e300])).numpy().tolist() == [np.float32(0.1), np.inf]
+    assert n.write(np.array([3, -4])).numpy().tolist() == [3, -4]
+    with pytest.raises(ValueError, match="i32 cannot hold 2147483648"):
+        n.write(np.array([0, 2**31]))
+    for wrong, state in ((np.zeros(2), n), (np.zeros(2, int), w), (np.zeros(3), w)):
+        with pytest.raises(ValueError, match="cannot take"):
+            state.write(wrong)
+    Tensor(np.zeros((0, 2)), NUMPY).write(np.zeros((0, 2)))
 
 
 def test_an_expression_is_computed_from_the_state_of_when_it_is_asked_for() -> None:
