@@ -343,7 +343,7 @@ class Tensor(Windows):
             advice = "a step is built once, for all values; use Tensor.where"
             raise misuse(TypeError, f"bool of a Tensor of shape {self.shape}: {advice}")
         if self.node.size != 1:
-            several = "several elements are neither true nor false; use max() or min()"
+            several = "several elements are neither true nor false; use any() or all()"
             none = "it has no element that could be true or false; look at its shape"
             advice = several if self.node.size else none
             raise misuse(ValueError, f"bool of a Tensor of shape {self.shape}: {advice}")

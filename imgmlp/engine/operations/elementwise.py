@@ -88,6 +88,10 @@ class Elementwise:
         return self.node.shape
 
     @property
+    def ndim(self) -> int:
+        return len(self.node.shape)
+
+    @property
     def dtype(self) -> DType:
         return self.node.dtype
 
@@ -263,6 +267,8 @@ class Elementwise:
     def abs(self) -> Self:
         """The magnitude, in the same dtype."""
         return self.where(self < 0, -self, self)
+
+    __abs__ = abs
 
     def sign(self) -> Self:
         """-1, 0 or 1; 0 for NaN."""
