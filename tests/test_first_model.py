@@ -32,6 +32,26 @@ def test_the_program_learns(
     assert names["weights"][0].shape == (2, 32)
 
 
+def test_the_loss_of_a_sequence_is_that_of_all_places() -> None:
+    rng, device = np.random.default_rng(0), open_mapping("numpy")
+    xs, ys, state = rng.normal(size=(16, 3)), rng.normal(size=(16, 3)), np.zeros(3)
+
+    def turn(h: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = (h + x) * 0.5
+        return h, (h - y).square().sum()
+
+    made = {"sequence": xs, "wanted": ys, "h": state}
+    names: dict[str, Any] = {name: Tensor(array, device) for name, array in made.items()}
+    names |= {"turn": turn, "loop": engine.loop, "Tensor": Tensor, "device": device}
+    (block,) = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    exec(block, names)
+    total = 0.0
+    for x, y in zip(xs, ys, strict=True):
+        state = (state + x) * 0.5
+        total += np.square(state - y).sum()
+    assert names["loss"].item() == pytest.approx(total, rel=1e-5)
+
+
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     """What the table may speak of."""
