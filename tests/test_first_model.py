@@ -15,7 +15,8 @@ from imgmlp import engine
 from imgmlp.engine import AnyDevice, Tensor, dtype, nn, optim
 
 PAGE = (Path(__file__).parent.parent / "docs" / "first-model.md").read_text("utf-8")
-ROWS = [line.strip("| \n").split(" | ") for line in re.findall(r"^\| `.*\n", PAGE, re.MULTILINE)]
+CELLS = [line.strip("| \n").split(" | ") for line in re.findall(r"^\| `.*\n", PAGE, re.MULTILINE)]
+ROWS, SAME = ([row for row in CELLS if len(row) == count] for count in (2, 3))
 
 
 def test_the_program_learns(
@@ -31,6 +32,26 @@ def test_the_program_learns(
     assert names["weights"][0].shape == (2, 32)
 
 
+def test_the_loss_of_a_sequence_is_that_of_all_places() -> None:
+    rng, device = np.random.default_rng(0), open_mapping("numpy")
+    xs, ys, state = rng.normal(size=(16, 3)), rng.normal(size=(16, 3)), np.zeros(3)
+
+    def turn(h: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = (h + x) * 0.5
+        return h, (h - y).square().sum()
+
+    made = {"sequence": xs, "wanted": ys, "h": state}
+    names: dict[str, Any] = {name: Tensor(array, device) for name, array in made.items()}
+    names |= {"turn": turn, "loop": engine.loop, "Tensor": Tensor, "device": device}
+    (block,) = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    exec(block, names)
+    total = 0.0
+    for x, y in zip(xs, ys, strict=True):
+        state = (state + x) * 0.5
+        total += np.square(state - y).sum()
+    assert names["loss"].item() == pytest.approx(total, rel=1e-5)
+
+
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     """What the table may speak of."""
@@ -38,6 +59,7 @@ def names() -> dict[str, Any]:
     net = nn.Linear.random(2, 3, seed=0, device=device)
     known: dict[str, Any] = {"math": math, "np": np, "nn": nn, "optim": optim, "dtype": dtype}
     known |= {"Tensor": Tensor, "device": device, "net": net}
+    known["loss"] = net(Tensor(np.ones((4, 2)), device)).sum()
     return known | {"optimizer": optim.Adam(net.parameters())}
 
 
@@ -49,6 +71,23 @@ def test_what_the_table_says_instead_runs(row: list[str], names: dict[str, Any])
         found = eval(code, {**names, "x": x, "w": w})  # noqa: S307, our own page
         if isinstance(found, Tensor) and found.node.size:
             Tensor(found.node, names["device"]).numpy()
+
+
+@pytest.mark.parametrize("row", SAME, ids=lambda row: row[0])
+def test_what_has_another_meaning_is_what_the_table_says(
+    row: list[str], names: dict[str, Any]
+) -> None:
+    a = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
+    known = {**names, "a": a, "x": Tensor(a, names["device"])}
+    here, arrays, instead = (
+        [eval(code, known) for code in re.findall(r"`([^`]+)`", cell)]  # noqa: S307, our own page
+        for cell in row
+    )
+    for found, wanted in zip(here, arrays, strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6, atol=1e-6)
+    for value in instead:
+        if isinstance(value, Tensor):
+            value.numpy()
 
 
 def test_names_that_the_table_translates_are_not_there() -> None:

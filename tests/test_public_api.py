@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from conftest import environment, small_pixels
 from PIL import Image
 
 import imgmlp
+from imgmlp import api
 from imgmlp.codec.bitstream import container
 from imgmlp.errors import PictureError, UsageError
 
@@ -388,6 +390,33 @@ def test_the_readmes_set_up_and_test_commands_are_those_of_the_check_script() ->
     assert "pytest" in tests
     assert install in script
     assert tests in script
+
+
+def test_every_option_is_an_argument_or_in_the_table_of_those_that_are_called_otherwise() -> None:
+    import typer
+
+    from imgmlp.cli import app
+
+    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`-.*) \| (.*) \|$", page, re.MULTILINE)
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    taken, told = (
+        {"quiet", "verbose", "no-progress", "version"},
+        " ".join(cell for cell, _ in cells),
+    )
+    taken |= set(re.findall(r"--([a-z-]+)", told))
+    arguments, options = set(api._SETTINGS), set()
+    for name in ("train", "encode", "decode", "info"):
+        arguments |= set(inspect.signature(getattr(imgmlp, name)).parameters)
+        options |= {
+            option for p in commands[name].params for option in p.opts if option[:2] == "--"
+        }
+    options = {option[2:] for option in options}
+    assert options <= taken | arguments
+    assert taken <= options
+    assert set(re.findall(r"`(\w+)=", " ".join(cell for _, cell in cells))) <= arguments
+    for option, argument in api._OPTION_NAMES.items():
+        assert re.search(rf"^\| `--{option} .*\| `{argument}=", page, re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/manual.md"])

@@ -46,9 +46,19 @@ def layer_norm(x: Tensor, scale: Tensor, shift: Tensor, epsilon: float = 1e-5) -
 
 
 class Linear:
-    """x [..., inputs] @ weight [inputs, outputs] + bias [outputs]."""
+    """x [..., inputs] @ weight [inputs, outputs] + bias [outputs]; `random` draws both.
+
+    Raises TypeError for a weight that is none, such as a number of inputs, ValueError for one
+    without just two axes.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        shape = getattr(weight, "shape", None)
+        if shape is None:
+            advice = "nn.Linear.random(inputs, outputs, seed, device) draws one"
+            raise misuse(TypeError, f"Linear: takes a weight, not {weight!r}; {advice}")
+        if len(shape) != 2:
+            raise misuse(ValueError, f"Linear: the weight must be [inputs, outputs], not {shape}")
         self.weight, self.bias = weight, bias
 
     @staticmethod
@@ -92,9 +102,16 @@ class LayerNorm:
 
 
 class Sequential:
-    """Layers, or plain functions of a Tensor, applied one after the other."""
+    """Layers, or plain functions of a Tensor, applied one after the other.
+
+    Raises TypeError for what cannot be called, such as a list of them.
+    """
 
     def __init__(self, *layers: Callable[[Tensor], Tensor]) -> None:
+        for layer in layers:
+            if not callable(layer):
+                text = f"takes layers and functions one by one, not {type(layer).__name__}"
+                raise misuse(TypeError, f"Sequential: {text}; *layers spreads a list")
         self.layers = layers
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -121,6 +138,10 @@ class SelfAttention:
         self.out = Linear.random(features, features, seed + 1, device)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Raises ValueError for other axes than batch, time and features."""
+        if len(x.shape) != 3:
+            text = f"needs [batch, time, features], not {x.shape}"
+            raise misuse(ValueError, f"SelfAttention: {text}; x.unsqueeze(0) is a batch of one")
         batch, time, features = x.shape
         size = features // self.heads
         split = self.into(x).reshape(batch, time, 3, self.heads, size).permute(2, 0, 3, 1, 4)

@@ -45,8 +45,13 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
     return found
 
 
-def _check_rates(optimizer: str, lr: object, betas: Sequence[object] = ()) -> None:
-    """Refuse a learning rate below 0 and betas outside of [0, 1); of Tensors nothing is known."""
+def _check_rates(optimizer: str, lr: object, betas: object = (0.0, 0.0)) -> None:
+    """Refuse a learning rate below 0 and betas that are no pair, or outside of [0, 1).
+
+    Of Tensors nothing is known.
+    """
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise misuse(TypeError, f"{optimizer}: betas must be two numbers, not {betas!r}")
     named = [("lr", lr, math.inf), *(("each of betas", beta, 1.0) for beta in betas)]
     for name, value, end in named:
         if isinstance(value, Tensor | np.ndarray):

@@ -29,6 +29,7 @@ from imgmlp.engine.frontend import tracing
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.operands import check_device
 from imgmlp.engine.runtime.buffers import upload
 from imgmlp.errors import DeviceError
 
@@ -58,10 +59,11 @@ class RawKernel:
     Every keyword becomes a constant of the source, as `LANES=64` becomes `-D LANES=64`. Raises
     DeviceError if the source does not compile (LastingError, one of its kinds), with the compiler's
     log in `hint` and as a note, and on NumPy's device, which has no compiler; ValueError if the
-    source has no kernel of that name.
+    source has no kernel of that name; TypeError for what is no device.
     """
 
     def __init__(self, device: AnyDevice, source: str, name: str, **constants: float | str) -> None:
+        check_device("RawKernel", device)
         if not isinstance(device, Device):
             raise DeviceError(
                 "NumPy's interpreter runs no OpenCL C, so no kernel that is written by hand",

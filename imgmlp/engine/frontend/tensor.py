@@ -29,8 +29,10 @@ from imgmlp.engine.operations.elementwise import Operand, common_device, node_of
 from imgmlp.engine.operations.operands import (
     Scalar,
     broadcast,
+    check_device,
     filled,
     from_host,
+    narrowed,
     out_of_bounds,
     spread,
     whole_shape,
@@ -46,8 +48,8 @@ class Tensor(Windows):
     """A value of some shape and dtype on a device, perhaps not computed yet.
 
     `data` is anything that NumPy takes; float64 becomes f32 and int64 becomes i32 unless
-    `dtype` says otherwise. Raises TypeError for a dtype that the engine has not. With
-    `requires_grad`, `backward()` of a loss adds to its `grad`.
+    `dtype` says otherwise. Raises TypeError for a dtype that the engine has not, and for what is no
+    device, such as its name. With `requires_grad`, `backward()` of a loss adds to its `grad`.
     """
 
     __slots__ = ("_grad",)
@@ -60,6 +62,8 @@ class Tensor(Windows):
         name: str = "",
         requires_grad: bool = False,
     ) -> None:
+        if device is not None:
+            check_device("Tensor", device)
         node = data if isinstance(data, Node) else from_host(data, device, dtype, name)
         super().__init__(node, device)
         if requires_grad:
@@ -253,7 +257,8 @@ class Tensor(Windows):
         )
         if not wrt:
             text = "no Tensor that requires a gradient leads to this loss; realize() ends gradients"
-            raise misuse(ValueError, f"backward: {text}")
+            layers = "layers of nn ask for none, as optimizer.step(loss) builds theirs"
+            raise misuse(ValueError, f"backward: {text}; {layers}")
         found = self.gradient(wrt)
         sums = [g if t._grad is None else t._grad + g for t, g in zip(wrt, found, strict=True)]
         if not tracing.is_building():
@@ -300,13 +305,14 @@ class Tensor(Windows):
     def write(self, array: Array) -> Tensor:
         """Replace the value of a realized Tensor from the host, for the steps that follow.
 
-        Raises ValueError if shape or dtype differ, or if this has no device.
+        float64 becomes f32 and int64 becomes i32, as when a Tensor is made. Raises ValueError if
+        the shape or another dtype differs, for what an i32 cannot hold, or if this has no device.
         """
         if not self.realized:
             raise misuse(
                 ValueError, "write: only a realized Tensor holds state; call realize() first"
             )
-        array = np.asarray(array)
+        array = narrowed(np.asarray(array), self.dtype)
         if self.node.size:
             self._run_on()
             write_buffer(self.node.arg, array)
@@ -337,7 +343,7 @@ class Tensor(Windows):
             advice = "a step is built once, for all values; use Tensor.where"
             raise misuse(TypeError, f"bool of a Tensor of shape {self.shape}: {advice}")
         if self.node.size != 1:
-            several = "several elements are neither true nor false; use max() or min()"
+            several = "several elements are neither true nor false; use any() or all()"
             none = "it has no element that could be true or false; look at its shape"
             advice = several if self.node.size else none
             raise misuse(ValueError, f"bool of a Tensor of shape {self.shape}: {advice}")
@@ -350,6 +356,14 @@ class Tensor(Windows):
     def __int__(self) -> int:
         """Refused as `float` is."""
         raise misuse(TypeError, f"int of a Tensor of shape {self.shape}: use item()")
+
+    def __copy__(self) -> Tensor:
+        return Tensor(self.node, self.device)
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        """Refused: neither pickles nor deep copies can have a device's memory."""
+        advice = "keep its numpy(), and make Tensor(array, device) of it"
+        raise misuse(TypeError, f"a Tensor cannot be pickled or copied deeply; {advice}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """What NumPy's functions take a Tensor for: its value, always a copy."""

@@ -14,6 +14,7 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.target import Precision
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import Elementwise
+from imgmlp.engine.operations.operands import check_device
 from imgmlp.engine.runtime.outline import Traceable, Traced
 from imgmlp.engine.runtime.program import Program
 
@@ -114,9 +115,7 @@ def compile(
     if not callable(step):
         text = f"compile: takes a function that returns a dict of Tensors, not {step!r}"
         raise misuse(TypeError, text)
-    if not isinstance(device, AnyDevice):
-        text = f"compile: takes a device that open_device() gives, not {device!r}"
-        raise misuse(TypeError, text)
+    check_device("compile", device)
     unready, known = _building.unready, None
     with _uncollected():
         if depends_on is not None:

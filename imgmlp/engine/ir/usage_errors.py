@@ -8,6 +8,7 @@ Nothing here costs anything until something is wrong.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
 # What stands between two calls of this package, or of Python itself.
-BETWEEN = functools.__file__, contextlib.__file__, "<frozen"
+BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, "<frozen"
 E = TypeVar("E", bound=Exception)
 
 

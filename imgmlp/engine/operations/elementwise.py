@@ -88,6 +88,10 @@ class Elementwise:
         return self.node.shape
 
     @property
+    def ndim(self) -> int:
+        return len(self.node.shape)
+
+    @property
     def dtype(self) -> DType:
         return self.node.dtype
 
@@ -264,6 +268,8 @@ class Elementwise:
         """The magnitude, in the same dtype."""
         return self.where(self < 0, -self, self)
 
+    __abs__ = abs
+
     def sign(self) -> Self:
         """-1, 0 or 1; 0 for NaN."""
         return (self > 0).cast(self.dtype) - (self < 0).cast(self.dtype)
@@ -351,6 +357,12 @@ def node_of(value: Operand, kind: DType | None = None) -> Node:
     if isinstance(value, bool | int | float):
         return filled("number", value, kind or dt.concrete(dt.of(value)))
     return from_host(value, None)
+
+
+def check_list(operation: str, parts: object) -> None:
+    """Refuse, as a TypeError, a single Tensor, whose rows would be taken for Tensors."""
+    if isinstance(parts, Elementwise):
+        raise misuse(TypeError, f"{operation}: takes a list of Tensors, not Tensor")
 
 
 def _is_operand(value: object) -> TypeGuard[Operand]:

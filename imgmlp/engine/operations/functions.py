@@ -83,6 +83,8 @@ class Functions(Reduction):
 
         return self._whole_part(nearest)
 
+    __round__ = round
+
     # --- what they are ---
 
     def isnan(self) -> Self:

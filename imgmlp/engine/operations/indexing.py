@@ -16,7 +16,7 @@ from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.operations.elementwise import Elementwise, Operand, node_of
+from imgmlp.engine.operations.elementwise import Elementwise, Operand, check_list, node_of
 from imgmlp.engine.operations.functions import Functions
 from imgmlp.engine.operations.operands import (
     Axis,
@@ -65,6 +65,7 @@ class Indexing(Functions):
     @classmethod
     def stack(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
         """Tensors of one shape side by side along a new axis."""
+        check_list("stack", parts)
         tensors = [p if isinstance(p, Indexing) else cls(node_of(p)) for p in parts]
         if len({t.shape for t in tensors}) > 1:
             shapes = ", ".join(str(t.shape) for t in tensors)

@@ -12,7 +12,13 @@ from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.operations.elementwise import Elementwise, Operand, common_device, node_of
+from imgmlp.engine.operations.elementwise import (
+    Elementwise,
+    Operand,
+    check_list,
+    common_device,
+    node_of,
+)
 from imgmlp.engine.operations.operands import (
     axes_of,
     broadcast,
@@ -52,6 +58,14 @@ class Movement(Elementwise):
         axes[a], axes[b] = axes[b], axes[a]
         return self.permute(*axes)
 
+    @property
+    def T(self) -> Self:
+        """Rows as columns. Raises ValueError unless there are two axes."""
+        if len(self.shape) != 2:
+            text = f"T: shape {self.shape} has not two axes; use transpose or permute"
+            raise misuse(ValueError, text)
+        return self.transpose()
+
     def expand(self, *shape: int | Sequence[int]) -> Self:
         """Axes of size 1 repeated; the rank stays. Raises ValueError where another size changes."""
         return self._move(Op.EXPAND, spread(shape))
@@ -72,9 +86,9 @@ class Movement(Elementwise):
         """Every step-th element of each axis, from the end where the step is negative."""
         return self._move(Op.STRIDE, steps)
 
-    def flip(self, *axes: int) -> Self:
+    def flip(self, *axes: int | Sequence[int]) -> Self:
         """These axes, or all, from their end. Raises ValueError for an axis that is not there."""
-        flipped = axes_of("flip", axes or None, self.shape)
+        flipped = axes_of("flip", spread(axes) if axes else None, self.shape)
         return self.stride(*(-1 if i in flipped else 1 for i in range(len(self.shape))))
 
     def __len__(self) -> int:
@@ -108,6 +122,7 @@ class Movement(Elementwise):
     @classmethod
     def concat(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
         """Tensors and arrays side by side along an axis, in a dtype that holds all of them."""
+        check_list("concat", parts)
         if not len(parts):
             raise misuse(ValueError, "concat: needs at least one tensor")
         nodes = list(map(node_of, parts))

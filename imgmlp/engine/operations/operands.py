@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array, DType
@@ -45,6 +46,16 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     return graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
 
 
+def narrowed(array: Array, kind: DType) -> Array:
+    """float64 as f32 and int64 as i32, which `from_host` makes of them too; all else as it is."""
+    if array.dtype not in (np.float64, np.int64) or dt.from_numpy(array.dtype) is not kind:
+        return array
+    if array.size:
+        _check_range(array, kind)
+    with np.errstate(over="ignore"):
+        return array.astype(kind.np)
+
+
 def _check_range(array: Array, kind: DType) -> None:
     """Refuse what an integer dtype cannot hold, of which NumPy would make something else."""
     if kind.is_int and array.dtype.kind in "iuf":
@@ -52,6 +63,13 @@ def _check_range(array: Array, kind: DType) -> None:
         if not (low > kind.min - 1 and high < kind.max + 1):  # NaN is neither
             wrong = high if low > kind.min - 1 else low
             raise misuse(ValueError, f"{kind.name} cannot hold {wrong}")
+
+
+def check_device(operation: str, device: object) -> None:
+    """Raises TypeError for what is none, such as a name."""
+    if not isinstance(device, AnyDevice):
+        text = f"takes a device that open_device() gives, not {device!r}"
+        raise misuse(TypeError, f"{operation}: {text}")
 
 
 def spread(sizes: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:

@@ -46,6 +46,17 @@ class Reduction(Movement):
         """inverse(max(inverse x)), as minimum."""
         return self._inverse()._reduce("min", Op.REDUCE_MAX, axis, keepdims)._inverse()
 
+    def all(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Whether none of them is False or 0; of no elements, too."""
+        return self.logical_not()._counted("all", axis, keepdims).eq(0)
+
+    def any(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Whether one of them is neither False nor 0."""
+        return self.logical_not().logical_not()._counted("any", axis, keepdims) > 0
+
+    def _counted(self, operation: str, axis: Axis, keepdims: bool) -> Self:
+        return self.cast(dt.i32)._reduce(operation, Op.SUM, axis, keepdims)
+
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The sum over the number of elements; of halves too, where the sum is none."""
         count = math.prod(self.shape[a] for a in axes_of("mean", axis, self.shape))

@@ -251,7 +251,7 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
             latent.workload(level, None)
 
 
-@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (7e-3, 2), (1e-4, 9)])
+@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (7e-3, 2), (2.5e-3, 5), (1e-4, 9)])
 def test_without_an_effort_the_device_decides(
     pace: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +269,8 @@ def test_without_an_effort_the_device_decides(
     assert notes[0].startswith(f"effort {level} of 9")
     passes, again = lengths.least_passes(steps, pixels), round(phases.SHORTER * steps)
     assert (passes > 0) is (level < 9)
-    more = f" and {passes} times {again:,} again" if passes else ""
+    times = {0: "", 1: f" and once {again:,} again"}
+    more = times.get(passes, f" and {passes} times {again:,} again")
     assert notes[1].startswith(f"{steps:,} steps{more}, about ")
 
 

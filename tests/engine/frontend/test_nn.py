@@ -126,6 +126,18 @@ def test_what_does_not_fit_is_refused() -> None:
         nn.cross_entropy(scores, Tensor([0.0, 1.0], device))
 
 
+def test_what_is_no_layer_or_weight_is_refused_at_once() -> None:
+    device = open_device("numpy")
+    with pytest.raises(TypeError, match=r"Linear: takes a weight, not 3; nn\.Linear\.random"):
+        nn.Linear(3, 4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Linear: .* \[inputs, outputs\], not \(3,\)"):
+        nn.Linear(Tensor.ones(3, device=device))
+    with pytest.raises(TypeError, match=r"Sequential: .* one by one, not list; \*layers"):
+        nn.Sequential([nn.relu])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"SelfAttention: .*, not \(3, 4\); x\.unsqueeze"):
+        nn.SelfAttention(4, 2, 0, device)(Tensor.ones(3, 4, device=device))
+
+
 def test_cross_entropy_and_its_gradient(device: AnyDevice) -> None:
     logits, target = draw(7, 5) * 10, np.array([0, 4, 2, 2, 1, 3, 0])
     x = Tensor(logits, device)

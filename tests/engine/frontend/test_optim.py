@@ -163,6 +163,9 @@ def test_what_no_optimizer_can_mean_is_refused(make: Callable[..., object]) -> N
         for betas in ((1.0, 0.9), (0.9, -0.1)):
             with pytest.raises(ValueError, match=rf"{name}: each of betas must be in \[0, 1\)"):
                 make([p], 0.1, betas)
+        for betas in (0.9, (0.9,)):
+            with pytest.raises(TypeError, match=rf"{name}: betas must be two numbers, not"):
+                make([p], 0.1, betas)
     make([p], np.float32(0))
 
 

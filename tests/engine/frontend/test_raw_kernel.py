@@ -175,6 +175,8 @@ def test_numpy_refuses_it() -> None:
     with pytest.raises(DeviceError, match=r"runs no OpenCL C") as caught:
         RawKernel(open_device("numpy"), SCALE, "t_scale", WIDTH=4)
     assert "imgmlp devices" in caught.value.hint
+    with pytest.raises(TypeError, match=r"RawKernel: .* open_device\(\) gives, not 'cpu'"):
+        RawKernel("cpu", SCALE, "t_scale", WIDTH=4)  # type: ignore[arg-type]
 
 
 def test_a_step_cannot_hold_one_nor_a_tensor_of_another_device(

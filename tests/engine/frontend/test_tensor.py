@@ -6,6 +6,7 @@ are large because a driver compiles many small ones slowly.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -236,14 +237,26 @@ def test_an_augmented_assignment_is_a_new_expression_and_assign_is_in_place() ->
 
 def test_what_a_tensor_cannot_take_comes_with_a_remedy() -> None:
     w = Tensor(np.zeros((2, 3)), open_mapping("numpy"))
-    given = np.ones(6)
+    given = np.ones(6, np.float16)
     for remedy in (r"use .astype\(np.float32\).reshape\(2, 3\) ", r"use .reshape\(2, 3\) "):
         with pytest.raises(ValueError, match=rf"f32\[2, 3\] cannot take float\d+\[6\]; {remedy}"):
             w.write(given)
-        given = given.astype(np.float32)
+        given = given.astype(np.float64)
     w.write(given.reshape(2, 3))
     with pytest.raises(ValueError, match=r"cannot take float32\[7\] "):
         w.write(np.zeros(7, np.float32))
+
+
+def test_what_is_written_is_narrowed_as_what_a_tensor_is_made_of() -> None:
+    w, n = Tensor(np.zeros(2), NUMPY), Tensor([0, 0], NUMPY)
+    assert w.write(np.array([0.1, 1e300])).numpy().tolist() == [np.float32(0.1), np.inf]
+    assert n.write(np.array([3, -4])).numpy().tolist() == [3, -4]
+    with pytest.raises(ValueError, match="i32 cannot hold 2147483648"):
+        n.write(np.array([0, 2**31]))
+    for wrong, state in ((np.zeros(2), n), (np.zeros(2, int), w), (np.zeros(3), w)):
+        with pytest.raises(ValueError, match="cannot take"):
+            state.write(wrong)
+    Tensor(np.zeros((0, 2)), NUMPY).write(np.zeros((0, 2)))
 
 
 def test_an_expression_is_computed_from_the_state_of_when_it_is_asked_for() -> None:
@@ -252,6 +265,13 @@ def test_an_expression_is_computed_from_the_state_of_when_it_is_asked_for() -> N
     assert loss.item() == 3
     w.assign(w * 2)
     assert (loss.item(), kept.item()) == (12, 3)
+
+
+def test_a_copy_is_another_name_for_the_same_value() -> None:
+    w = Tensor(np.ones(3), NUMPY)
+    seen = copy.copy(w)
+    w.assign(w * 2)
+    assert seen.numpy().tolist() == [2, 2, 2]
 
 
 def test_a_tensor_knows_where_its_elements_lie() -> None:
@@ -275,6 +295,14 @@ def test_a_tensor_knows_where_its_elements_lie() -> None:
         (lambda x: x // "2", TypeError, ["//", "str"]),
         (lambda x: (x > 0) % (x > 1), TypeError, ["mod", "bool"]),
         (lambda x: Tensor.concat([]), ValueError, ["concat"]),
+        (lambda x: Tensor.concat(x, x), TypeError, ["concat: takes a list", "not Tensor"]),
+        (lambda x: Tensor.stack(x, x), TypeError, ["stack: takes a list", "not Tensor"]),
+        (lambda x: Tensor([1.0], "cpu"), TypeError, ["Tensor", "open_device()", "'cpu'"]),
+        (lambda x: Tensor([1.0], dtype.f16), TypeError, ["Tensor", "open_device()", "f16"]),
+        (lambda x: Tensor.zeros(2, device="cpu"), TypeError, ["open_device()", "'cpu'"]),
+        (lambda x: compile(lambda: {"a": x}, "cpu"), TypeError, ["compile", "'cpu'"]),
+        (lambda x: copy.deepcopy([x]), TypeError, ["copied deeply", "numpy()", "test_tensor.py"]),
+        (lambda x: x.__reduce_ex__(4), TypeError, ["pickled", "numpy()"]),
         (lambda x: Tensor([2**31]), ValueError, ["i32", "2147483648"]),
         (lambda x: Tensor([1, -1], dtype=dtype.u8), ValueError, ["u8", "-1"]),
         (lambda x: Tensor(np.ones(2, np.complex64)), TypeError, ["complex64"]),

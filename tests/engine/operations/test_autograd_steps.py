@@ -71,7 +71,7 @@ def test_what_cannot_have_a_gradient_is_refused() -> None:
     with pytest.raises(TypeError, match="requires_grad: i32"):
         Tensor([1, 2], requires_grad=True)
     x = Tensor([1.0, 2.0], NUMPY, requires_grad=True)
-    with pytest.raises(ValueError, match="backward: no Tensor that requires a gradient"):
+    with pytest.raises(ValueError, match=r"backward: no Tensor that .* optimizer\.step\(loss\)"):
         Tensor([1.0], NUMPY).sum().backward()
     with pytest.raises(ValueError, match=r"single number, not of shape \(2,\)"):
         x.backward()

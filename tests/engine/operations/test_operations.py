@@ -264,6 +264,21 @@ def test_what_is_left_out_has_a_meaning() -> None:
         assert np.array_equal(found, nn.attention(x, x, x, causal=True).numpy())
 
 
+def test_all_and_any_are_numpys_of_numbers_and_of_nothing() -> None:
+    device = open_mapping("numpy")
+    a = np.array([[0, 0, np.nan], [1, -2, 0.5], [0, 0, 0]], np.float32)
+    for array in (a, a[:2], a[:0], a[:, :0], a > 0, np.uint8([[0, 255, 255]])):
+        x = Tensor(array, device)
+        for axis in (None, 0, 1, (0, 1)):
+            assert np.array_equal(x.all(axis).numpy(), array.all(axis))
+            assert np.array_equal(x.any(axis).numpy(), array.any(axis))
+    with pytest.raises(ValueError, match=r"^any: axis 5"):
+        x.any(5)
+    with pytest.raises(ValueError, match=r"T: shape \(1, 1, 3\) has not two axes"):
+        _ = x.unsqueeze(0).T
+    assert x.ndim == 2
+
+
 def test_means_of_halves_are_rounded_once() -> None:
     device = open_mapping("numpy")
     big = Tensor(np.full((1, 1, 3, 3), 60000, np.float16), device)

@@ -314,7 +314,8 @@ class Lengths:
             steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
         again = self.least_passes(steps)
-        more = f" and {again} times {round(SHORTER * steps):,} again" if again else ""
+        times = "once" if again == 1 else f"{again} times"
+        more = f" and {times} {round(SHORTER * steps):,} again" if again else ""
         time_left = duration(self._seconds(steps, pace))
         self.run.say(f"{steps:,} steps{more}, about {time_left} from here")
         return steps
