@@ -34,6 +34,9 @@ LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 DRAW_EVERY = 0.1  # seconds between two drawings of the bar
 FilesShown = Callable[[int, int, float, "Sequence[Seat]"], None]
 NARROWEST, USUAL_WIDTH = 8, 80  # characters of a line
+WORD, BAR = " training", "━" * 4  # of which the bar has more where there is room
+# What a narrower line of a training leaves out for the rest to fit, this first.
+LEFT_OUT = ("bar", "cost", "rate", "word", "bpp", "loss")
 TABLE_WIDTH = 120  # characters, where there is no terminal whose width would count
 
 
@@ -208,14 +211,14 @@ def _console(**options: Any) -> Console:
 
 @contextmanager
 def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
-    columns = (
-        TextColumn(" training"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        TextColumn("{task.fields[state]}"),
-    )
+    columns = {
+        "word": TextColumn(WORD),
+        "bar": BarColumn(),
+        "done": TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        "state": TextColumn("{task.fields[state]}"),
+    }
     # Drawn when there is news, so that no thread competes with the training.
-    bar = Progress(*columns, console=console, auto_refresh=False)
+    bar = Progress(*columns.values(), console=console, auto_refresh=False)
     drawn = 0.0
     with bar:
         task = bar.add_task("training", total=steps, state="preparing")
@@ -223,7 +226,10 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
 
         def show(progress: TrainingProgress) -> None:
             nonlocal drawn
-            bar.update(task, completed=progress.step, total=progress.steps, state=_state(progress))
+            without = _left_out(progress, console.width)
+            bar.columns = tuple(columns[name] for name in columns if name not in without)
+            state = _state(progress, without)
+            bar.update(task, completed=progress.step, total=progress.steps, state=state)
             now = time.monotonic()
             if now - drawn >= DRAW_EVERY or progress.step == progress.steps:
                 drawn = now
@@ -306,15 +312,33 @@ class _Lines:
     def finish(self) -> None:
         self._begun.set()
         if self._unsaid is not None:
-            done = f"{self._unsaid.step:,}/{self._unsaid.steps:,}"
-            self._note(f"training  {done}  {_state(self._unsaid)}")
+            self._note(f"training  {_done(self._unsaid)}  {_state(self._unsaid)}")
             self._unsaid = None
 
 
-def _state(progress: TrainingProgress) -> str:
-    rate = f"{progress.steps_per_second:,.0f} steps/s"
-    left = f"{duration(progress.seconds_left)} left"
-    if progress.bpp is None or progress.cost is None:
-        return f"loss {progress.loss:.3g}  {progress.psnr:.1f} dB  {rate}  {left}"
-    figures = f"{progress.bpp:.3f} bpp  {progress.psnr:.1f} dB  D+λR {progress.cost:.3g}"
-    return f"{figures}  {rate}  {left}"
+def _left_out(progress: TrainingProgress, width: int) -> Sequence[str]:
+    """Those of LEFT_OUT that a line of so many characters has no room for; of a usual one, none."""
+    if width >= USUAL_WIDTH:
+        return ()
+    for count in range(len(LEFT_OUT)):
+        without = LEFT_OUT[:count]
+        parts = {"word": WORD, "bar": BAR, "done": _done(progress)}
+        line = [text for name, text in parts.items() if name not in without]
+        if len(" ".join([*line, _state(progress, without)])) <= width:
+            return without
+    return LEFT_OUT
+
+
+def _done(progress: TrainingProgress) -> str:
+    return f"{progress.step:,}/{progress.steps:,}"
+
+
+def _state(progress: TrainingProgress, without: Sequence[str] = ()) -> str:
+    """How a training goes, but for some of it."""
+    parts = {"loss": f"loss {progress.loss:.3g}", "psnr": f"{progress.psnr:.1f} dB"}
+    if progress.bpp is not None and progress.cost is not None:
+        parts = {"bpp": f"{progress.bpp:.3f} bpp", "psnr": parts["psnr"]}
+        parts["cost"] = f"D+λR {progress.cost:.3g}"
+    parts["rate"] = f"{progress.steps_per_second:,.0f} steps/s"
+    parts["left"] = f"{duration(progress.seconds_left)} left"
+    return "  ".join(text for name, text in parts.items() if name not in without)

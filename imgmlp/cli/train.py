@@ -19,7 +19,7 @@ from imgmlp.codec.float_mlp.config import Settings
 from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint
-from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.run import Progress, Run
 from imgmlp.ending import held
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import Interrupted, OutputError, TrainingError
@@ -190,11 +190,15 @@ class _Training:
         terminal.note(f"about {duration(work.seconds(device))}")
 
     def train(self) -> Trained:
-        """Train, and write the outputs."""
+        """Train, and write the outputs. Raises KeyboardInterrupt before there is a first step."""
         with StopRequest() as stop, self._view() as view:
             with self.terminal.training(self.settings.steps) as show:
-                self.run.tell, self.run.should_stop = view.after(show), stop.requested
-                stop.requested()  # which is heard soon, as little is compiled here
+
+                def tell(progress: Progress) -> None:
+                    stop.requested()  # a signal after what is told finds something to be saved
+                    show(progress)
+
+                self.run.tell, self.run.should_stop = view.after(tell), stop.requested
                 trained = pipeline.train(self.picture, self.settings, self.device, self.run)
             self._write(trained)
             how = "Done" if trained.stopped is None else trained.stopped.capitalize()

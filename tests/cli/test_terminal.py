@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import select
 import shlex
 import shutil
@@ -23,6 +24,7 @@ from rich.console import Console
 
 from imgmlp import interrupt, terminal
 from imgmlp.codec.decoder import open_stored
+from imgmlp.codec.training.run import Progress
 
 ENDLESS = ("--steps", "100000000", "--batch", "64", "--hidden", "8", "--layers", "1")
 TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
@@ -371,3 +373,43 @@ def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch)
         show("b, half", 0.5)
         show("c")
     assert shown == [(0, "a"), (1, "b"), (1.5, "b, half"), (2, "c")]
+
+
+OF_NETWORK = "6,412/10,000 loss 0.0093  20.4 dB"
+OF_LATENTS = "1,389/3,500 1.089 bpp  31.9 dB  D+λR 0.00155  101 steps/s  20.9 s left"
+
+
+@pytest.mark.parametrize(
+    ("width", "latents", "network"),
+    [
+        (40, "1,389/3,500 31.9 dB  20.9 s left", "6,412/10,000 20.4 dB  1.2 s left"),
+        (50, "1,389/3,500 1.089 bpp  31.9 dB  20.9 s left", f"{OF_NETWORK}  1.2 s left"),
+        (
+            60,
+            "training 1,389/3,500 1.089 bpp  31.9 dB  20.9 s left",
+            f"training {OF_NETWORK}  1.2 s left",
+        ),
+        (
+            70,
+            "training 1,389/3,500 1.089 bpp  31.9 dB  101 steps/s  20.9 s left",
+            f"training {OF_NETWORK}  3,100 steps/s  1.2 s left",
+        ),
+        (80, f"training {OF_LATENTS}", f"training ━ {OF_NETWORK}  3,100 steps/s  1.2 s left"),
+        (120, f"training ━ {OF_LATENTS}", f"training ━ {OF_NETWORK}  3,100 steps/s  1.2 s left"),
+    ],
+)
+def test_a_narrow_bar_leaves_out_what_matters_least(
+    width: int, latents: str, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps, the quality and the time left are whole."""
+    monkeypatch.setenv("TERM", TERMINAL["TERM"])
+    states = [
+        Progress(1389, 3500, 0.0015, 31.9, 101.0, 20.9, bpp=1.089, cost=0.00155),
+        Progress(6412, 10_000, 0.0093, 20.4, 3100.0, 1.2),
+    ]
+    for state, line in zip(states, (latents, network), strict=True):
+        console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
+        with terminal._bar(console, state.steps) as show:
+            show(state)
+        shown = re.split(r"[\r\n]|\x1b\[\S*?[A-Za-z]", console.file.getvalue())
+        assert re.sub("[━╸]+ *", "━ ", [text for text in shown if text.strip()][-1]).strip() == line

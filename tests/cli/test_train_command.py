@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,45 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     for end in ("npz", "png"):
         assert (folder / f"a.{end}").read_bytes() == (folder / f"whole.{end}").read_bytes()
     assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
+
+
+def test_before_the_first_step_ctrl_c_ends_training_and_leaves_what_there_is(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As kernels are compiled then; and what was told of is there to be saved."""
+    folder, go_on = picture.parent, fit._Replay.go_on
+    chosen = {"steps": 300, "batch": 64, "hidden": 8, "layers": 1, "features": 8}
+    settings = parsing.training_settings("default", **chosen)
+
+    def train(step: Any = go_on) -> None:
+        outputs = Outputs(folder / "a.npz", folder / "a.png")
+        with monkeypatch.context() as patch:
+            patch.setattr(fit._Replay, "go_on", step)
+            training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
+
+    def compiling(replay: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        go_on(replay)
+
+    def told(replay: Any) -> None:
+        go_on(replay)
+        signal.raise_signal(signal.SIGINT)
+
+    def at_once() -> dict[str, bytes]:
+        with pytest.raises(KeyboardInterrupt):
+            train(compiling)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert at_once().keys() == {picture.name}
+    with pytest.raises(Interrupted, match="stopped after 1 of"):
+        train(told)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"a.npz", "a.png"} < kept.keys()
+    assert at_once() == kept
+    capsys.readouterr()
+    train()
+    assert "continuing after 1 of 300 steps" in capsys.readouterr().err
+    assert names(picture) == {"a.npz", "a.png"}
 
 
 def test_a_stopped_training_keeps_nothing_beside_what_is_no_file(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -638,6 +639,29 @@ def test_too_little_time_is_told(pace: float, told: bool, monkeypatch: pytest.Mo
     )
     encoder.lengths.of(encoder.forms.first(), 1e-3)
     assert any("too little time" in note for note in notes) is told
+
+
+@pytest.mark.parametrize("kind", ["lambda", "psnr", "bytes"])
+@pytest.mark.parametrize("now", [0.0, 1.0, 2.9, 9.0])
+def test_what_is_left_of_a_limit_is_the_longest_time_that_is_told(
+    now: float, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a training that is done even where less is left, however long judging took once."""
+
+    def tried(found: lengths.Lengths, *_: Any) -> float:
+        found.judging = 0.2  # as where others have the cores
+        return 2.7e-3
+
+    monkeypatch.setattr(lengths.Lengths, "_tried", tried)
+    monkeypatch.setattr(lengths.Lengths, "_note_speed", lambda *_: None)
+    monkeypatch.setattr(lengths.time, "perf_counter", lambda: now)
+    notes: list[str] = []
+    made = Workload(0, seconds=3.0), open_device("numpy"), Run(note=notes.append, began=0.0)
+    found = lengths.Lengths(Picture(PIXELS), Goal(kind, 30.0), *made)
+    steps = found.of(cast(LatentStep, None), 1e-3)
+    (told,) = re.findall(r" steps, about (\S+) s from here", notes[-1])
+    done_anyway = lengths.AT_LEAST * 3.0 / (1 - lengths.SETTLED - 2 * lengths.SINGLE)
+    assert steps * 2.7e-3 <= float(told) <= max(3.0 - now, done_anyway) + 0.05
 
 
 def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch) -> None:

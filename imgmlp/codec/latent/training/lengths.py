@@ -316,7 +316,7 @@ class Lengths:
         again = self.least_passes(steps)
         times = "once" if again == 1 else f"{again} times"
         more = f" and {times} {round(SHORTER * steps):,} again" if again else ""
-        time_left = duration(self._seconds(steps, pace))
+        time_left = duration(self._told(steps, pace))
         self.run.say(f"{steps:,} steps{more}, about {time_left} from here")
         return steps
 
@@ -332,20 +332,25 @@ class Lengths:
         seconds = self.workload.seconds
         if seconds is None:
             return None, 0
-        training = state.steps * self._mean_pace(state.steps, self.pace)
-        hardening = self._hardening(state.steps) * self.pace
-        both = training + hardening
-        looking = self._search(state.steps) + self._rdoq(state.steps, self.pace)
-        rounding = min(looking, SETTLED / (1 - SETTLED) * both)
-        single = self._single(state.steps)
-        rounding += single / (1 - single) * both + hardening
-        if self.wanted.kind == "bytes":
-            rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
+        training, rounding = self._in_limited_time(state.steps)
         self.limit = self.run.began + seconds - self.spent - self._checking(self.pace)
         if self.run.saved is None:
             now = time.perf_counter()
             self.limit = max(self.limit, now + training + rounding)
         return self.limit - rounding, MOST_STEPS if self.wanted.kind == "lambda" else state.steps
+
+    def _in_limited_time(self, steps: int) -> tuple[float, float]:
+        """Seconds that so many steps take, and those in which their networks are rounded."""
+        training = steps * self._mean_pace(steps, self.pace)
+        hardening = self._hardening(steps) * self.pace
+        both = training + hardening
+        looking = self._search(steps) + self._rdoq(steps, self.pace)
+        rounding = min(looking, SETTLED / (1 - SETTLED) * both)
+        single = self._single(steps)
+        rounding += single / (1 - single) * both + hardening
+        if self.wanted.kind == "bytes":
+            rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
+        return training, rounding
 
     def again(self, usual: int, longer: float = 1.0) -> int:
         """Steps of another pass: so many times as many as usual, or what a limit leaves time for; 0
@@ -476,6 +481,15 @@ class Lengths:
         """Seconds that writing a file and decoding it take."""
         coding = CODING if has_processor(self.device) else CODING_BY_NUMPY
         return CHECKING * pace + coding * self.pixels + STARTING
+
+    def _told(self, steps: int, pace: float) -> float:
+        """Seconds that so many steps and what follows take: of a limit what is left, at most, or
+        what is done even where too little is."""
+        found = self._seconds(steps, pace)
+        if self.workload.seconds is None:
+            return found
+        left = self.run.began + self.workload.seconds - time.perf_counter()
+        return min(found, max(left, sum(self._in_limited_time(steps))))
 
     def _seconds(self, steps: int, pace: float) -> float:
         pace = self._mean_pace(steps, pace)
