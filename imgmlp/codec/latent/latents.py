@@ -99,16 +99,22 @@ class Waves:
         top = max(0, -(-(wave - self._width + 1) // LAG))
         return self._rows[top : wave // LAG + 1] + wave
 
+    def __iter__(self) -> Iterator[Array]:
+        """Those that have latents."""
+        return (self[wave] for wave in range(self.count) if wave % LAG < self._width)
+
     def blocks(self, least: int) -> Iterator[Array]:
         """All waves, so many together that they have at least that many latents."""
         block: list[Array] = []
         size = 0
-        for wave in range(self.count):
-            block.append(self[wave])
-            size += len(block[-1])
-            if size >= least or wave == self.count - 1:
+        for wave in self:
+            block.append(wave)
+            size += len(wave)
+            if size >= least:
                 yield np.concatenate(block)
                 block, size = [], 0
+        if block:
+            yield np.concatenate(block)
 
 
 def pad(grid: Array) -> Array:
@@ -147,7 +153,7 @@ class Grids:
         known, waves = padded.ravel(), Waves(*size)
         offsets = neighbour_offsets(self._shape, waves.stride)[:, None]
         beside = None if above is None else pad_maps(above)
-        for block in filter(len, map(waves.__getitem__, range(waves.count))):
+        for block in waves:
             near = known.take(offsets + block)
             numbers, means = self._network(near, 0 if beside is None else beside[:, block])
             places = self._decoder.places(numbers.tolist(), self._near, NEAR_FROM, self._rows)

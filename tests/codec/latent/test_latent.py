@@ -19,7 +19,7 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.codec.latent import decode as latent_decode
-from imgmlp.codec.latent import latents, latents_kernel, sections
+from imgmlp.codec.latent import latents, latents_kernel, sections, synthesis
 from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
     BICUBIC,
@@ -541,6 +541,7 @@ def test_latents_come_in_waves_from_the_top(size: tuple[int, int]) -> None:
     for least in (1, 7, 10_000):
         blocks = np.concatenate(list(waves.blocks(least)))
         assert [divmod(int(place), waves.stride) for place in blocks] == found
+    assert all(map(len, waves.blocks(0)))
 
 
 def test_a_part_of_the_upsampled_maps_is_that_part_of_all() -> None:
@@ -579,6 +580,24 @@ def test_pixels_are_the_same_however_many_go_through_the_layers_at_once(
     whole = synthesize(model, open_device("numpy"))
     monkeypatch.setattr("imgmlp.codec.latent.synthesis._AT_ONCE", 37)  # which divides nothing
     np.testing.assert_array_equal(synthesize(model, open_device("numpy")), whole, strict=True)
+
+
+@pytest.mark.parametrize("size", [(5000, 1), (1, 5000), (3, 4000)])
+def test_a_thin_picture_is_made_in_few_pieces(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pieces, make = small_latent_model(*size), list[tuple[int, int]](), synthesis._Exact.piece
+
+    def piece(self: synthesis._Exact, top: int, left: int, rows: int, columns: int) -> np.ndarray:
+        pieces.append((rows + 2 * synthesis.HALO, columns + 2 * synthesis.HALO))
+        return make(self, top, left, rows, columns)
+
+    monkeypatch.setattr(synthesis._Exact, "piece", piece)
+    long = synthesize(model, open_device("numpy"))
+    assert len(pieces) == 2
+    assert max(rows * columns for rows, columns in pieces) <= (synthesis.SIDE + 4) ** 2
+    monkeypatch.setattr(synthesis, "_longer", lambda across: synthesis.SIDE)
+    np.testing.assert_array_equal(synthesize(model, open_device("numpy")), long, strict=True)
 
 
 @pytest.mark.parametrize("size", [(33, 5), (2, 70), (21, 45)])
