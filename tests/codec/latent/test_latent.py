@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -542,6 +543,25 @@ def test_latents_come_in_waves_from_the_top(size: tuple[int, int]) -> None:
         blocks = np.concatenate(list(waves.blocks(least)))
         assert [divmod(int(place), waves.stride) for place in blocks] == found
     assert all(map(len, waves.blocks(0)))
+
+
+@pytest.mark.parametrize(
+    ("size", "hyper", "most"), [((2**16, 1), False, 2.5), ((300, 400), True, 15)]
+)
+def test_a_kernel_is_given_latents_without_copies_of_copies(
+    size: tuple[int, int], hyper: bool, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`most` bytes of the host for each place of a padded grid, at a time."""
+    monkeypatch.setattr(latents_kernel.RawKernel, "__call__", lambda *_: None)
+    model, state = small_latent_model(65, 9, 1, hyper=hyper), np.zeros(4, np.uint64)
+    kernel = latents_kernel._Kernel(model.shape, model.networks, open_opencl(), writing=False)
+    grid, maps = np.zeros(size, np.int8), np.zeros((3, *size), np.int32)
+    tracemalloc.start()
+    try:
+        list(kernel._through(grid, maps if hyper else None, state, state))
+        assert tracemalloc.get_traced_memory()[1] < most * (size[0] + 3) * (size[1] + 6)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_part_of_the_upsampled_maps_is_that_part_of_all() -> None:
