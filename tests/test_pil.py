@@ -13,10 +13,11 @@ from PIL import Image, UnidentifiedImageError
 from test_public_api import modules_after
 
 import imgmlp.pil
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Container, Header, Section
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError, ImgmlpWarning
+from imgmlp.metadata import Metadata
 
 
 def pixels(channels: int) -> np.ndarray:
@@ -88,6 +89,16 @@ def test_its_file_is_closed_once_it_was_read(tmp_path: Path) -> None:
     stream = image.fp
     image.load()
     assert stream.closed
+
+
+@pytest.mark.parametrize("exif", [b"", b"garbage and more of it", b"II*\0\x08", b"Exif\0\0garbage"])
+@pytest.mark.usefixtures("decodings")
+def test_exif_data_that_are_none_are_left_out(exif: bytes) -> None:
+    found = container.parse(file(pixels(3)))
+    beside = metadata_sections.sections(Metadata(exif=exif))
+    with Image.open(io.BytesIO(container.write(found.header, [*found.sections, *beside]))) as image:
+        assert "exif" not in image.info
+        assert dict(image.getexif()) == {}
 
 
 def test_a_stream_is_read_from_its_beginning(decodings: list[Container]) -> None:

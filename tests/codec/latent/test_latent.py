@@ -513,7 +513,7 @@ def test_more_latents_than_bytes_can_hold_are_refused_before_there_is_memory_for
         (4, 64, "grids have no hyperlatents"),
         (4, 191, "steps of the network take"),  # which those of a filter would be among
         (6, 16, "no such step"),
-        (7, 88, "scales are 88"),
+        (7, 88, "a distribution that does not exist"),
     ],
 )
 def test_sizes_beyond_the_limits_are_refused(at: int, value: int, problem: str) -> None:

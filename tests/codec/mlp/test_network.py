@@ -61,7 +61,7 @@ def test_weights_whose_sums_could_overflow_are_refused() -> None:
         ({3: 0}, "0 wide"),
         ({4: STEPS}, "no step size"),
         ({5: 11}, "finer"),
-        ({6: 88}, "not 0 to 87"),
+        ({6: 88}, "a distribution that does not exist"),
         ({12: LAST_STEP + 1}, "too coarse"),
         ({3: 9}, "damaged"),
     ],
