@@ -177,6 +177,51 @@ def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path
     assert path.stat().st_size > 9
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("time", "seconds"), ("bytes", "size"), ("lambda", "price"), ("qualty", "quality")],
+)
+def test_a_choice_of_another_name_is_refused(tmp_path: Path, name: str, meant: str) -> None:
+    path = tmp_path / "a.imlp"
+    with pytest.raises(TypeError, match=f"'{name}'; use '{meant}'"):
+        Image.new("RGB", (8, 6)).save(path, **{name: 5})
+    assert not path.exists()
+
+
+def test_options_of_other_formats_are_no_choices_of_another_name() -> None:
+    for name in [
+        "optimize",
+        "progressive",
+        "subsampling",
+        "lossless",
+        "method",
+        "exact",
+        "compression",
+        "compress_level",
+        "comment",
+        "speed",
+        "codec",
+        "range",
+        "quality_mode",
+        "quality_layers",
+        "alpha_quality",
+        "minimize_size",
+        "save_all",
+        "append_images",
+        "duration",
+        "loop",
+        "tile_size",
+        "resolution",
+        "xmp",
+        "exif",
+        "dpi",
+        "icc_profile",
+        "strip",
+        "device",
+    ]:
+        imgmlp.pil._check_name(name)
+
+
 def test_the_extension_is_known_and_importing_needs_no_opencl() -> None:
     assert Image.registered_extensions()[".imlp"] == imgmlp.pil.FORMAT
     assert "pyopencl" not in modules_after("import imgmlp.pil")
