@@ -20,7 +20,7 @@ from PIL import Image, PngImagePlugin
 from imgmlp import image_colours, image_files, metadata, tiff_exif
 from imgmlp import samples as conversion
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
-from imgmlp.metadata import NOTHING, Metadata
+from imgmlp.metadata import NOTHING, Metadata, begins_as_exif
 from imgmlp.output_files import is_special, write_atomically
 from imgmlp.text import by_command
 
@@ -310,9 +310,13 @@ def to_image(pixels: np.ndarray, found: Metadata = NOTHING) -> Image.Image:
 
 
 def info_of(found: Metadata) -> dict[Any, Any]:
-    """Metadata as Pillow names them in an image's `info`, and as options of `save`."""
+    """Metadata as Pillow names them in an image's `info`, and as options of `save`.
+
+    Without EXIF data that begin otherwise than any do, on which Pillow fails.
+    """
     named = {"icc_profile": found.icc, "xmp": found.xmp, "dpi": found.dpi}
-    named |= {"exif": None if found.exif is None else _EXIF + found.exif}
+    exif = (found.exif or b"").removeprefix(_EXIF)
+    named |= {"exif": _EXIF + exif if begins_as_exif(exif) else None}
     return {name: value for name, value in named.items() if value is not None}
 
 

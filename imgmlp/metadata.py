@@ -17,6 +17,7 @@ _ORIENTATION, _PREVIEW, _PREVIEW_BYTES = 0x0112, 0x0201, 0x0202  # EXIF's tags
 _INNER, _WIDTH, _HEIGHT = 0x8769, 0xA002, 0xA003  # likewise: of a directory, and what is in it
 _SIDEWAYS = (5, 6, 7, 8)  # orientations
 ENTRY = 12  # bytes of a directory's entry
+_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}  # of bytes, by what EXIF data begin with
 _XMP_ORIENTATION = re.compile(rb"""(tiff:Orientation(?:\s*=\s*["']|>))([0-9])""")
 NAMES = {"icc": "colour profile", "exif": "EXIF data", "xmp": "XMP data", "dpi": "resolution"}
 
@@ -86,7 +87,7 @@ def upright_exif(exif: bytes) -> bytes | None:
     Everything else stays where it is, as camera makers' notes count from the beginning. None if
     the data is damaged. The structure is that of TIFF 6.0, section 2.
     """
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    order = _ORDERS.get(exif[:4])
     if order is None:
         return None
     data = bytearray(exif)
@@ -109,6 +110,11 @@ def upright_exif(exif: bytes) -> bytes | None:
         struct.pack_into(f"{order}I", data, end, 0)
         _blank_preview(data, order, second)
     return bytes(data)
+
+
+def begins_as_exif(exif: bytes) -> bool:
+    """Whether there is a byte order and the place of a directory."""
+    return exif[:4] in _ORDERS and len(exif) >= 8
 
 
 def entries(data: bytes | bytearray, order: str, at: int) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ asks for the bytes of any format, an older one is lost if encoding fails.
 
 from __future__ import annotations
 
+import difflib
 import io
 import warnings
 from typing import IO, Any
@@ -26,6 +27,8 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _TARGETS = ("quality", "bpp", "size", "psnr", "price")
 _CHOICES = (*_TARGETS, "effort", "seconds", "codec", "strip", "device", "on_step")
 _METADATA = ("icc_profile", "exif", "xmp", "dpi")
+# The command line's names for some of these.
+_OTHER_NAMES = {"bytes": "size", "lambda": "price", "time": "seconds"}
 
 
 class ImlpImageFile(ImageFile.ImageFile):
@@ -73,6 +76,8 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
     from imgmlp import api
 
     given: dict[str, Any] = image.encoderinfo
+    for name in given:
+        _check_name(name)
     beside: dict[Any, Any] = {name: given[name] for name in _METADATA if name in given}
     if beside:
         image = image.copy()  # whose own metadata stay as they are
@@ -87,6 +92,14 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
         warnings.warn(note, ImgmlpWarning, stacklevel=3)
     if found.missed is not None:
         warnings.warn(f"the target was missed: {found.missed}", ImgmlpWarning, stacklevel=3)
+
+
+def _check_name(name: str) -> None:
+    """Refuse, as a TypeError, what looks like a choice and is none; other formats' options pass."""
+    near = difflib.get_close_matches(name, _CHOICES, 1, 0.8)
+    meant = _OTHER_NAMES.get(name) or (near[0] if near else name)
+    if meant != name and name not in _METADATA:
+        raise TypeError(f"an .imlp file is saved without {name!r}; use {meant!r}")
 
 
 def _save_all(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:

@@ -13,10 +13,11 @@ from PIL import Image, UnidentifiedImageError
 from test_public_api import modules_after
 
 import imgmlp.pil
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Container, Header, Section
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError, ImgmlpWarning
+from imgmlp.metadata import Metadata
 
 
 def pixels(channels: int) -> np.ndarray:
@@ -88,6 +89,16 @@ def test_its_file_is_closed_once_it_was_read(tmp_path: Path) -> None:
     stream = image.fp
     image.load()
     assert stream.closed
+
+
+@pytest.mark.parametrize("exif", [b"", b"garbage and more of it", b"II*\0\x08", b"Exif\0\0garbage"])
+@pytest.mark.usefixtures("decodings")
+def test_exif_data_that_are_none_are_left_out(exif: bytes) -> None:
+    found = container.parse(file(pixels(3)))
+    beside = metadata_sections.sections(Metadata(exif=exif))
+    with Image.open(io.BytesIO(container.write(found.header, [*found.sections, *beside]))) as image:
+        assert "exif" not in image.info
+        assert dict(image.getexif()) == {}
 
 
 def test_a_stream_is_read_from_its_beginning(decodings: list[Container]) -> None:
@@ -164,6 +175,51 @@ def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path
     with pytest.warns(ImgmlpWarning, match="the target was missed"):
         image.save(path, size=9, device="numpy")
     assert path.stat().st_size > 9
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("time", "seconds"), ("bytes", "size"), ("lambda", "price"), ("qualty", "quality")],
+)
+def test_a_choice_of_another_name_is_refused(tmp_path: Path, name: str, meant: str) -> None:
+    path = tmp_path / "a.imlp"
+    with pytest.raises(TypeError, match=f"'{name}'; use '{meant}'"):
+        Image.new("RGB", (8, 6)).save(path, **{name: 5})
+    assert not path.exists()
+
+
+def test_options_of_other_formats_are_no_choices_of_another_name() -> None:
+    for name in [
+        "optimize",
+        "progressive",
+        "subsampling",
+        "lossless",
+        "method",
+        "exact",
+        "compression",
+        "compress_level",
+        "comment",
+        "speed",
+        "codec",
+        "range",
+        "quality_mode",
+        "quality_layers",
+        "alpha_quality",
+        "minimize_size",
+        "save_all",
+        "append_images",
+        "duration",
+        "loop",
+        "tile_size",
+        "resolution",
+        "xmp",
+        "exif",
+        "dpi",
+        "icc_profile",
+        "strip",
+        "device",
+    ]:
+        imgmlp.pil._check_name(name)
 
 
 def test_the_extension_is_known_and_importing_needs_no_opencl() -> None:

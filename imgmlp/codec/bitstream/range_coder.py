@@ -297,8 +297,9 @@ class Decoder:
         self._left -= count
         try:
             tables = _tables(scales, count)
-        except ValueError as error:  # numbers of distributions come from files, too
-            raise FormatError(str(error)) from None
+        except ValueError:  # numbers of distributions come from files, too
+            problem = "the coded values name a distribution that does not exist"
+            raise FormatError(problem) from None
         try:
             return np.array(self._symbols(tables), np.int64)
         except IndexError:  # past the end of the words, or in no symbol's share

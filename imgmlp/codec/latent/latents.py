@@ -70,7 +70,7 @@ def _shares(model: LatentModel, grid: Array, above: Array | None) -> Iterator[tu
     for block in waves.blocks(_AT_ONCE * _BLOCKS):
         cuts = (block[cut : cut + _AT_ONCE] for cut in range(0, len(block), _AT_ONCE))
         found = [
-            network(padded.take(offsets + cut), 0 if beside is None else beside[:, cut])
+            network(padded.take(offsets + cut), 0 if beside is None else beside[cut].T)
             for cut in cuts
         ]
         numbers, means = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -84,12 +84,17 @@ def widest(height: int, width: int) -> int:
     return min(height, -(-width // LAG))
 
 
+def count_waves(height: int, width: int) -> int:
+    """Those of a grid; of a narrow one some are empty."""
+    return width + LAG * (height - 1)
+
+
 class Waves:
     """The latents of a grid in their order, as places in its padded form, flat."""
 
     def __init__(self, height: int, width: int) -> None:
         self.stride = width + 2 * MARGIN
-        self.count = width + LAG * (height - 1)  # waves; those of narrow grids may be empty
+        self.count = count_waves(height, width)
         self._width = width
         # where a wave would meet each row if all of them were as wide as the waves
         self._rows = (np.arange(height) + MARGIN) * self.stride + MARGIN - LAG * np.arange(height)
@@ -99,26 +104,35 @@ class Waves:
         top = max(0, -(-(wave - self._width + 1) // LAG))
         return self._rows[top : wave // LAG + 1] + wave
 
+    def __iter__(self) -> Iterator[Array]:
+        """Those that have latents."""
+        return (self[wave] for wave in range(self.count) if wave % LAG < self._width)
+
     def blocks(self, least: int) -> Iterator[Array]:
         """All waves, so many together that they have at least that many latents."""
         block: list[Array] = []
         size = 0
-        for wave in range(self.count):
-            block.append(self[wave])
-            size += len(block[-1])
-            if size >= least or wave == self.count - 1:
+        for wave in self:
+            block.append(wave)
+            size += len(wave)
+            if size >= least:
                 yield np.concatenate(block)
                 block, size = [], 0
+        if block:
+            yield np.concatenate(block)
 
 
 def pad(grid: Array) -> Array:
-    """int16: a grid with zeros where neighbours may lie outside of it."""
-    return np.pad(grid.astype(np.int16), ((MARGIN, 0), (MARGIN, MARGIN)))
+    """A grid with zeros where neighbours may lie outside of it."""
+    return np.pad(grid, ((MARGIN, 0), (MARGIN, MARGIN)))
 
 
 def pad_maps(maps: Array) -> Array:
-    """int32 [maps, places]: of a padded grid's places what there is above them."""
-    return np.pad(maps, ((0, 0), (MARGIN, 0), (MARGIN, MARGIN))).reshape(len(maps), -1)
+    """int32 [places, maps]: of a padded grid's places what there is above them."""
+    count, height, width = maps.shape
+    found = np.zeros((height + MARGIN, width + 2 * MARGIN, count), np.int32)
+    found[MARGIN:, MARGIN:-MARGIN] = maps.transpose(1, 2, 0)
+    return found.reshape(-1, count)
 
 
 def neighbour_offsets(shape: ModelShape, stride: int) -> Array:
@@ -143,13 +157,13 @@ class Grids:
 
         Raises FormatError.
         """
-        padded = pad(np.zeros(size, np.int8))
+        padded = pad(np.zeros(size, np.int16))  # as damaged latents may be larger
         known, waves = padded.ravel(), Waves(*size)
         offsets = neighbour_offsets(self._shape, waves.stride)[:, None]
         beside = None if above is None else pad_maps(above)
-        for block in filter(len, map(waves.__getitem__, range(waves.count))):
+        for block in waves:
             near = known.take(offsets + block)
-            numbers, means = self._network(near, 0 if beside is None else beside[:, block])
+            numbers, means = self._network(near, 0 if beside is None else beside[block].T)
             places = self._decoder.places(numbers.tolist(), self._near, NEAR_FROM, self._rows)
             known[block] = means + (np.array(places, np.intp) - REACH)
         grid = padded[MARGIN:, MARGIN:-MARGIN]

@@ -17,7 +17,14 @@ import numpy as np
 
 from imgmlp.codec.bitstream.range_coder import Decoder, Encoder, make_tables
 from imgmlp.codec.latent import probabilities
-from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad, pad_maps, widest
+from imgmlp.codec.latent.latents import (
+    MARGIN,
+    count_waves,
+    neighbour_offsets,
+    pad,
+    pad_maps,
+    widest,
+)
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
 from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, list_devices, open_unasked
 from imgmlp.errors import DeviceError, OutOfMemoryError
@@ -110,10 +117,10 @@ class _Kernel:
         beside = _constant(np.zeros(1, np.int32))
         if hyper := len(self._shape.hyperlatents):
             maps = np.zeros((hyper, *grid.shape), np.int32) if above is None else above
-            beside = _constant(pad_maps(maps).T)
-        padded = self._placed(pad(grid).astype(np.int8))
+            beside = _constant(pad_maps(maps))
+        padded = self._placed(pad(grid))
         offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
-        count, step = Waves(*grid.shape).count, max(1, AT_ONCE // widest(*grid.shape))
+        count, step = count_waves(*grid.shape), max(1, AT_ONCE // widest(*grid.shape))
         for begin in range(0, count, step):
             place = padded, *grid.shape, begin, min(begin + step, count)
             stream = state, words, len(words)

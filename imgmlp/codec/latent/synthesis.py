@@ -158,11 +158,17 @@ def levels_of(answers: Tensor) -> Tensor:
 def _by_numpy(model: LatentModel) -> Array:
     shape, exact = model.shape, _Exact(model)
     picture = np.empty((shape.height, shape.width, shape.channels), np.uint8)
-    for top in range(0, shape.height, SIDE):
-        for left in range(0, shape.width, SIDE):
-            part = picture[top : top + SIDE, left : left + SIDE]
+    rows, columns = _longer(shape.width), _longer(shape.height)
+    for top in range(0, shape.height, rows):
+        for left in range(0, shape.width, columns):
+            part = picture[top : top + rows, left : left + columns]
             part[...] = exact.piece(top, left, *part.shape[:2])
     return picture
+
+
+def _longer(across: int) -> int:
+    """Pixels along a piece of a picture with so many across: of a thin one as many in all."""
+    return max(SIDE, SIDE**2 // (across + 2 * HALO))
 
 
 def corner(model: LatentModel) -> Array:

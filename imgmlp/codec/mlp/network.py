@@ -23,6 +23,7 @@ MAX_HIDDEN = 16  # layers
 MAX_WIDTH = 1024
 MAX_FINER = 10  # bits by which biases may be finer than their layer's weights
 MAX_WEIGHT = 2**20  # below which magnitudes of weights and biases are
+MAX_PARAMETERS = 2**23  # twice what the largest network has that any encoder makes
 MAX_PRODUCTS = 2**44  # multiplications of a whole picture
 
 VALUE_BITS = 10  # of the fraction of a feature or an activation
@@ -148,17 +149,15 @@ def parse(head: bytes, coded: bytes, pixels: int, channels: int) -> Network:
     shape = Shape(head[0], head[1], int.from_bytes(head[2:4], "big"), channels)
     layers = shape.hidden + 1
     check_format(len(head) == 4 + 4 * layers, f"the network section has {len(head)} bytes")
-    check_format(
-        shape.parameters * pixels <= MAX_PRODUCTS, f"network {shape} is too large to decode"
-    )
+    good = shape.parameters <= min(MAX_PARAMETERS, MAX_PRODUCTS // pixels)
+    check_format(good, f"network {shape} is too large to decode")
     rows = [head[begin : begin + 4] for begin in range(4, len(head), 4)]
-    counts = [int(np.prod(size)) for size in shape.shapes]
     chosen = [number for row in rows for number in row[2:]]
     decoder = range_coder.Decoder(coded)  # in parts: each is refused before it takes memory
-    parts = [decoder.read(count, number) for count, number in zip(counts, chosen, strict=True)]
-    decoder.finish()
     arrays = [
-        part.astype(np.int32).reshape(size) for part, size in zip(parts, shape.shapes, strict=True)
+        decoder.read(math.prod(size), number).astype(np.int32).reshape(size)
+        for size, number in zip(shape.shapes, chosen, strict=True)
     ]
+    decoder.finish()
     found = zip(arrays[::2], arrays[1::2], rows, strict=True)
     return Network(shape, tuple(Layer(w, b, row[0], row[1]) for w, b, row in found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.codec.latent import decode as latent_decode
-from imgmlp.codec.latent import latents, latents_kernel, sections
+from imgmlp.codec.latent import latents, latents_kernel, sections, synthesis
 from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
     BICUBIC,
@@ -512,7 +513,7 @@ def test_more_latents_than_bytes_can_hold_are_refused_before_there_is_memory_for
         (4, 64, "grids have no hyperlatents"),
         (4, 191, "steps of the network take"),  # which those of a filter would be among
         (6, 16, "no such step"),
-        (7, 88, "scales are 88"),
+        (7, 88, "a distribution that does not exist"),
     ],
 )
 def test_sizes_beyond_the_limits_are_refused(at: int, value: int, problem: str) -> None:
@@ -541,6 +542,26 @@ def test_latents_come_in_waves_from_the_top(size: tuple[int, int]) -> None:
     for least in (1, 7, 10_000):
         blocks = np.concatenate(list(waves.blocks(least)))
         assert [divmod(int(place), waves.stride) for place in blocks] == found
+    assert all(map(len, waves.blocks(0)))
+
+
+@pytest.mark.parametrize(
+    ("size", "hyper", "most"), [((2**16, 1), False, 2.5), ((300, 400), True, 15)]
+)
+def test_a_kernel_is_given_latents_without_copies_of_copies(
+    size: tuple[int, int], hyper: bool, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`most` bytes of the host for each place of a padded grid, at a time."""
+    monkeypatch.setattr(latents_kernel.RawKernel, "__call__", lambda *_: None)
+    model, state = small_latent_model(65, 9, 1, hyper=hyper), np.zeros(4, np.uint64)
+    kernel = latents_kernel._Kernel(model.shape, model.networks, open_opencl(), writing=False)
+    grid, maps = np.zeros(size, np.int8), np.zeros((3, *size), np.int32)
+    tracemalloc.start()
+    try:
+        list(kernel._through(grid, maps if hyper else None, state, state))
+        assert tracemalloc.get_traced_memory()[1] < most * (size[0] + 3) * (size[1] + 6)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_part_of_the_upsampled_maps_is_that_part_of_all() -> None:
@@ -579,6 +600,24 @@ def test_pixels_are_the_same_however_many_go_through_the_layers_at_once(
     whole = synthesize(model, open_device("numpy"))
     monkeypatch.setattr("imgmlp.codec.latent.synthesis._AT_ONCE", 37)  # which divides nothing
     np.testing.assert_array_equal(synthesize(model, open_device("numpy")), whole, strict=True)
+
+
+@pytest.mark.parametrize("size", [(5000, 1), (1, 5000), (3, 4000)])
+def test_a_thin_picture_is_made_in_few_pieces(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pieces, make = small_latent_model(*size), list[tuple[int, int]](), synthesis._Exact.piece
+
+    def piece(self: synthesis._Exact, top: int, left: int, rows: int, columns: int) -> np.ndarray:
+        pieces.append((rows + 2 * synthesis.HALO, columns + 2 * synthesis.HALO))
+        return make(self, top, left, rows, columns)
+
+    monkeypatch.setattr(synthesis._Exact, "piece", piece)
+    long = synthesize(model, open_device("numpy"))
+    assert len(pieces) == 2
+    assert max(rows * columns for rows, columns in pieces) <= (synthesis.SIDE + 4) ** 2
+    monkeypatch.setattr(synthesis, "_longer", lambda across: synthesis.SIDE)
+    np.testing.assert_array_equal(synthesize(model, open_device("numpy")), long, strict=True)
 
 
 @pytest.mark.parametrize("size", [(33, 5), (2, 70), (21, 45)])

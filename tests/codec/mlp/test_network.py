@@ -10,7 +10,7 @@ import pytest
 from networks import small_network
 
 from imgmlp.codec.bitstream.quantize import STEPS
-from imgmlp.codec.mlp import network
+from imgmlp.codec.mlp import network, rate_model
 from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network
 from imgmlp.errors import FormatError
 
@@ -61,7 +61,7 @@ def test_weights_whose_sums_could_overflow_are_refused() -> None:
         ({3: 0}, "0 wide"),
         ({4: STEPS}, "no step size"),
         ({5: 11}, "finer"),
-        ({6: 88}, "not 0 to 87"),
+        ({6: 88}, "a distribution that does not exist"),
         ({12: LAST_STEP + 1}, "too coarse"),
         ({3: 9}, "damaged"),
     ],
@@ -81,9 +81,20 @@ def test_a_network_that_takes_too_long_is_refused_before_its_weights_are_read() 
         network.parse(head, b"", 2**28, 3)
 
 
-@pytest.mark.parametrize("width", [64, 1024])
-def test_a_small_file_never_takes_much_memory(width: int) -> None:
-    head = bytes([64, 16, *width.to_bytes(2, "big")]) + bytes(4 * 17)
+@pytest.mark.parametrize(("hidden", "good"), [(8, True), (9, False)])
+def test_a_network_far_larger_than_those_that_are_made_is_refused(hidden: int, good: bool) -> None:
+    """Before its weights are read: a small file may have millions."""
+    head = bytes([64, hidden, 4, 0]) + bytes(4 * (hidden + 1))
+    with pytest.raises(FormatError, match="cannot be in" if good else "too large to decode"):
+        network.parse(head, b"", 1, 3)
+    for channels in (1, 2, 3, 4):
+        largest = max(shape.parameters for shape in rate_model.shapes(channels))
+        assert largest < 0.6 * network.MAX_PARAMETERS
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(16, 64), (8, 1024)])
+def test_a_small_file_never_takes_much_memory(hidden: int, width: int) -> None:
+    head = bytes([64, hidden, *width.to_bytes(2, "big")]) + bytes(4 * (hidden + 1))
     tracemalloc.start()
     try:
         with pytest.raises(FormatError):
