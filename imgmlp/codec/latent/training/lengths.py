@@ -370,8 +370,9 @@ class Lengths:
         return min(PASS_STEPS_PIXELS / self.pixels, PASS_STEPS)
 
     def may_start_over(self, steps: int) -> bool:
-        """Whether a run of so many may be done once more: where a pass may have as many."""
-        return self.limit is None and steps <= self._most_of_pass
+        """Whether a run of so many may be done once more: for dB, where a pass may have as many."""
+        may = self.wanted.kind == "psnr" and self.limit is None
+        return may and steps <= self._most_of_pass
 
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
