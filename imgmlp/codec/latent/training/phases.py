@@ -365,9 +365,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         return cheap and self._pricing is not None and not state.held
 
     def start_over(self, price: float) -> None:
-        """Have the whole run once more, at a price that stays."""
-        state = self.state
-        state.price, state.held, state.begun, state.steps = price, True, 0, state.first
+        """Have the whole run, before any pass, once more at a price that stays."""
+        self.state.price, self.state.held = price, True
         self._good = None
         self._begin_again()
 
