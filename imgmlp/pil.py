@@ -27,6 +27,7 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _TARGETS = ("quality", "bpp", "size", "psnr", "price")
 _CHOICES = (*_TARGETS, "effort", "seconds", "codec", "strip", "device", "on_step")
 _METADATA = ("icc_profile", "exif", "xmp", "dpi")
+_OTHERS = ("sizes",)  # options of other formats that look like one of ours
 # The command line's names for some of these.
 _OTHER_NAMES = {"bytes": "size", "lambda": "price", "time": "seconds"}
 
@@ -98,7 +99,7 @@ def _check_name(name: str) -> None:
     """Refuse, as a TypeError, what looks like a choice and is none; other formats' options pass."""
     near = difflib.get_close_matches(name, _CHOICES, 1, 0.8)
     meant = _OTHER_NAMES.get(name) or (near[0] if near else name)
-    if meant != name and name not in _METADATA:
+    if meant != name and name not in (*_METADATA, *_OTHERS):
         raise TypeError(f"an .imlp file is saved without {name!r}; use {meant!r}")
 
 

@@ -191,6 +191,7 @@ def test_a_choice_of_another_name_is_refused(tmp_path: Path, name: str, meant: s
 def test_options_of_other_formats_are_no_choices_of_another_name() -> None:
     for name in [
         "optimize",
+        "sizes",
         "progressive",
         "subsampling",
         "lossless",
