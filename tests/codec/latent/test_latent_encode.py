@@ -212,6 +212,19 @@ def test_a_run_that_is_done_again_may_be_stopped_as_well(
     assert run(target, run=Run(checkpoint=checkpoint)).bytes == wanted.bytes
 
 
+def test_runs_are_done_again_for_db_alone_where_they_are_short_and_no_limit_counts() -> None:
+    def may(kind: Kind, steps: int, limit: float | None = None) -> bool:
+        wanted, picture = Goal(kind, 30), Picture(PIXELS)
+        made = lengths.Lengths(picture, wanted, SHORT, open_device("numpy"), Run())
+        made.limit = limit
+        return made.may_start_over(steps)
+
+    assert may("psnr", lengths.PASS_STEPS)
+    assert not may("psnr", lengths.PASS_STEPS + 1)
+    assert not may("psnr", 30, limit=1e9)
+    assert not may("bytes", 30)
+
+
 def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) -> None:
     checkpoint, steps = Checkpoint(tmp_path / "c", "k"), list[int]()
 
