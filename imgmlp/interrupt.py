@@ -117,7 +117,9 @@ class StopRequest:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # One order ends the process: no later one shall find it telling that.
+            if not (self._ordered and handler is _interrupt):
+                signal.signal(number, handler)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if self._noted or not self._asked:

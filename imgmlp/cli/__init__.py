@@ -36,10 +36,13 @@ def main(began: float | None = None) -> None:
     terminal = Terminal(began)
     terminal.show_warnings()
     try:
-        code = _run(terminal)
-    except (KeyboardInterrupt, Exception) as error:
-        code = _told(terminal, _problem(error))
-    ignore_signals()
+        try:
+            code = _run(terminal)
+        except Exception as error:
+            code = _told(terminal, _problem(error))
+        ignore_signals()
+    except KeyboardInterrupt as order:  # also one that came while something else was told
+        code = _told(terminal, _problem(order))
     ending.leave(code)
 
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, environment, imgmlp_command
+from conftest import QUICK, Command, environment, imgmlp_command
 from outputs import OUTPUTS, assert_error, assert_whole, names
 from rich.console import Console
 
-from imgmlp import interrupt, terminal
+from imgmlp import cli, interrupt, terminal
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.training.run import Progress
+from imgmlp.errors import ImgmlpError, problem_of
 
 ENDLESS = ("--steps", "100000000", "--batch", "64", "--hidden", "8", "--layers", "1")
 TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
@@ -242,6 +243,48 @@ def test_the_first_signal_is_an_order_while_nobody_asks_for_requests() -> None:
         with stop:
             assert not stop.requested()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_nothing_is_heard_after_an_order_where_that_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As another one would meet the command as it tells of the first."""
+    monkeypatch.setattr(interrupt, "_ordered", [])
+    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    try:
+        interrupt.raise_on_signals()
+        with pytest.raises(KeyboardInterrupt), interrupt.StopRequest():
+            os.kill(os.getpid(), signal.SIGINT)
+        for number in interrupt.SIGNALS:
+            assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_ctrl_c_after_a_command_has_done_its_work_is_told_as_any_other(
+    in_process: Command, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    """Before the signals are ignored, or while a failure is told."""
+
+    def run(_: object) -> int:
+        if failing:
+            raise OSError("as it may be")
+        return 0
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def problem(error: BaseException) -> ImgmlpError:
+        if isinstance(error, OSError):
+            interrupted()
+        return problem_of(error)
+
+    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(cli, "ignore_signals", interrupted)
+    monkeypatch.setattr(cli, "problem_of", problem)
+    assert_error(in_process(check=130).stderr, "interrupted", "start it again")
 
 
 class Finalised:
