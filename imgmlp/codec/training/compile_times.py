@@ -2,9 +2,9 @@
 the next.
 
 So that how long a command will take can be told before anything is compiled: what was compiled here
-before is found in the driver's cache, what was not takes about as long as others of its kind. Lies
-beside the compiled kernels, and goes with them. Knows of networks only which kind takes long:
-codecs name their programs, "kind: which".
+before, from the same source, is found in the driver's cache; what was not takes about as long as
+others of its kind. Lies beside the compiled kernels, and goes with them. Knows of networks only
+which kind takes long: codecs name their programs, "kind: which".
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from imgmlp.engine import AnyDevice, NumpyDevice, cache_folder
 from imgmlp.errors import OutputError
 from imgmlp.output_files import write_atomically
+from imgmlp.source_digest import source_digest
 
 NAME = "compile-times.json"
 UNKNOWN = 4.0  # seconds of a program on a device of which nothing is known
@@ -27,6 +28,7 @@ UNKNOWN = 4.0  # seconds of a program on a device of which nothing is known
 PROCESSORS = {"latent step": 16.0}
 FOUND = 0.5  # seconds that a program may take which the driver found in its cache
 SPEED = "speed of a {}"  # how a kind's is named: in operations a second
+OF, DIGITS = " of ", 12  # of the source's digest, in names of programs
 ALIKE = 1.2  # times another speed, or a part of it, that is not worth writing down
 
 
@@ -45,7 +47,7 @@ class CompileTimes:
         if isinstance(self._device, NumpyDevice):
             return 0.0
         known = self._known()
-        return sum(0.0 if one in known else self._usual(known, one) for one in programs)
+        return sum(0.0 if _now(one) in known else self._usual(known, one) for one in programs)
 
     def note(self, program: str) -> None:
         """What was compiled since this was made, or called, belongs to a program."""
@@ -53,9 +55,11 @@ class CompileTimes:
         taken = self._seen - before
         if isinstance(self._device, NumpyDevice) or self._path is None:
             return
-        if taken > FOUND or program not in self._known():
+        if taken > FOUND or _now(program) not in self._known():
             kept = _read(self._path)
-            kept.setdefault(self._key, {})[program] = round(taken, 3)
+            programs = kept.get(self._key, {})
+            others = {n: each for n, each in programs.items() if not n.startswith(program + OF)}
+            kept[self._key] = others | {_now(program): round(taken, 3)}
             _write(self._path, kept)
 
     def speed(self, kind: str) -> float | None:
@@ -85,6 +89,11 @@ class CompileTimes:
         if alike:
             return median(alike)
         return PROCESSORS.get(kind, UNKNOWN) if self._device.info.kind == "cpu" else UNKNOWN
+
+
+def _now(program: str) -> str:
+    """How a program is named that is compiled from this source: other versions' differ."""
+    return program + OF + source_digest()[:DIGITS]
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:

@@ -82,6 +82,17 @@ def test_what_was_compiled_for_another_processor_says_nothing(device: Any) -> No
     assert CompileTimes(device).expected(["step: a"]) == UNKNOWN
 
 
+def test_what_another_version_compiled_tells_only_how_long_it_takes(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(device, "step: a", 6.0)
+    monkeypatch.setattr(compile_times, "source_digest", lambda: "0" * 64)
+    assert CompileTimes(device).expected(["step: a"]) == 6.0
+    compiled(device, "step: a", 0.2)
+    assert CompileTimes(device).expected(["step: a"]) == 0
+    assert (tmp_path / NAME).read_text().count("step: a") == 1  # the older one is forgotten
+
+
 def test_what_the_driver_found_says_nothing_of_what_it_compiles(device: Any) -> None:
     compiled(device, "step: a", 6.0)
     compiled(device, "step: b", 0.1)
