@@ -102,9 +102,10 @@ class _Encoder:
                 missing = self.wanted.value - first.psnr
                 self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
             price, until = self.passes.price(), self.lengths.until()
-            first_run = len(self.passes.tried) == 1
-            may = first_run and self.lengths.may_start_over(trainer.state.first)
+            no_pass = len(self.passes.tried) == 1 and not trainer.state.held
+            may = no_pass and self.lengths.may_start_over(trainer.state.first)
             if may and trainer.was_astray(price):
+                self.passes.tried.clear()  # which are of what is left behind
                 trainer.start_over(price)
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
@@ -151,7 +152,7 @@ class _Encoder:
         where that stays as it is."""
         if self.wanted.kind == "lambda":
             return None
-        made = step.state()
+        made = {name: _folded(array) for name, array in step.state().items()}
 
         def again(price: float) -> None:
             step.restore(made)
@@ -243,6 +244,11 @@ class _Encoder:
         }
         made = draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
         return replace(made, decode=partial(found.read_back, self.device))
+
+
+def _folded(array: Array) -> Array:
+    """One zero for all, where there is nothing else: of a step at its beginning that is most."""
+    return array if array.any() else np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
 def _described(shape: ModelShape) -> str:

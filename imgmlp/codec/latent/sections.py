@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,13 @@ def network_bits(networks: Mapping[str, Quantized], start: Start) -> float:
     for name, tensor in networks.items():
         base, number, own = coding(name, tensor, start)
         before = _before(name, tensor, base, number)
-        bits += own + (range_coder.bits(before, _BEFORE) if start.number else 16)
+        bits += own + (_before_bits(*before.tolist()) if start.number else 16)
     return bits
+
+
+@cache
+def _before_bits(*before: int) -> float:
+    return range_coder.bits(np.array(before), _BEFORE)
 
 
 def usual_exponent(name: str) -> int:

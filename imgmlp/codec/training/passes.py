@@ -15,6 +15,7 @@ from imgmlp.codec.training.target import TOLERANCE, Goal
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
 
 AIM = 0.99  # of the bytes wanted
+MOST_TOLD = 100.0  # dB that a file has at most here: one that gives all back has no end of them
 MOST = 6  # after a run, at most
 STARVED = 3  # more of them, at most, where dB are missing at the lowest price and more steps help
 LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
@@ -60,7 +61,7 @@ class Passes:
     def _excess(self, first: Trial) -> float:
         """How much less would do, in dB or in doublings of the bytes; of a price, nothing."""
         if self.wanted.kind == "psnr":
-            return first.psnr - self.wanted.value
+            return min(first.psnr, MOST_TOLD) - self.wanted.value
         if self.wanted.kind == "bytes":
             return math.log2(first.size / (AIM * self.wanted.value))
         return 0.0

@@ -99,12 +99,13 @@ def test_figures_are_those_of_the_bytes(channels: int) -> None:
 def test_pictures_of_any_size_have_files(size: tuple[int, int]) -> None:
     values = np.linspace(0, 255, math.prod(size)).astype(np.uint8)
     found = run(Goal("lambda", 1e-3), values.reshape(*size, 1), Workload(4))
-    assert found.pixels.shape == (*size, 1)
-    assert container.parse(found.bytes).header.codec == "latent"
+    parsed = container.parse(found.bytes)
+    assert parsed.header.codec == "latent"
+    assert (decoder.decode(parsed, open_device("numpy")) == found.pixels).all()
 
 
 @pytest.mark.parametrize("target", [Goal("psnr", 40), Goal("bytes", 5000), Goal("lambda", 1e-3)])
-def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Goal) -> None:
+def test_a_picture_of_one_colour_is_a_small_lossless_file_without_training(target: Goal) -> None:
     pixels = np.broadcast_to(np.array([3, 128, 250, 77], np.uint8), (20, 33, 4))
     found = run(target, np.ascontiguousarray(pixels))
     assert found.metrics["psnr"] == math.inf
@@ -215,14 +216,34 @@ def test_a_run_that_is_done_again_may_be_stopped_as_well(
 def test_runs_are_done_again_for_db_alone_where_they_are_short_and_no_limit_counts() -> None:
     def may(kind: Kind, steps: int, limit: float | None = None) -> bool:
         wanted, picture = Goal(kind, 30), Picture(PIXELS)
-        made = lengths.Lengths(picture, wanted, SHORT, open_device("numpy"), Run())
-        made.limit = limit
-        return made.may_start_over(steps)
+        of = Workload(30, limit)
+        return lengths.Lengths(picture, wanted, of, open_device("numpy"), Run()).may_start_over(
+            steps
+        )
 
     assert may("psnr", lengths.PASS_STEPS)
     assert not may("psnr", lengths.PASS_STEPS + 1)
     assert not may("psnr", 30, limit=1e9)
     assert not may("bytes", 30)
+
+
+@pytest.mark.parametrize(("kind", "runs"), [("psnr", 2), ("lambda", 1)])
+def test_the_run_of_few_colours_that_is_done_again_is_told(
+    kind: Kind, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is known of the device's pace, and once it is."""
+    monkeypatch.setitem(lengths.RDOQ, "one", {})  # which is done after both
+    workload, device, few = Workload(400), open_device("numpy"), PIXELS // 128 * 128
+    few, many = (Picture(pixels) for pixels in (np.repeat(few[:, :, :1], 3, 2), PIXELS))
+    steps = lengths.for_pixels(400, PIXELS.shape[0] * PIXELS.shape[1])
+    told = [latent.work(p, Goal(kind, 30), workload, device).steps for p in (few, many)]
+    assert told[0] - told[1] == (runs - 1) * steps
+    pace = 10.0
+    told = [
+        lengths.Lengths(p, Goal(kind, 30), workload, device, Run())._seconds(steps, pace)
+        for p in (few, many)
+    ]
+    assert told[0] - told[1] == pytest.approx((runs - 1) * steps * pace)
 
 
 def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) -> None:
@@ -293,7 +314,7 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
 ) -> None:
     """All of them after the last passes, a few before."""
     monkeypatch.setitem(lengths.RDOQ, "one", {})
-    device, pixels = open_device("numpy"), np.zeros((128, 128, 3), np.uint8)
+    device, pixels = open_device("numpy"), np.resize(small_pixels(), (128, 128, 3))
 
     def foreseen(wanted: Goal) -> float:
         made = Picture(pixels), wanted, latent.workload(1, None), device, Run()
@@ -640,6 +661,24 @@ def test_what_moving_single_weights_saved_is_another_file(
     )
     found.best(3e-3)
     assert written == [0, shaved][:files]
+
+
+def test_a_file_that_gives_all_back_says_nothing_of_how_estimates_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = open_device("numpy")
+    step = LatentStep(PIXELS, 0, device, hidden=4, entropy=4)
+    found = rounding_search.Rounding(Picture(PIXELS), Goal("psnr", 10.0), step, device, {}, most=5)
+    write, files = found._written, list[Written]()
+
+    def written(trial: Trial) -> Written:
+        files.append(write(trial))
+        return files[-1] if len(files) > 1 else replace(files[-1], psnr=math.inf)
+
+    monkeypatch.setattr(found, "_written", written)
+    _, first = found.best(3e-3)
+    assert first.psnr == math.inf
+    assert math.isfinite(found._decibels)
 
 
 @pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
@@ -995,6 +1034,35 @@ def test_what_explodes_after_the_last_look_is_not_in_the_file(
     monkeypatch.setattr(latent._Encoder, "_train", exploding)
     found = run(Goal("lambda", 1e-3))
     assert found.metrics["psnr"] > usual.metrics["psnr"] - 2
+
+
+def test_a_pass_that_explodes_at_once_is_taken_back_to_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not to the run before it, whose price and networks are others."""
+    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3))
+    assert trainer.run() == "done"
+    look = LatentTrainer._look
+
+    def exploding(self: LatentTrainer, tell: object) -> bool:
+        if not self.state.retries:
+            self.step.flat.write(np.full(self.step.flat.shape, np.nan, np.float32))
+            self.step.program.run(1)
+        return look(self, None)
+
+    monkeypatch.setattr(LatentTrainer, "_look", exploding)
+    trainer.repeat(5e-3, bit_allocation.Search(step, {}).run(1e-3, rounds=1))
+    assert trainer.run() == "done"
+    assert step.done == 40 + trainer.again
+    assert (trainer.state.begun, trainer.state.price, trainer.state.retries) == (40, 5e-3, 1)
+
+
+def test_a_price_that_is_no_number_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: math.nan)
+    assert trainer.run() == "done"
+    assert trainer.state.price == 1e-3
 
 
 @pytest.mark.parametrize("best", [0, 1])

@@ -154,6 +154,8 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
     assert all(form(*size, True)[0] for size in ((20, 1000), (100, 150), (9000, 60), (1, 129)))
     assert form(20, 1000, False) == (False, (32, 1024)) != form(31, 700, False)
     assert form(60_000, 60, False)[0]
+    assert form(1, 200_000, False)[0]  # whose room would have 32 times as many pixels
+    assert form(1, 50_000, False) == (False, (32, 50_048))
     assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
     assert form(20, 100, False) == (False, (32, 128))
     assert form(32, 192, False) == (False, None)
@@ -439,16 +441,18 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
     grids = [np.zeros(size, np.float32) for size in shape.grids]
     judged: list[np.ndarray] = []
 
-    def judge(_: np.ndarray) -> tuple[float, float]:
+    def ask(_flat: np.ndarray, part: str) -> None:
+        assert part == "error"
         judged[:] = step.grids()
-        return error, 1.0
 
-    step = SimpleNamespace(shape=shape, start=SimpleNamespace(number=start), judge=judge)
+    step = SimpleNamespace(shape=shape, start=SimpleNamespace(number=start), ask=ask)
+    step.answer = lambda: error
     step.flat, step.grids = SimpleNamespace(numpy=lambda: np.zeros(1)), lambda: list(grids)
     step.write_grids = lambda found: grids.__setitem__(slice(None), found)
     begin(step, pixels, 1e-3, steps)  # type: ignore[arg-type]
     found = guessed(pixels, shape, start)
     assert found is not None
+    assert bool(judged) is (steps >= phases.HASTY)  # where that decides
     assert all(map(np.array_equal, judged, found))
     wanted = shrunk(found, 1e-3, steps) if begins else [np.zeros_like(grid) for grid in found]
     assert all(map(np.array_equal, grids, wanted))

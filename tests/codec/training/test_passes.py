@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -27,6 +28,14 @@ def test_the_price_of_a_pass_follows_from_the_latest_ones_alone() -> None:
     # a line through this one and the one before meets the target
     passes.tried.append(Tried(-8.4, -0.1))
     assert math.log2(passes.price()) == pytest.approx(-8.4 - 0.1 * 1.03 / 0.45)
+
+
+def test_files_that_give_all_back_have_dearer_ones_after_them() -> None:
+    passes, prices = Passes(Goal("psnr", 40)), [1e-4]
+    for _ in range(3):
+        passes.add(prices[-1], File(999, math.inf))
+        prices.append(passes.price())
+    assert all(2 * now < later < math.inf for now, later in pairwise(prices))
 
 
 def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:

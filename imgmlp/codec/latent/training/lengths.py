@@ -22,6 +22,7 @@ from imgmlp.codec.latent.training.phases import (
     SHORTER,
     LatentTrainerState,
     control,
+    is_graphic,
 )
 from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
@@ -149,6 +150,22 @@ def _smallness(pixels: int) -> float:
     return max((SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1), 0.0)
 
 
+def starts_over(picture: Picture, wanted: Goal, workload: Workload, steps: int) -> bool:
+    """Whether a run of so many is done once more however it ends, as those of few colours are."""
+    may = _may_start_over(wanted, workload, steps, picture.width * picture.height)
+    return may and is_graphic(picture.pixels, steps)
+
+
+def _may_start_over(wanted: Goal, workload: Workload, steps: int, pixels: int) -> bool:
+    """Whether a run of so many may be: for dB, without a limit, where a pass may have as many."""
+    may = wanted.kind == "psnr" and workload.seconds is None
+    return may and steps <= _most_of_pass(pixels)
+
+
+def _most_of_pass(pixels: int) -> float:
+    return min(PASS_STEPS_PIXELS / pixels, PASS_STEPS)
+
+
 def workload(level: int | None, seconds: float | None) -> Workload:
     """Training of an effort from 1 to 9; of none, as much as takes the usual time.
 
@@ -174,7 +191,8 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     leaves = goes_over(shape, device, trained, opening, each)
     parts = 1 if leaves else _parts(shape, device, short or opening > 0, more)
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
-    steps = (1 + passes * SHORTER) * trained + hardening
+    runs = 1 + starts_over(picture, wanted, workload, trained)
+    steps = (runs + passes * SHORTER) * trained + hardening
     programs = (step_program(shape, hidden, device, short, hyper, more),)
     if not steps:
         return Work(0, 0, programs, USUAL)
@@ -279,7 +297,8 @@ class Lengths:
     ) -> None:
         self.shape: tuple[int, ...] = picture.pixels.shape
         self.pixels = picture.width * picture.height
-        self.wanted, self.workload, self.device, self.run = wanted, workload, device, run
+        self.picture, self.wanted, self.workload = picture, wanted, workload
+        self.device, self.run = device, run
         self.short = is_short(self.shape, workload, device)
         self.spent = 0.0  # seconds of the runs that were stopped
         if run.saved is None:
@@ -363,16 +382,11 @@ class Lengths:
 
     def longest(self, usual: int) -> float:
         """How many times as many steps as usual a pass may have."""
-        return max(self._most_of_pass / usual, 1.0)
-
-    @property
-    def _most_of_pass(self) -> float:
-        return min(PASS_STEPS_PIXELS / self.pixels, PASS_STEPS)
+        return max(_most_of_pass(self.pixels) / usual, 1.0)
 
     def may_start_over(self, steps: int) -> bool:
-        """Whether a run of so many may be done once more: for dB, where a pass may have as many."""
-        may = self.wanted.kind == "psnr" and self.limit is None
-        return may and steps <= self._most_of_pass
+        """Whether a run of so many may be done once more."""
+        return _may_start_over(self.wanted, self.workload, steps, self.pixels)
 
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
@@ -495,7 +509,8 @@ class Lengths:
     def _seconds(self, steps: int, pace: float) -> float:
         pace = self._mean_pace(steps, pace)
         passes = _passes(self.wanted, self.least_passes(steps))
-        trained = (1 + passes * SHORTER) * steps
+        runs = 1 + starts_over(self.picture, self.wanted, self.workload, steps)
+        trained = (runs + passes * SHORTER) * steps
         last = LAST_PASSES + passes - self.least_passes(steps)
         refined = min(passes, last) + 1  # the others move few single weights
         most = trials(steps, self.pixels)
@@ -503,7 +518,7 @@ class Lengths:
         parts = self._parts(steps)
         trained += _all_hardening(self.wanted, steps, passes, self.pixels, parts)
         rounding = self._search(steps) + self._rdoq(steps, pace)
-        return (trained + TRIAL * moved) * pace + (1 + passes) * rounding
+        return (trained + TRIAL * moved) * pace + (runs + passes) * rounding
 
 
 def rdoq_budget(steps: int, lanes: str) -> Budget:

@@ -137,10 +137,13 @@ def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
     if found is None:
         return
     nothing = step.grids()
-    step.write_grids(found)
-    error, _ = step.judge(step.flat.numpy())
-    near = error < UNLIKE or steps < HASTY
-    step.write_grids(shrunk(found, price, steps) if near else nothing)
+    if steps >= HASTY:
+        step.write_grids(found)
+        step.ask(step.flat.numpy(), "error")
+        if not step.answer() < UNLIKE:
+            step.write_grids(nothing)
+            return
+    step.write_grids(shrunk(found, price, steps))
 
 
 def is_graphic(pixels: Array, steps: int) -> bool:
@@ -316,6 +319,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         now = rate, search.bits(), decibels(error) - state.lost
         rate, networks, quality = foreseen(*now, left=1 - share, price=state.price)
         factor = self._pricing(rate * step.pixels + networks, quality)
+        if not math.isfinite(factor):
+            return  # the next look goes back
         if first:
             self._far(max(factor**ALL_AT_ONCE, self._cheapest / state.price))
             state.lowest = state.price
@@ -362,7 +367,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         cheaper at first, or should have been dearer."""
         state = self.state
         cheap = self._dear > 1 or 0 < RISEN * state.lowest <= price
-        return cheap and self._pricing is not None and not state.held
+        return cheap and self._pricing is not None
 
     def start_over(self, price: float) -> None:
         """Have the whole run, before any pass, once more at a price that stays."""
@@ -402,6 +407,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         state, self._limit = self.state, limit
         self.step.flat.write(flat_of({name: one.floats() for name, one in networks.items()}))
         state.begun, state.price = state.steps, price
+        self._good = None  # what goes wrong from here does not go back to the run before
         state.steps += steps or self.again
         if self._fineness(price) >= FINER * state.finer:
             self.suit(FINER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from weakref import WeakKeyDictionary
 
 from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.latent.training.spectrum import Spectrum
@@ -28,6 +29,8 @@ OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
 
+_first: WeakKeyDictionary[Picture, dict[Goal, float]] = WeakKeyDictionary()
+
 
 class Prices:
     """Of a picture's runs towards a target; a price is lambda."""
@@ -37,7 +40,13 @@ class Prices:
         self._beside = OVERHEAD + metadata_sections.size(picture.metadata)
 
     def first(self) -> float:
-        """What its transform says; training goes on from there."""
+        """What its transform says, once; training goes on from there."""
+        known = _first.setdefault(self._picture, {})
+        if self.wanted not in known:
+            known[self.wanted] = self._by_transform()
+        return known[self.wanted]
+
+    def _by_transform(self) -> float:
         value = self.wanted.value
         if self.wanted.kind == "lambda":
             return value

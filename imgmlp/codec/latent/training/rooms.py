@@ -9,8 +9,8 @@ a step takes less time.
     python -m imgmlp.codec.latent.training.rooms DEVICE NUMBER...
 
 is that process; the numbers are height, width and channels of the picture, seed, widths of both
-networks, their start, whether there are hyperlatents, and rows and columns of the room, or 0 for a
-program of the picture's size.
+networks, their start, whether there are hyperlatents, how many more grids there are, and rows and
+columns of the room, or 0 for a program of the picture's size.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool, extra: in
         pixels, most = _computed(shape, device, short) * (1 + BY_EXTRA * extra), WHOLE_ON_GPUS
     elif short and compiles_long(device) and max(shape[:2]) > SMALL:
         most = 0
+    elif is_thin(shape, device):  # whose rooms have up to 32 times as many
+        pixels = _computed(shape, device, short)
     return pixels > most and fits_windows(shape, device)
 
 

@@ -196,7 +196,8 @@ class Rounding:
     def _learn(self, trial: Trial, written: Written) -> None:
         """How estimates differ from a file."""
         self._bytes *= (written.size - self._overhead) / max(trial.size - self._overhead, 1)
-        self._decibels += written.psnr - trial.psnr
+        if math.isfinite(written.psnr):  # of what gives all back no estimate could be wrong
+            self._decibels += written.psnr - trial.psnr
 
     def _decided(self, inwards: float) -> list[Array]:
         """int8: whole latents, each so much of a step nearer to zero, which the step now has."""

@@ -46,6 +46,8 @@ class Spectrum:
         the bits of tiny pictures, and nothing reaches far beyond it."""
         left = bits - min(NETWORKS, SHARE * bits)
         found = _price(lambda step: self._bits(step) > left)
+        if self._error(math.sqrt(found / STEP)) >= FINEST:
+            return found
         return max(found, self.price_of_error(FINEST))
 
     def _error(self, step: float) -> float:
