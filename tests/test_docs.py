@@ -6,6 +6,7 @@ wherever else a document names one.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -115,6 +116,20 @@ def rows(text: str, head: str) -> list[list[str]]:
     """The cells of the table whose first cell is `head`, without its head."""
     (table,) = re.findall(rf"^\| {head} \|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_the_page_of_the_format_knows_the_start_files() -> None:
+    """Their size and digest, as a decoder that is written from the page needs these numbers."""
+    page = (ROOT / "docs" / "format-imlp.md").read_text("utf-8")
+    told = {(row[1], row[2], row[-1]) for row in rows(page, "start")}
+    assert told == {
+        (
+            f"[{path.name}](../{path.relative_to(ROOT).as_posix()})",
+            f"{path.stat().st_size:,}",
+            f"`{hashlib.sha256(path.read_bytes()).hexdigest()}`",
+        )
+        for path in (ROOT / "imgmlp" / "codec" / "latent").glob("start-*.bin")
+    }
 
 
 def test_the_map_says_what_may_be_imported() -> None:
