@@ -160,6 +160,12 @@ def test_files_that_the_map_names_are_there() -> None:
     assert [path for path in named if not path.exists()] == []
 
 
+def test_the_page_of_many_files_names_every_file_of_it() -> None:
+    page = (ROOT / "docs" / "scale.md").read_text("utf-8")
+    files = (ROOT / "imgmlp" / "batch").glob("[!_]*.py")
+    assert [path.name for path in files if f"`imgmlp/batch/{path.name}`" not in page] == []
+
+
 # Where a name in backticks begins: at the top, in the package, or in one of its large folders.
 ROOTS = [ROOT / folder for folder in (".", "imgmlp", "imgmlp/engine", "imgmlp/codec", "imgmlp/cli")]
 
