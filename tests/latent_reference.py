@@ -23,7 +23,7 @@ NEIGHBOURS = [
 STARTS = {
     int(start): (int(S), int(E), int(K), own == "yes")
     for start, S, E, K, own in re.findall(
-        r"`start-(\d+)\.bin` \| (\d+) \| (\d+) \| (\d+) \| (yes|no)", DOCUMENT
+        r"\[start-(\d+)\.bin\]\S+ \| [\d,]+ \| (\d+) \| (\d+) \| (\d+) \| (yes|no)", DOCUMENT
     )
 }
 PACKAGE = Path(__file__).parent.parent / "imgmlp"

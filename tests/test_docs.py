@@ -6,6 +6,7 @@ wherever else a document names one.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -117,6 +118,20 @@ def rows(text: str, head: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
 
+def test_the_page_of_the_format_knows_the_start_files() -> None:
+    """Their size and digest, as a decoder that is written from the page needs these numbers."""
+    page = (ROOT / "docs" / "format-imlp.md").read_text("utf-8")
+    told = {(row[1], row[2], row[-1]) for row in rows(page, "start")}
+    assert told == {
+        (
+            f"[{path.name}](../{path.relative_to(ROOT).as_posix()})",
+            f"{path.stat().st_size:,}",
+            f"`{hashlib.sha256(path.read_bytes()).hexdigest()}`",
+        )
+        for path in (ROOT / "imgmlp" / "codec" / "latent").glob("start-*.bin")
+    }
+
+
 def test_the_map_says_what_may_be_imported() -> None:
     found = {}
     for package, head in (("engine", "place"), ("codec", "codec's place")):
@@ -143,6 +158,12 @@ def test_files_that_the_map_names_are_there() -> None:
             named.append(ROOT / "imgmlp" / "engine" / folder / name)
     assert len(named) > 40
     assert [path for path in named if not path.exists()] == []
+
+
+def test_the_page_of_many_files_names_every_file_of_it() -> None:
+    page = (ROOT / "docs" / "scale.md").read_text("utf-8")
+    files = (ROOT / "imgmlp" / "batch").glob("[!_]*.py")
+    assert [path.name for path in files if f"`imgmlp/batch/{path.name}`" not in page] == []
 
 
 # Where a name in backticks begins: at the top, in the package, or in one of its large folders.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import python_page
 from conftest import environment, small_pixels
 from PIL import Image
 
@@ -417,6 +418,12 @@ def test_every_option_is_an_argument_or_in_the_table_of_those_that_are_called_ot
     assert set(re.findall(r"`(\w+)=", " ".join(cell for _, cell in cells))) <= arguments
     for option, argument in api._OPTION_NAMES.items():
         assert re.search(rf"^\| `--{option} .*\| `{argument}=", page, re.MULTILINE)
+
+
+def test_the_page_of_the_api_says_what_the_code_does() -> None:
+    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    assert page == python_page.filled(page), "run python tools/python_page.py"
+    assert all(f"### {name}\n" in page for name in api.__all__)
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/manual.md"])

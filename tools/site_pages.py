@@ -2,7 +2,8 @@
 
 On a forge `../imgmlp/engine/compiler.py` leads to the file; the site would have no such page. So
 every file that a document links to becomes one: a document of the repository's top stands among the
-others, code is shown as it is, and the links follow. Knows nothing of imgmlp itself.
+others, code is shown as it is, and the links follow. What is no text is there to be fetched.
+Knows nothing of imgmlp itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ TOP = {  # documents beside docs/, and the names of their pages
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+BINARY = {".bin"}
 LANGUAGES = {".py": "python", ".cl": "c", ".toml": "toml", ".yaml": "yaml"}
 FENCED = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)\s#]+)")
@@ -64,13 +66,18 @@ def _page_uri(path: str) -> str:
     """The page of a file of the repository, or the file itself, if it is in docs/."""
     if path in TOP:
         return TOP[path]
-    return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"source/{path}" + ".md" * (posixpath.splitext(path)[1] not in BINARY)
 
 
 def _add_source(path: str, files: Files, config: MkDocsConfig) -> None:
     """A page that shows a file; what is not there is left to the strict build to refuse."""
     uri, file = _page_uri(path), ROOT / path
     if not uri.startswith("source/") or files.get_file_from_path(uri) or not file.is_file():
+        return
+    if file.suffix in BINARY:
+        files.append(File.generated(config, uri, abs_src_path=str(file)))
         return
     text = file.read_text("utf-8")
     language = LANGUAGES.get(file.suffix, "text")

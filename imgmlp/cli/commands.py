@@ -137,7 +137,10 @@ def encode(
     recursive: Recursive = False,
     listed: Listed = None,
     quality: Annotated[
-        float | None, typer.Option(metavar="0-100", help="Target; 60 if none is given.")
+        float | None,
+        typer.Option(
+            metavar="0-100", help="Target; higher is better, larger. 60 if none is given."
+        ),
     ] = None,
     bpp: Annotated[
         float | None, typer.Option(metavar="BITS", help="Target: bits for each pixel.")
@@ -159,8 +162,8 @@ def encode(
         str | None,
         typer.Option(
             metavar="T",
-            help="Limit of the whole command, about: 60s, 5m, 2h. Of several pictures each has "
-            "its own.",
+            help="Limit of the whole command, about: 60s, 5m, 2h; not with --effort. Of several "
+            "pictures each has its own.",
         ),
     ] = None,
     codec: Held = USUAL_CODEC,
@@ -251,7 +254,7 @@ def verify(
     device: Devices = None,
     jobs: Jobs = None,
 ) -> None:
-    """Compare checksums, and the pixels of .imlp files with those encoded."""
+    """Check files, and that they decode to what was encoded."""
     from imgmlp.cli.folders import Request
     from imgmlp.cli.verify import run
 
@@ -282,7 +285,7 @@ def compare(
     as_json: AsJson = False,
     force: Force = False,
 ) -> None:
-    """Measure imgmlp beside JPEG, WebP, AVIF and JPEG XL, and write one page about it.
+    """Write a page: imgmlp beside JPEG, WebP, AVIF, JPEG XL.
 
     A command that was stopped goes on where it was when it is given again.
     """
@@ -303,8 +306,7 @@ def devices(
         bool,
         typer.Option(
             "--prepare",
-            help="Compile now, in some minutes, what RGB pictures of nearly any size need, so that "
-            "none waits for it.",
+            help="Compile now, in some minutes, what short runs of common RGB pictures need.",
         ),
     ] = False,
     device: Annotated[
@@ -313,7 +315,7 @@ def devices(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the devices that --device takes, test them, or make one ready."""
+    """List, test or prepare the devices that --device takes."""
     if prepare:
         from imgmlp.cli import prepare as preparing
 

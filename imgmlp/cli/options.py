@@ -137,7 +137,14 @@ Features = Annotated[
 Seed = Annotated[
     int | None, typer.Option(metavar="N", help=f"Of the random numbers.  {usual('seed')}")
 ]
-Effort = Annotated[int | None, typer.Option(metavar="1-9", help="How much work to train with.")]
+Effort = Annotated[
+    int | None,
+    typer.Option(
+        metavar="1-9",
+        help="How much work to train with. If not given, as much as about 25 s allow; with --codec "
+        "mlp 5.",
+    ),
+]
 Held = Annotated[Codec, typer.Option("--codec", metavar="latent|mlp", help="What a file holds.")]
 Precision = Annotated[
     Literal["float32", "half"],

@@ -164,6 +164,7 @@ def test_a_traceback_is_shown_with_vv_only(imgmlp: Command) -> None:
 def test_no_arguments_show_the_help(imgmlp: Command) -> None:
     done = imgmlp(check=2)
     assert "Usage: imgmlp" in done.stdout
+    assert "..." not in done.stdout.partition("Commands:")[2]  # no line is cut
     assert done.stderr == ""
 
 

@@ -1,0 +1,63 @@
+"""Fills docs/python.md with what stands in the code: signatures, fields and docstrings.
+
+    python tools/python_page.py
+
+Between `<!-- NAME -->` and `<!-- end -->` the page has what NAME says of itself, so that it can be
+read without the code, on a forge too. tests/test_public_api.py fails where the page differs.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import imgmlp.errors
+
+PAGE = Path(__file__).parent.parent / "docs" / "python.md"
+PART = re.compile(r"(<!-- ([\w.]+) -->\n\n).*?<!-- end -->", re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """The page with each part as the code has it now."""
+    return PART.sub(lambda part: f"{part[1]}{described(part[2])}\n<!-- end -->", page)
+
+
+def described(name: str) -> str:
+    """What is said of a function, a class, or the errors of a module."""
+    if name == "imgmlp.errors":
+        return errors()
+    module, _, last = name.rpartition(".")
+    source = inspect.getsource(import_module(module))
+    (found,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == last)
+    assert isinstance(found, ast.FunctionDef | ast.ClassDef)
+    return (
+        f"### {last}\n\n```python\n{shown(found, source.splitlines())}\n```\n\n"
+        f"{ast.get_docstring(found)}\n"
+    )
+
+
+def shown(found: ast.FunctionDef | ast.ClassDef, lines: list[str]) -> str:
+    """A function's signature, or a class with its fields."""
+    if isinstance(found, ast.FunctionDef):
+        text = lines[found.lineno - 1 : found.body[0].lineno - 1]
+        return "\n".join(text).removesuffix(":")
+    fields = [node for node in found.body if isinstance(node, ast.AnnAssign)]
+    text = [line for node in fields for line in lines[node.lineno - 1 : node.end_lineno]]
+    return "\n".join([f"class {found.name}:", *(re.sub(r" = field\(.*?\)", "", t) for t in text)])
+
+
+def errors() -> str:
+    """Those that a caller may meet, with their exit codes."""
+    rows = [
+        f"| `{name}` | {error.exit_code} | {' '.join((error.__doc__ or '').split())} |"
+        for name, error in vars(imgmlp.errors).items()
+        if isinstance(error, type) and issubclass(error, imgmlp.errors.ImgmlpError)
+    ]
+    return "\n".join(["| error | exit code | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text("utf-8")), "utf-8")
