@@ -28,6 +28,7 @@ from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
 from imgmlp.image_frames import MASK_LEFT_OUT, ONLY_FIRST
 from imgmlp.image_parts import CODESTREAM, SCAN, segments
 from imgmlp.image_png import END_MISSING, LAST
+from imgmlp.library_messages import silent_libraries
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 MOST = 64  # MiB that refusing all of them may take
@@ -778,6 +779,14 @@ def noisy(mode: str, **way: object) -> bytes:
     noise = np.random.default_rng(5).integers(0, 256, (90, 120, 3), np.uint8)
     stream = io.BytesIO()
     Image.fromarray(noise).convert(mode).save(stream, "JPEG", **way)
+def test_what_others_write_to_stderr_meanwhile_arrives(capfd: pytest.CaptureFixture[str]) -> None:
+    """Threads, while a TIFF is decoded; but not what libtiff does."""
+    with silent_libraries(True) as first:
+        os.write(2, b"one\nFax4Decode: Bad code word.\ntempfile.tif: Too short.\nKeyError: 5\nlast")
+        assert first() == "Fax4Decode: Bad code word."
+    assert capfd.readouterr().err == "one\nKeyError: 5\nlast"
+
+
     return stream.getvalue()[:-2]
 
 
