@@ -339,10 +339,10 @@ def _pixels(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
 ) -> Image.Image:
     """The picture, loaded; a JPEG's only if none of its pixels are missing. Raises OSError."""
-    if image.format not in ("JPEG", "MPO") or image.tell() > 0:
+    if image.format not in ("JPEG", "MPO"):
         _load_others(image)
         return image
-    stream.seek(0)
+    stream.seek(image.tile[0].offset)  # of its frame
     jpeg = image_claims.jpeg(stream.read())
     jpeg.check(image.size, path)
     if not jpeg.has_end:

@@ -351,6 +351,23 @@ def test_a_second_picture_in_a_jpeg_that_is_no_copy_is_told(kind: int, told: boo
     assert pictures.load("a.jpg", data=data, frame=2).pixels[0, 0] == 200
 
 
+def test_a_later_picture_in_a_jpeg_has_all_of_its_pixels_too(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3, 64, 64), np.uint8)
+    first, *others = map(Image.fromarray, noise)
+    path = save(first, tmp_path / "a.mpo", save_all=True, append_images=others, quality=90)
+    data = path.read_bytes()
+    whole = [pictures.load(path, frame=frame).pixels for frame in (1, 2, 3)]
+    third = data.rindex(b"\xff\xd8\xff")
+    path.write_bytes(data[: third - 900] + b"\xff\xd9" + data[third - 898 :])
+    for frame in (1, 3):
+        np.testing.assert_array_equal(pictures.load(path, frame=frame).pixels, whole[frame - 1])
+    with pytest.raises(PictureError, match="some of its pixels are missing"):
+        pictures.load(path, frame=2)
+    path.write_bytes(data[:-2])
+    assert pictures.load(path, frame=3).notes == (END_MISSING,)
+    np.testing.assert_array_equal(pictures.load(path, frame=3).pixels, whole[2])
+
+
 def test_a_frame_far_away_is_not_looked_for(tmp_path: Path) -> None:
     path = frames(tmp_path / "a b.gif")
     with pytest.raises(UsageError, match="beyond the first 2,048") as caught:
