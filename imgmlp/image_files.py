@@ -134,7 +134,7 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
         image_misread.check(image, path)
         if image.format == "TIFF":  # which Pillow has turned by its tag, and that is gone
             _set_upright(image)
-        return _whole(image, image_depth.depth(image), notes)
+        return _whole(image_misread.positive(image), image_depth.depth(image), notes)
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
         try:
@@ -155,6 +155,8 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     found.info = kept | {name: value for name, value in told if before.get(name) != value}
     return found
 
+    if before.get("exif") != image.info.get("exif"):
+        found._exif = None  # which Pillow has made of the file's
 
 def _decoded(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]

@@ -157,11 +157,17 @@ def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
     if loaded.format == "TGA":
         return _targa(loaded, stream, path, notes)
     if loaded.format == "PSD":
-        return _psd_left_out(loaded, stream, notes)
+        _psd_left_out(loaded, stream, notes)
     if loaded.format == "PCX" and loaded.mode == "1":
         _pcx_left_out(stream, notes)
-    # In an X11 bitmap 1 is the foreground, which is black.
-    return ImageOps.invert(loaded) if loaded.format == "XBM" else loaded
+    return positive(loaded)
+
+
+def positive(loaded: Image.Image) -> Image.Image:
+    """A loaded image, inverted if Pillow has a negative of it: where 1 is black, as in bitmaps of
+    X11 and of Photoshop."""
+    negative = loaded.mode == "1" and loaded.format in ("PSD", "XBM")
+    return ImageOps.invert(loaded) if negative else loaded
 
 
 def _has_unlisted(loaded: Image.Image) -> bool:
@@ -376,11 +382,10 @@ def _psd_head(stream: BinaryIO) -> tuple[int, int]:
     return int.from_bytes(head[12:14]), int.from_bytes(head[24:])
 
 
-def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> Image.Image:
+def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> None:
     channels, taken = _psd_head(stream)[0], len(loaded.getbands())
     if channels > taken:
         notes.append(f"of its {channels} channels the first {taken} are taken")
-    return ImageOps.invert(loaded) if loaded.mode == "1" else loaded  # where 1 is black
 
 
 # --- XPM ---
