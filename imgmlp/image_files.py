@@ -48,6 +48,8 @@ TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
 DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
+_LATE = {"ICNS", "WEBP"}  # of which Pillow says where the pixels are only when it loads them
+_OUTLIVING = {"AVIF", "WEBP"}  # whose bytes Pillow has once it has opened them
 _ORIENTATION = 274  # TIFF's tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
 _UNSUPPORTED = (
@@ -126,8 +128,12 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     So it is what `read` gives for the file, but for metadata that were changed since. Raises
     PictureError.
     """
-    stream = getattr(image, "fp", None)
-    fresh = isinstance(image, ImageFile.ImageFile) and bool(image.tile)
+    stream, fresh = getattr(image, "fp", None), _is_fresh(image)
+    if stream is None or stream.closed:
+        stream = None
+        if fresh and image.format not in _OUTLIVING:
+            hint = "encode it before its file is closed, or load it before"
+            raise PictureError(f"{path} was closed before it was read", hint=hint)
     if not fresh or stream is None:
         with refusals(io.BytesIO(), path):
             image.load()
@@ -149,14 +155,20 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
         finally:
             if not stream.closed:
                 stream.seek(place)
+    if before.get("exif") != image.info.get("exif"):
+        found._exif = None  # which Pillow has made of the file's
     removed = before.keys() - image.info.keys()
     kept = {name: value for name, value in found.info.items() if name not in removed}
     told = image.info.items()
     found.info = kept | {name: value for name, value in told if before.get(name) != value}
     return found
 
-    if before.get("exif") != image.info.get("exif"):
-        found._exif = None  # which Pillow has made of the file's
+
+def _is_fresh(image: Image.Image) -> bool:
+    """Whether it was opened, and not loaded since."""
+    late = image.format in _LATE and image._im is None
+    return isinstance(image, ImageFile.ImageFile) and (late or bool(image.tile))
+
 
 def _decoded(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]

@@ -654,6 +654,50 @@ def test_an_image_of_a_damaged_file_is_refused_as_the_file_is(tmp_path: Path) ->
     assert str(caught.value) == str(refusal(path))
 
 
+def test_an_image_of_an_icon_or_a_webp_is_looked_at_as_its_file_is(tmp_path: Path) -> None:
+    """Pillow does not tell of these where the pixels are before it loads them."""
+    pixels = np.random.default_rng(0).integers(1, 256, (256, 256, 3), dtype=np.uint8)
+    Image.new("RGB", (9, 7)).save(stream := io.BytesIO(), "WEBP")
+    large = bytearray(stream.getvalue())
+    large[26:30] = struct.pack("<HH", 8000, 8000)
+    path = tmp_path / "a"
+    for data, words in (
+        (hostile.icns(png_of(pixels, 99)), "last rows are missing"),
+        (bytes(large), "cannot hold 8000×8000 pixels"),
+    ):
+        path.write_bytes(data)
+        assert words in str(refusal(path))
+        with Image.open(path) as image, pytest.raises(PictureError, match=words):
+            pictures.from_image(image)
+    images = [Image.fromarray(pixels), Image.fromarray(255 - pixels)]
+    images[0].save(path, "WEBP", save_all=True, append_images=images[1:], lossless=True)
+    with Image.open(path) as image:
+        image.seek(1)
+        for _ in range(2):
+            np.testing.assert_array_equal(pictures.from_image(image).pixels, 255 - pixels)
+            image.load()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".icns", ".tif", ".jpg", ".gif", ".webp"])
+@pytest.mark.parametrize("ours", [False, True])
+def test_an_image_that_was_closed_before_it_was_read_is_told(
+    tmp_path: Path, suffix: str, ours: bool
+) -> None:
+    """But a WebP, whose bytes Pillow has by then."""
+    path = save(Image.fromarray(RGB).resize((32, 32)), tmp_path / f"a{suffix}")
+    with path.open("rb") as stream, Image.open(stream if ours else path) as image:
+        pass
+    if suffix == ".webp":
+        assert pictures.from_image(image).pixels.shape == (32, 32, 3)
+        return
+    with pytest.raises(PictureError, match="was closed before it was read") as caught:
+        pictures.from_image(image)
+    assert "before" in caught.value.hint
+    with Image.open(path) as image:
+        image.load()
+    assert pictures.from_image(image).pixels.shape == (*image.size, 3)
+
+
 # Reasons
 
 
@@ -734,6 +778,14 @@ def test_libtiff_does_not_write_to_the_terminal(
     assert capfd.readouterr() == ("", "still there")
 
 
+def test_what_others_write_to_stderr_meanwhile_arrives(capfd: pytest.CaptureFixture[str]) -> None:
+    """Threads, while a TIFF is decoded; but not what libtiff does."""
+    with silent_libraries(True) as first:
+        os.write(2, b"one\nFax4Decode: Bad code word.\ntempfile.tif: Too short.\nKeyError: 5\nlast")
+        assert first() == "Fax4Decode: Bad code word."
+    assert capfd.readouterr().err == "one\nKeyError: 5\nlast"
+
+
 def test_an_iphones_png_and_a_tga_of_15_bits_are_named(tmp_path: Path) -> None:
     data = hostile.png(9, 7, rows=7)
     path = tmp_path / "a.png"
@@ -796,14 +848,6 @@ def noisy(mode: str, **way: object) -> bytes:
     noise = np.random.default_rng(5).integers(0, 256, (90, 120, 3), np.uint8)
     stream = io.BytesIO()
     Image.fromarray(noise).convert(mode).save(stream, "JPEG", **way)
-def test_what_others_write_to_stderr_meanwhile_arrives(capfd: pytest.CaptureFixture[str]) -> None:
-    """Threads, while a TIFF is decoded; but not what libtiff does."""
-    with silent_libraries(True) as first:
-        os.write(2, b"one\nFax4Decode: Bad code word.\ntempfile.tif: Too short.\nKeyError: 5\nlast")
-        assert first() == "Fax4Decode: Bad code word."
-    assert capfd.readouterr().err == "one\nKeyError: 5\nlast"
-
-
     return stream.getvalue()[:-2]
 
 
