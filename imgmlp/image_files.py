@@ -424,7 +424,7 @@ def _unidentified(stream: BinaryIO, path: Path) -> PictureError:
     if not start:
         return PictureError(f"{path} is empty", hint="give a PNG, JPEG, WebP or TIFF")
     name = Image.registered_extensions().get(path.suffix.lower(), "")
-    if name not in Image.OPEN or Image.OPEN[name][1] is not None:
+    if name not in Image.OPEN or (Image.OPEN[name][1] is not None and not _may_be(name, start)):
         name = next((name for name in Image.OPEN if _may_be(name, start)), "")
     if name:
         problem = f"{path} is a damaged {name} file, or one of a kind that Pillow cannot read"

@@ -765,6 +765,14 @@ def test_what_pillow_knows_but_cannot_open_is_named(tmp_path: Path) -> None:
     assert "a damaged PSD file, or one of a kind that Pillow cannot read" in str(error)
 
 
+def test_a_damaged_file_is_of_the_kind_that_its_name_says_if_it_begins_so(tmp_path: Path) -> None:
+    """As an XBM may begin with any comment."""
+    for name in ("XPM", "XBM"):
+        path = tmp_path / f"a.{name.lower()}"
+        path.write_bytes(b"/* XPM */\nstatic char *a[] = {\n")
+        assert f"is a damaged {name} file" in str(refusal(path))
+
+
 def test_libtiff_does_not_write_to_the_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
