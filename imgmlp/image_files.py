@@ -12,6 +12,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,12 +33,14 @@ from imgmlp import (
     image_depth,
     image_frames,
     image_misread,
+    image_parts,
     image_png,
     metadata,
     tiff_exif,
 )
 from imgmlp.errors import ImgmlpError, PictureError
-from imgmlp.image_misread import CURSOR, ICON, convert_hint, is_for_libtiff
+from imgmlp.image_misread import CURSOR, convert_hint, is_for_libtiff
+from imgmlp.image_parts import ICON
 from imgmlp.library_messages import silent_libraries
 from imgmlp.text import by_command, printable
 
@@ -99,8 +102,9 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
     icon = start.startswith((ICON, CURSOR))
     stream = image_misread.icon(stream, path) if icon else stream
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
-        image_png.check_chunks(stream, path)
-        image_beside.check(stream, path)
+        for one in chain((stream,), image_parts.pictures_inside(stream)):
+            image_png.check_chunks(one, path)
+            image_beside.check(one, path)
         image = Image.open(stream) if icon else _opened(stream, path)
         _check_format(image, path)
         check_size(image, str(path))
