@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -50,6 +51,9 @@ TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are
 TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
 DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
+_EPS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # how these begin, whose lines Pillow reads one by one
+_IM_HEAD = 2**16  # bytes within which the header of an IM picture ends, if it is one
+_IM_END = re.compile(rb"\n\r*[\x00\x1a]")
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _LATE = {"ICNS", "WEBP"}  # of which Pillow says where the pixels are only when it loads them
 _OUTLIVING = {"AVIF", "WEBP"}  # whose bytes Pillow has once it has opened them
@@ -99,6 +103,8 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
     stream.seek(0)
     if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
+    if start.startswith(_EPS):
+        raise _drawing("EPS", path)
     icon = start.startswith((ICON, CURSOR))
     stream = image_misread.icon(stream, path) if icon else stream
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
@@ -113,17 +119,30 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
 
 def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
     """What Pillow finds; of too many pixels, it is said how many there are. Raises PictureError."""
+    formats = _formats(stream)
     try:
-        return Image.open(stream)
+        return Image.open(stream, formats=formats)
     except Image.DecompressionBombError:
         with _at_most(2**63):
-            image = Image.open(stream)
+            image = Image.open(stream, formats=formats)
         _check_format(image, path)
         width, height = image.size
         if image.format in ("BMP", "DIB") and width >= 2**31:  # which Pillow takes for a large one
             image._size = width - 2**32, height
         check_size(image, str(path))
         raise
+
+
+def _formats(stream: BinaryIO) -> list[str] | None:
+    """Those that it may be of, or None for all. Pillow takes lines of text for the header of an IM
+    picture, however many there are."""
+    stream.seek(0)
+    head = stream.read(_IM_HEAD)
+    if len(head) < _IM_HEAD or not head.lstrip(b"\r")[:1].isalpha() or _IM_END.search(head):
+        return None
+    Image.preinit()  # in the order in which Pillow tries them
+    Image.init()
+    return [name for name in Image.ID if name != "IM"]
 
 
 def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
@@ -275,12 +294,16 @@ def check_size(image: Image.Image, name: str) -> None:
 
 
 def _check_format(image: Image.Image, path: Path) -> None:
-    if image.format in DRAWINGS:
-        hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
-        raise PictureError(f"{path} is a drawing ({image.format}) and has no pixels", hint=hint)
+    if image.format is not None and image.format in DRAWINGS:
+        raise _drawing(image.format, path)
     if image.format in STUBS:
         problem = f"{path} is a {image.format} file, which Pillow cannot read"
         raise PictureError(problem, hint=convert_hint(path))
+
+
+def _drawing(kind: str, path: Path) -> PictureError:
+    hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
+    return PictureError(f"{path} is a drawing ({kind}) and has no pixels", hint=hint)
 
 
 def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
