@@ -9,8 +9,10 @@ import resource
 import struct
 import subprocess
 import sys
+import tracemalloc
+import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,14 +21,14 @@ import numpy as np
 import pytest
 from conftest import environment, small_pixels
 from hostile import refusal
-from PIL import Image, ImageFile, TiffImagePlugin, features
+from PIL import Image, ImageFile, ImImagePlugin, TiffImagePlugin, features
 
 from imgmlp import image as pictures
 from imgmlp import image_claims, image_files, image_png
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
 from imgmlp.image_frames import MASK_LEFT_OUT, ONLY_FIRST
-from imgmlp.image_parts import CODESTREAM, SCAN, segments
+from imgmlp.image_parts import CODESTREAM, SCAN, chunks, segments
 from imgmlp.image_png import END_MISSING, LAST
 from imgmlp.library_messages import silent_libraries
 
@@ -81,6 +83,81 @@ def test_what_claims_much_is_refused_and_takes_little(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < MOST * 1024  # KiB
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("wrap", [bytes, hostile.icns, hostile.ico])
+def test_countless_tiny_chunks_are_refused_in_icons_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Callable[[bytes], bytes]
+) -> None:
+    path, flood = tmp_path / "a", hostile.chunk(b"abCd", b"")
+    path.write_bytes(wrap(hostile.with_chunks(hostile.png(16, 16, rows=16), flood, 5000)))
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("Pillow has read it"))
+    assert "more than 4,096 tiny chunks" in str(refusal(path))
+
+
+def test_chunks_are_looked_at_no_further_than_they_may_be_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = list[object]()
+
+    def counted(stream: BinaryIO, png: bool) -> Iterator[object]:
+        for chunk in chunks(stream, png):
+            looked.append(chunk)
+            yield chunk
+
+    monkeypatch.setattr(image_png, "chunks", counted)
+    monkeypatch.setattr(image_png, "MOST_CHUNKS", 100)
+    data = hostile.with_chunks(hostile.png(9, 7, rows=7), hostile.chunk(b"abCd", bytes(200)), 999)
+    image_png.check_chunks(io.BytesIO(data), Path("a.png"))
+    assert len(looked) == 100
+
+
+def test_a_jpeg_of_countless_markers_is_refused(tmp_path: Path) -> None:
+    """Of those without a size, in a scan, where an encoder has none of them."""
+    path = save(Image.fromarray(RGB), tmp_path / "a.jpg")
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + b"\xff\x01" * 20_000 + data[-2:])
+    assert "has more than 16,384 segments" in str(refusal(path))
+    path.write_bytes(data[:-2] + b"\xff\x01" * 1000 + data[-2:])
+    assert pictures.load(path).notes == ()
+
+
+def test_restart_markers_that_a_jpeg_need_not_have_take_nothing(tmp_path: Path) -> None:
+    data = noisy("RGB", restart_marker_blocks=2)
+    found = image_claims.jpeg(data + b"\xff\xd0" * 500_000)
+    (scan,) = found._scans()
+    tracemalloc.start()
+    try:
+        assert not found._lacks_restarts(scan)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("start", [b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\xc5\xd0\xd3\xc6"])
+def test_a_drawing_is_refused_before_pillow_reads_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes
+) -> None:
+    path = tmp_path / "a.eps"
+    path.write_bytes(start + b"%%X: y\n" * 1000)
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("Pillow has read it"))
+    assert "is a drawing (EPS)" in str(refusal(path))
+
+
+def test_lines_of_text_are_no_header_of_an_im_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mail.txt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow is about to give the format up
+        save(Image.fromarray(RGB), tmp_path / "a.im")
+    np.testing.assert_array_equal(pictures.load(tmp_path / "a.im").pixels, RGB)
+    large = save(Image.fromarray(RGB).resize((400, 300)), tmp_path / "a.im")
+    assert pictures.load(large).pixels.shape == (300, 400, 3)
+    monkeypatch.setattr(ImImagePlugin.ImImageFile, "_open", lambda _: pytest.fail("it was read"))
+    for text in (b"A: b\n" * 20_000, b"A: b\0\x1a\n" * 20_000, b"\rA: b\n" * 20_000):
+        path.write_bytes(text)
+        assert "is not a picture that Pillow can read" in str(refusal(path))
 
 
 def test_a_bomb_in_an_icon_says_what_it_is(tmp_path: Path) -> None:
