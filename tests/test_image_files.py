@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,13 +143,12 @@ def test_a_drawing_is_refused_before_pillow_reads_its_lines(
     assert "is a drawing (EPS)" in str(refusal(path))
 
 
+@pytest.mark.filterwarnings("ignore:IM image format")  # which Pillow is about to give up
 def test_lines_of_text_are_no_header_of_an_im_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "mail.txt"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow is about to give the format up
-        save(Image.fromarray(RGB), tmp_path / "a.im")
+    save(Image.fromarray(RGB), tmp_path / "a.im")
     np.testing.assert_array_equal(pictures.load(tmp_path / "a.im").pixels, RGB)
     large = save(Image.fromarray(RGB).resize((400, 300)), tmp_path / "a.im")
     assert pictures.load(large).pixels.shape == (300, 400, 3)
