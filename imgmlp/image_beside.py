@@ -109,10 +109,10 @@ def _check_jpeg(data: bytes, path: Path) -> None:
 
 
 def _check_chunks(stream: BinaryIO, pixels: tuple[bytes, ...], png: bool, path: Path) -> None:
-    """Of the chunks that hold no pixels, of a PNG or a WebP."""
-    beside = 0
+    """Of the chunks that hold no pixels, of a PNG or a WebP, as far as they are there."""
+    beside, end = 0, stream.seek(0, io.SEEK_END)
     for number, chunk in enumerate(chunks(stream, png), 1):
-        beside += 0 if chunk.kind in pixels else chunk.size
+        beside += 0 if chunk.kind in pixels else min(chunk.size, end - stream.tell())
         _check(beside, MOST, path)
         _check(number, CHUNKS, path, "chunks")
 

@@ -216,6 +216,15 @@ def test_much_of_other_formats_is_read_where_it_is_usual(name: str, tmp_path: Pa
     assert pictures.load(path).pixels.size > 0
 
 
+@pytest.mark.parametrize("wrap", [bytes, hostile.icns, hostile.ico])
+def test_what_a_chunk_only_says_to_have_is_damage(
+    wrap: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    found = hostile.with_chunks(hostile.png(16, 16), struct.pack(">I", 2**31 - 1) + b"abCd")
+    (tmp_path / "a").write_bytes(wrap(found))
+    assert "damaged or truncated" in str(refusal(tmp_path / "a"))
+
+
 def test_a_page_of_thousands_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.tif").write_bytes(pages(3000))
     assert pictures.load(tmp_path / "a.tif", frame=2000).pixels.tolist() == [[[128]]]
