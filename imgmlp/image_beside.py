@@ -124,7 +124,7 @@ def _check_tiff(stream: BinaryIO, start: bytes, path: Path) -> None:
     """
     order, big = "<" if start[:1] == b"I" else ">", b"+" in start[2:4]
     at = int.from_bytes(start[8:16] if big else start[4:8], "little" if order == "<" else "big")
-    whole = MOST + NUMBER * stream.seek(0, io.SEEK_END)
+    there = NUMBER * stream.seek(0, io.SEEK_END)  # bytes in memory of all that one can have
     left, seen, pages, beside = [(at, True)], {0}, 0, 0
     entries = {True: 0, False: 0}  # of pages, and of what these have beside them
     while left and pages < PAGES:
@@ -141,7 +141,7 @@ def _check_tiff(stream: BinaryIO, start: bytes, path: Path) -> None:
         pixels = values.get(_WIDTH, 0) * values.get(_HEIGHT, 0)
         size = sum(one.size for one in found)
         _check(size, max(MOST, LAYERS * pixels), path)
-        _check(beside := beside + size, whole, path, "bytes in its directories")
+        _check(beside := beside + min(size, there), MOST + there, path, "bytes in its directories")
         _check_strips(found, max(STRIPS, pixels // STRIP), path)
         left += [(then, True)] * is_page
         left += [(values[tag], False) for tag in _INNER if tag in values]

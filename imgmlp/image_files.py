@@ -383,7 +383,7 @@ def _pixels(
     if image.format not in ("JPEG", "MPO"):
         _load_others(image)
         return image
-    stream.seek(image.tile[0].offset)  # of its frame
+    stream.seek(image.tile[0].offset if image.tile else 0)  # of its frame, if it has a scan
     jpeg = image_claims.jpeg(stream.read())
     jpeg.check(image.size, path)
     if not jpeg.has_end:

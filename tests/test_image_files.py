@@ -443,6 +443,17 @@ def test_a_later_picture_in_a_jpeg_has_all_of_its_pixels_too(tmp_path: Path) -> 
     np.testing.assert_array_equal(pictures.load(path, frame=3).pixels, whole[2])
 
 
+def test_a_jpeg_without_a_scan_has_no_coded_bytes(tmp_path: Path) -> None:
+    data = save(Image.fromarray(RGB), tmp_path / "a.jpg").read_bytes()
+    at = data.index(b"\xff\xda")
+    for rest in (b"\xff\xd9", b"\xff\xd9" + data[at:]):
+        (tmp_path / "a.jpg").write_bytes(data[:at] + rest)
+        assert "its 0 coded bytes cannot hold" in str(refusal(tmp_path / "a.jpg"))
+    lost = data[:at].replace(b"\xff\xc0", b"\xff\xd9", 1) + data[at:]
+    (tmp_path / "a.jpg").write_bytes(lost)
+    assert "list index" not in str(refusal(tmp_path / "a.jpg"))
+
+
 def test_a_frame_far_away_is_not_looked_for(tmp_path: Path) -> None:
     path = frames(tmp_path / "a b.gif")
     with pytest.raises(UsageError, match="beyond the first 2,048") as caught:
