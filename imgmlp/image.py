@@ -9,7 +9,7 @@ import contextlib
 import io
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,10 +19,10 @@ from PIL import Image, PngImagePlugin
 
 from imgmlp import image_colours, image_files, metadata, tiff_exif
 from imgmlp import samples as conversion
-from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
+from imgmlp.errors import ImgmlpError, OutOfMemoryError, OutputError, PictureError, UsageError
 from imgmlp.metadata import NOTHING, Metadata, begins_as_exif
 from imgmlp.output_files import is_special, write_atomically
-from imgmlp.text import by_command
+from imgmlp.text import by_command, printable
 
 MAX_PIXELS = image_files.MAX_PIXELS
 _TIFF_XMP = 700  # its tag
@@ -155,10 +155,27 @@ def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> 
     notes: list[str] = []
     try:
         whole = image_files.reread(image, Path(os.fsdecode(name)), notes)
-        return _picture(whole, str(name), alpha, strip, notes)
+        with _sound_info(str(name)):
+            return _picture(whole, str(name), alpha, strip, notes)
     except MemoryError:
         problem = f"{name} does not fit in memory"
         raise OutOfMemoryError(problem, hint="use a smaller picture") from None
+
+
+@contextlib.contextmanager
+def _sound_info(name: str) -> Iterator[None]:
+    """Say of which image it is, as a PictureError, that its `info` has what cannot be used.
+
+    Anybody may put anything there: colours that are none, or EXIF data that cannot be written.
+    """
+    try:
+        yield
+    except (ImgmlpError, MemoryError):
+        raise
+    except Exception as error:
+        told = printable(f"{type(error).__name__}: {error}")
+        problem = f"what {name} has in its info cannot be used ({told})"
+        raise PictureError(problem, hint="correct its info, or take that out") from error
 
 
 def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
@@ -245,7 +262,7 @@ def _pair(dpi: Any) -> tuple[float, float] | None:
     """Two numbers, of whatever Pillow has for a resolution."""
     try:
         x, y = (float(n) for n in (dpi if isinstance(dpi, tuple) else (dpi, dpi)))
-    except (TypeError, ValueError, ZeroDivisionError):
+    except (TypeError, ValueError, ArithmeticError):  # such as beyond what a float can be
         return None
     return x, y
 

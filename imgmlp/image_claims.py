@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +23,7 @@ from imgmlp.image_png import missing
 from imgmlp.text import by_command
 
 SCANS = 64  # of a JPEG; an encoder writes some ten
+SEGMENTS = 2**14  # of all of it
 JPEG_END = b"\xff\xd9"
 _INTERVAL, _RESTART = 0xDD, re.compile(rb"\xff[\xd0-\xd7]")
 # Bits of a JPEG's block, by the marker of how it is coded: two codes, or one in the first scan of a
@@ -69,6 +70,7 @@ class Jpeg:
 
     body: bytes
     has_end: bool
+    segments: int  # SEGMENTS + 1 if there are more, and then nothing else counts
     scans: int
     coded: int  # bytes of its scans
     kind: int  # the marker of how it is coded
@@ -82,12 +84,14 @@ class Jpeg:
     def check(self, size: tuple[int, int], path: Path) -> None:
         """Refuse, as a PictureError, what is too short for its size, or takes far too long."""
         width, height = size
+        hint = by_command("write it anew", path, "magick {} converted.png")
+        if self.segments > SEGMENTS:
+            raise PictureError(f"{path} has more than {SEGMENTS:,} segments", hint=hint)
         if 8 * self.coded < _LEAST.get(self.kind, 1) * -(-width // 8) * -(-height // 8):
             problem = f"{path} is damaged or truncated: its {self.coded:,} coded bytes cannot hold "
             problem += f"{width}×{height} pixels"
             raise PictureError(problem, hint="get the file again")
         if self.scans > SCANS:
-            hint = by_command("write it anew", path, "magick {} converted.png")
             problem = f"{path} has {self.scans:,} scans, and {SCANS} are the limit"
             raise PictureError(problem, hint=hint)
 
@@ -145,8 +149,9 @@ class Jpeg:
             own = factors.get(scan.names[0], 1) if len(scan.names) == 1 else 1
             count *= -(-side * own // (8 * max([1, *factors.values()])))
         least = max(0, -(-count // scan.interval) - 1)
-        found = b"".join(_RESTART.findall(self.body, scan.begin, scan.end))
-        return found[1::2][:least] != (bytes(range(0xD0, 0xD8)) * -(-least // 8))[:least]
+        marks = islice(_RESTART.finditer(self.body, scan.begin, scan.end), least)
+        found = b"".join(mark[0] for mark in marks)
+        return found[1::2] != (bytes(range(0xD0, 0xD8)) * -(-least // 8))[:least]
 
     def _starves(self, scans: list[_Scan], opened: Open) -> bool:
         """Whether one without an end lacks some of its last scan.
@@ -187,17 +192,17 @@ class Jpeg:
 
 def jpeg(data: bytes) -> Jpeg:
     """What there is of a JPEG."""
-    scans, coded, kind, frame, scan = 0, 0, 0, b"", None
-    for one in segments(data):
+    count, scans, coded, kind, frame, scan = 0, 0, 0, 0, b"", None
+    for count, one in enumerate(islice(segments(data), SEGMENTS + 1), 1):
         coded += 0 if scan is None else one.gap
         if one.kind == END:
-            return Jpeg(data[: one.marker], True, scans, coded, kind, frame)
+            return Jpeg(data[: one.marker], True, count, scans, coded, kind, frame)
         scan = one.begin + one.size if one.kind == SCAN else None
         scans += one.kind == SCAN
         if one.kind in _LEAST and not kind:
             kind, frame = one.kind, data[one.begin + 2 : one.begin + one.size]
     coded += 0 if scan is None else max(0, len(data) - scan)
-    return Jpeg(data, False, scans, coded, kind, frame)
+    return Jpeg(data, False, count, scans, coded, kind, frame)
 
 
 def _same(first: Image.Image, second: Image.Image) -> bool:

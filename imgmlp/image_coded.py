@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +24,7 @@ CANVAS = 2**24  # pixels of an animated WebP of which nothing is asked
 COVERED = 16  # times the pixels of its largest frame
 _PARTS = 8  # of a frame of a WebP, at most, in which its picture is looked for: the first or second
 _HEAD = 2**24  # bytes in which an AVIF is looked at
+_HEADERS = 2**12  # that are looked at in these bytes, and what looks like one
 _SEQUENCE = re.compile(rb"(?:mdat(?:.{8})?|\x12\0)\x0a([\x04-\x7f])", re.DOTALL)
 _ITEM = re.compile(rb"infe(?:\x02.{7}|\x03.{9})(av01|grid)", re.DOTALL)
 
@@ -52,7 +54,7 @@ def _refuse_if(wrong: bool, image: Image.Image, path: Path) -> None:
 
 def _sequences(head: bytes) -> list[int]:
     """Pixels of the largest frame that each sequence header of an AVIF allows; of none in doubt."""
-    found = _SEQUENCE.finditer(head)
+    found = islice(_SEQUENCE.finditer(head), _HEADERS)
     try:
         return [_most(_Bits(head[one.end() : one.end() + one[1][0]])) for one in found]
     except ValueError:

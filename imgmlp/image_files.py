@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import threading
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,12 +34,14 @@ from imgmlp import (
     image_depth,
     image_frames,
     image_misread,
+    image_parts,
     image_png,
     metadata,
     tiff_exif,
 )
 from imgmlp.errors import ImgmlpError, PictureError
-from imgmlp.image_misread import CURSOR, ICON, convert_hint, is_for_libtiff
+from imgmlp.image_misread import CURSOR, convert_hint, is_for_libtiff
+from imgmlp.image_parts import ICON
 from imgmlp.library_messages import silent_libraries
 from imgmlp.text import by_command, printable
 
@@ -47,7 +51,12 @@ TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are
 TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
 DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
+_EPS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # how these begin, whose lines Pillow reads one by one
+_IM_HEAD = 2**16  # bytes within which the header of an IM picture ends, if it is one
+_IM_END = re.compile(rb"\n\r*[\x00\x1a]")
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
+_LATE = {"ICNS", "WEBP"}  # of which Pillow says where the pixels are only when it loads them
+_OUTLIVING = {"AVIF", "WEBP"}  # whose bytes Pillow has once it has opened them
 _ORIENTATION = 274  # TIFF's tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
 _UNSUPPORTED = (
@@ -94,11 +103,14 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
     stream.seek(0)
     if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
+    if start.startswith(_EPS):
+        raise _drawing("EPS", path)
     icon = start.startswith((ICON, CURSOR))
     stream = image_misread.icon(stream, path) if icon else stream
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
-        image_png.check_chunks(stream, path)
-        image_beside.check(stream, path)
+        for one in chain((stream,), image_parts.pictures_inside(stream)):
+            image_png.check_chunks(one, path)
+            image_beside.check(one, path)
         image = Image.open(stream) if icon else _opened(stream, path)
         _check_format(image, path)
         check_size(image, str(path))
@@ -107,11 +119,12 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
 
 def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
     """What Pillow finds; of too many pixels, it is said how many there are. Raises PictureError."""
+    formats = _formats(stream)
     try:
-        return Image.open(stream)
+        return Image.open(stream, formats=formats)
     except Image.DecompressionBombError:
         with _at_most(2**63):
-            image = Image.open(stream)
+            image = Image.open(stream, formats=formats)
         _check_format(image, path)
         width, height = image.size
         if image.format in ("BMP", "DIB") and width >= 2**31:  # which Pillow takes for a large one
@@ -120,21 +133,37 @@ def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
         raise
 
 
+def _formats(stream: BinaryIO) -> list[str] | None:
+    """Those that it may be of, or None for all. Pillow takes lines of text for the header of an IM
+    picture, however many there are."""
+    stream.seek(0)
+    head = stream.read(_IM_HEAD)
+    if len(head) < _IM_HEAD or not head.lstrip(b"\r")[:1].isalpha() or _IM_END.search(head):
+        return None
+    Image.preinit()  # in the order in which Pillow tries them
+    Image.init()
+    return [name for name in Image.ID if name != "IM"]
+
+
 def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     """The picture of a Pillow image, loaded: from its file, if it was not loaded before.
 
     So it is what `read` gives for the file, but for metadata that were changed since. Raises
     PictureError.
     """
-    stream = getattr(image, "fp", None)
-    fresh = isinstance(image, ImageFile.ImageFile) and bool(image.tile)
+    stream, fresh = getattr(image, "fp", None), _is_fresh(image)
+    if stream is None or stream.closed:
+        stream = None
+        if fresh and image.format not in _OUTLIVING:
+            hint = "encode it before its file is closed, or load it before"
+            raise PictureError(f"{path} was closed before it was read", hint=hint)
     if not fresh or stream is None:
         with refusals(io.BytesIO(), path):
             image.load()
         image_misread.check(image, path)
         if image.format == "TIFF":  # which Pillow has turned by its tag, and that is gone
             _set_upright(image)
-        return _whole(image, image_depth.depth(image), notes)
+        return _whole(image_misread.positive(image), image_depth.depth(image), notes)
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
         try:
@@ -149,11 +178,19 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
         finally:
             if not stream.closed:
                 stream.seek(place)
+    if before.get("exif") != image.info.get("exif"):
+        found._exif = None  # which Pillow has made of the file's
     removed = before.keys() - image.info.keys()
     kept = {name: value for name, value in found.info.items() if name not in removed}
     told = image.info.items()
     found.info = kept | {name: value for name, value in told if before.get(name) != value}
     return found
+
+
+def _is_fresh(image: Image.Image) -> bool:
+    """Whether it was opened, and not loaded since."""
+    late = image.format in _LATE and image._im is None
+    return isinstance(image, ImageFile.ImageFile) and (late or bool(image.tile))
 
 
 def _decoded(
@@ -257,12 +294,16 @@ def check_size(image: Image.Image, name: str) -> None:
 
 
 def _check_format(image: Image.Image, path: Path) -> None:
-    if image.format in DRAWINGS:
-        hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
-        raise PictureError(f"{path} is a drawing ({image.format}) and has no pixels", hint=hint)
+    if image.format is not None and image.format in DRAWINGS:
+        raise _drawing(image.format, path)
     if image.format in STUBS:
         problem = f"{path} is a {image.format} file, which Pillow cannot read"
         raise PictureError(problem, hint=convert_hint(path))
+
+
+def _drawing(kind: str, path: Path) -> PictureError:
+    hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
+    return PictureError(f"{path} is a drawing ({kind}) and has no pixels", hint=hint)
 
 
 def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
@@ -339,10 +380,10 @@ def _pixels(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
 ) -> Image.Image:
     """The picture, loaded; a JPEG's only if none of its pixels are missing. Raises OSError."""
-    if image.format not in ("JPEG", "MPO") or image.tell() > 0:
+    if image.format not in ("JPEG", "MPO"):
         _load_others(image)
         return image
-    stream.seek(0)
+    stream.seek(image.tile[0].offset if image.tile else 0)  # of its frame, if it has a scan
     jpeg = image_claims.jpeg(stream.read())
     jpeg.check(image.size, path)
     if not jpeg.has_end:
@@ -410,7 +451,7 @@ def _unidentified(stream: BinaryIO, path: Path) -> PictureError:
     if not start:
         return PictureError(f"{path} is empty", hint="give a PNG, JPEG, WebP or TIFF")
     name = Image.registered_extensions().get(path.suffix.lower(), "")
-    if name not in Image.OPEN or Image.OPEN[name][1] is not None:
+    if name not in Image.OPEN or (Image.OPEN[name][1] is not None and not _may_be(name, start)):
         name = next((name for name in Image.OPEN if _may_be(name, start)), "")
     if name:
         problem = f"{path} is a damaged {name} file, or one of a kind that Pillow cannot read"

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from PIL import Image, ImageChops, ImageFile, ImageOps, ImagePalette
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import CODESTREAM, PNG_START, chunks
+from imgmlp.image_parts import CODESTREAM, ICON, PNG_START, chunks, skip_colours
 from imgmlp.text import by_command
 
 UNSAID = "it says that it has no alpha, so the last 8 of a pixel's 32 bits were dropped"
@@ -39,7 +39,7 @@ _INKS = 7  # a colour mode of PSD
 _PCX_PALETTES = (2, 5)  # versions of PCX that have colours in the header
 _BITFIELDS, _ALPHA_BIT = 3, 0x8000  # of a BMP: how masks are announced, and one of them
 _LISTED = {1: "P;1", 4: "P;4", 8: "P"}  # Pillow's names of numbers of colours, by their bits
-ICON, CURSOR = b"\0\0\1\0", b"\0\0\2\0"  # how icons of Windows begin
+CURSOR = b"\0\0\2\0"  # how cursors of Windows begin
 _ICON_BYTES = 2**25  # of one that are looked at
 _BITMAP = struct.Struct("<IiiHHI12xI4x")  # the header of a picture in one
 _ALIKE = ("LA", "La", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
@@ -157,11 +157,17 @@ def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
     if loaded.format == "TGA":
         return _targa(loaded, stream, path, notes)
     if loaded.format == "PSD":
-        return _psd_left_out(loaded, stream, notes)
+        _psd_left_out(loaded, stream, notes)
     if loaded.format == "PCX" and loaded.mode == "1":
         _pcx_left_out(stream, notes)
-    # In an X11 bitmap 1 is the foreground, which is black.
-    return ImageOps.invert(loaded) if loaded.format == "XBM" else loaded
+    return positive(loaded)
+
+
+def positive(loaded: Image.Image) -> Image.Image:
+    """A loaded image, inverted if Pillow has a negative of it: where 1 is black, as in bitmaps of
+    X11 and of Photoshop."""
+    negative = loaded.mode == "1" and loaded.format in ("PSD", "XBM")
+    return ImageOps.invert(loaded) if negative else loaded
 
 
 def _has_unlisted(loaded: Image.Image) -> bool:
@@ -264,7 +270,7 @@ def _gif(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
 def _ways(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
     """How each frame of a GIF is left, and whether it has a transparent colour (GIF89a, 23)."""
     flags = 0
-    _skip_colours(stream, stream.read(13)[10:11])
+    skip_colours(stream, stream.read(13)[10:11])
     while kind := stream.read(1):
         if kind == b"!":
             control, blocks = stream.read(1) == b"\xf9", _blocks(stream)
@@ -274,16 +280,11 @@ def _ways(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
         elif kind == b",":
             yield flags >> 2 & 7, bool(flags & 1)
             flags = 0
-            _skip_colours(stream, stream.read(9)[8:])
+            skip_colours(stream, stream.read(9)[8:])
             stream.read(1)
             deque(_blocks(stream), 0)
         elif kind != b"\0":
             return
-
-
-def _skip_colours(stream: BinaryIO, flags: bytes) -> None:
-    if flags and flags[0] & 128:
-        stream.seek(3 << (flags[0] & 7) + 1, io.SEEK_CUR)
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
@@ -376,11 +377,10 @@ def _psd_head(stream: BinaryIO) -> tuple[int, int]:
     return int.from_bytes(head[12:14]), int.from_bytes(head[24:])
 
 
-def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> Image.Image:
+def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> None:
     channels, taken = _psd_head(stream)[0], len(loaded.getbands())
     if channels > taken:
         notes.append(f"of its {channels} channels the first {taken} are taken")
-    return ImageOps.invert(loaded) if loaded.mode == "1" else loaded  # where 1 is black
 
 
 # --- XPM ---

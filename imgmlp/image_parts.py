@@ -1,10 +1,12 @@
-"""How JPEG, JPEG 2000, PNG and WebP files are divided, for those who count or measure the parts.
+"""How JPEG, JPEG 2000, PNG and WebP files are divided, and some others, for those who count or
+measure the parts.
 
 Knows nothing of what the parts mean.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ SCAN, END, APP1, BARE = 0xDA, 0xD9, 0xE1, (0x01, 0xD8)  # markers of a JPEG; tho
 PNG_START = b"\x89PNG\r\n\x1a\n"
 # Without what fills up before a marker; none inside of a scan.
 _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
-_JP2_START = b"\0\0\0\x0cjP  \r\n\x87\n"
+ICON, MAC_ICON = b"\0\0\1\0", b"icns"  # how icons begin
+JP2_START = b"\0\0\0\x0cjP  \r\n\x87\n"
 CODESTREAM = b"\xff\x4f\xff\x51"  # how a JPEG 2000's begins (ITU T.800, A.5.1)
 _TILE_PART = b"\xff\x90"
 MOST_PARTS = 2**18  # of a JPEG 2000 that are looked at
@@ -81,6 +84,47 @@ def chunks(stream: BinaryIO, png: bool) -> Iterator[Chunk]:
         stream.seek(at)
 
 
+def pictures_inside(stream: BinaryIO) -> Iterator[BinaryIO]:
+    """The PNGs and JPEG 2000 in a Mac's icon, or in one of Windows' that has one picture only."""
+    stream.seek(0)
+    start = stream.read(4)
+    if start == ICON:
+        found = iter(((22, -1),))  # bytes
+    elif start == MAC_ICON:
+        found = ((begin, size) for _, begin, size in blocks(stream))
+    else:
+        return
+    for begin, size in found:
+        if _at(stream, begin, 12).startswith((PNG_START, JP2_START, CODESTREAM)):
+            yield io.BytesIO(_at(stream, begin, size))
+
+
+def blocks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, place and size of the parts of a Mac's icon."""
+    at, end = 8, int.from_bytes(_at(stream, 4, 4))
+    while at < end and len(head := _at(stream, at, 8)) == 8 and (size := int.from_bytes(head[4:])):
+        yield head[:4], at + 8, max(0, size - 8)
+        at += max(8, size)
+
+
+def boxes(stream: BinaryIO, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, place and end of the boxes between two places of a JPEG 2000 (ITU T.800, I.4)."""
+    while at < end and len(head := _at(stream, at, 16)) >= 8:
+        size, begin = int.from_bytes(head[:4]), at + 8
+        if size == 1:
+            size, begin = int.from_bytes(head[8:]), at + 16
+        if not begin - at <= size < _ENDLESS - at:
+            return
+        yield head[4:8], begin, at + size
+        at += size
+
+
+def skip_colours(stream: BinaryIO, flags: bytes) -> None:
+    """A GIF's list of them, if these say that there is one (GIF89a, 19 and 21)."""
+    if flags and flags[0] & 128:
+        stream.seek(3 << (flags[0] & 7) + 1, io.SEEK_CUR)
+
+
 @dataclass(frozen=True)
 class TilePart:
     """A part of a JPEG 2000: of which tile, and where it ends."""
@@ -127,7 +171,7 @@ def tiles(stream: BinaryIO) -> int:
 
 def _codestream(stream: BinaryIO) -> int:
     """Where it begins in a JPEG 2000 (ITU T.800, I.4), if it has one."""
-    at = 0 if _at(stream, 0, 12) != _JP2_START else 12
+    at = 0 if _at(stream, 0, 12) != JP2_START else 12
     for _ in range(MOST_PARTS):
         head = _at(stream, at, 16)
         size, begin = int.from_bytes(head[:4]), at + 8

@@ -10,12 +10,14 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from PIL import Image
 
 from imgmlp.errors import PictureError
+from imgmlp.image_beside import CHUNKS as MOST_CHUNKS
 from imgmlp.image_parts import PNG_START, Chunk, chunks, is_png
 from imgmlp.text import by_command
 
@@ -41,7 +43,8 @@ def check_chunks(stream: BinaryIO, path: Path) -> None:
     stream.seek(0)
     if not is_png(stream.read(len(PNG_START))):
         return
-    for count, chunk in enumerate(chunks(stream, png=True), 1):
+    # Of no more than that beside which `image_beside` refuses any.
+    for count, chunk in enumerate(islice(chunks(stream, png=True), MOST_CHUNKS), 1):
         if chunk.kind == b"CgBI":
             hint = by_command("convert it first", path, "ffmpeg -i {} converted.png")
             problem = f"{path} is a PNG for iPhones (CgBI), which Pillow cannot read"

@@ -11,11 +11,12 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 HEARD, TOLD = 2**14, 200  # bytes of it that are looked at, and characters that are told, at most
 _LIBRARY = re.compile(r"\w+: ")  # how libtiff's lines begin; threads may write there as well
+_ITS_LINE = re.compile(rb"[\w.]+: .*\.\n")  # a whole one, which names a function or a file
 
 
 @contextmanager
@@ -44,7 +45,17 @@ def silent_libraries(silent: bool) -> Iterator[Callable[[], str]]:
             yield first
         finally:
             os.dup2(kept, 2)
+            _hand_on(heard, kept)
             os.close(kept)
+
+
+def _hand_on(heard: IO[bytes], to: int) -> None:
+    """What others have written meanwhile, as threads may."""
+    heard.seek(0)
+    with suppress(OSError):  # stderr leads nowhere, which is none of a picture's faults
+        for line in heard.read().splitlines(keepends=True):
+            if not _ITS_LINE.fullmatch(line):
+                os.write(to, line)
 
 
 def _scratch() -> IO[bytes]:

@@ -103,8 +103,11 @@ def upright_exif(exif: bytes) -> bytes | None:
         if sideways and inner:
             _swap_sizes(data, order, inner)
         end = at + 2 + ENTRY * len(entries(data, order, at))
-        (second,) = struct.unpack_from(f"{order}I", data, end)
+        # Some programs leave out that there is no other directory, where the data end.
+        second = struct.unpack_from(f"{order}I", data, end)[0] if end + 4 <= len(data) else 0
     except struct.error:
+        return None
+    if end > len(data):
         return None
     if second:
         struct.pack_into(f"{order}I", data, end, 0)

@@ -25,6 +25,8 @@ except ImportError:  # Windows, where a file that is open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 END = ".tmp"
+MANY = 2**10  # names in a folder; one of more is listed once, as it would take long at every file
+_left: dict[Path, list[str]] = {}  # what such a folder had then that may have been left
 FORCE = "--force replaces it; or choose another name"
 
 
@@ -40,7 +42,7 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
         if is_special(path):
             return
         whole = _followed(path)
-        sweep(whole)
+        sweep(whole, anew=False)
         with _beside(whole) as (temporary, _):
             temporary.unlink()
     except OSError as error:
@@ -109,7 +111,7 @@ def write_atomically(
                 write(stream)
             return
         whole = _followed(path)  # a symbolic link keeps pointing at what it names
-        sweep(whole)
+        sweep(whole, anew=False)
         with _beside(whole) as (temporary, stream):
             with contextlib.suppress(OSError):  # there is none yet, or nobody may be kept out here
                 shutil.copymode(whole, temporary)
@@ -168,13 +170,16 @@ def keep_one_name(path: Path) -> None:
             sweep(path)
 
 
-def sweep(path: Path) -> None:
-    """Remove what killed processes left when they wrote this file."""
+def sweep(path: Path, anew: bool = True) -> None:
+    """Remove what killed processes left when they wrote this file.
+
+    Without `anew`, of a folder of many files only what was there when this process first looked.
+    """
     path = resolved(path)  # beside what a symbolic link leads to
     start = _start(path)  # which few names have, of folders with many files
     wanted = re.compile(f"{re.escape(start)}[0-9a-f]{{8}}{re.escape(END)}")
     with contextlib.suppress(OSError):
-        names = [name for name in os.listdir(path.parent) if name.startswith(start)]
+        names = [name for name in _names(path.parent, anew) if name.startswith(start)]
         names = [name for name in names if wanted.fullmatch(name)]
         for left in (path.parent / name for name in names):
             with contextlib.suppress(OSError):  # a living process holds it, or it is gone
@@ -184,6 +189,16 @@ def sweep(path: Path) -> None:
                 with left.open("rb") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     left.unlink()
+
+
+def _names(folder: Path, anew: bool) -> list[str]:
+    """Those in a folder; without `anew`, of one with many those that may have been left there."""
+    if not anew and folder in _left:
+        return _left[folder]
+    names = os.listdir(folder)
+    if len(names) > MANY:
+        _left[folder] = [name for name in names if name.endswith(END)]
+    return names
 
 
 def _start(path: Path) -> str:

@@ -9,9 +9,11 @@ asks for the bytes of any format, an older one is lost if encoding fails.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import warnings
+from collections.abc import Iterator
 from typing import IO, Any
 
 from PIL import Image, ImageFile
@@ -80,12 +82,10 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
     for name in given:
         _check_name(name)
     beside: dict[Any, Any] = {name: given[name] for name in _METADATA if name in given}
-    if beside:
-        image = image.copy()  # whose own metadata stay as they are
-        image.info |= beside
     choices = {name: given[name] for name in _CHOICES if name in given}
     try:
-        found = api.encode(image, **choices)
+        with _having(image, beside):
+            found = api.encode(image, **choices)
     except ImgmlpError as error:
         raise OSError(f"{error}; {error.hint}") from error
     stream.write(found.bytes)
@@ -93,6 +93,20 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
         warnings.warn(note, ImgmlpWarning, stacklevel=3)
     if found.missed is not None:
         warnings.warn(f"the target was missed: {found.missed}", ImgmlpWarning, stacklevel=3)
+
+
+@contextlib.contextmanager
+def _having(image: Image.Image, beside: dict[Any, Any]) -> Iterator[None]:
+    """With these metadata for a moment. A copy would not tell what file it comes from, nor so what
+    Pillow misreads of it."""
+    before = image.info, image._exif
+    image.info = image.info | beside
+    if "exif" in beside:
+        image._exif = None  # which Pillow has made of what it read
+    try:
+        yield
+    finally:
+        image.info, image._exif = before
 
 
 def _check_name(name: str) -> None:

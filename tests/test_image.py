@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp.errors import ImgmlpError, UsageError
+from imgmlp.errors import ImgmlpError, PictureError, UsageError
 from imgmlp.metadata import MAX_BYTES, Metadata
 from imgmlp.samples import OPAQUE
 
@@ -145,6 +145,39 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     exif[0x0112] = 6  # to be turned clockwise by a quarter
     path = save(Image.fromarray(RGB), tmp_path / "a.png", exif=exif)
     np.testing.assert_array_equal(pictures.load(path).pixels, np.rot90(RGB, -1))
+
+
+def odd_exif(tag: int, value: object) -> Image.Exif:
+    found = Image.Exif()
+    found[tag] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "info"),
+    [
+        ("RGB", {"exif": odd_exif(274, "x")}),
+        ("RGB", {"exif": odd_exif(256, 2**70)}),
+        ("CMYK", {"icc_profile": "a name"}),
+        ("RGB", {"xmp": "\udc80"}),
+        ("RGB", {"transparency": (1, 2)}),
+        ("P", {"transparency": 300}),
+    ],
+)
+def test_what_an_image_cannot_have_in_its_info_is_a_refusal(
+    mode: str, info: dict[str, object]
+) -> None:
+    image = Image.new(mode, (4, 3))
+    image.info |= info
+    with pytest.raises(PictureError, match="in its info cannot be used") as caught:
+        pictures.from_image(image, alpha=True)
+    assert "correct its info" in caught.value.hint
+
+
+def test_a_resolution_beyond_any_number_is_none() -> None:
+    image = Image.new("L", (4, 3))
+    image.info["dpi"] = (10**400, 1)
+    assert pictures.from_image(image).metadata.dpi is None
 
 
 def test_damaged_exif_data_does_not_hide_the_pixels(tmp_path: Path) -> None:

@@ -75,6 +75,65 @@ def with_size(data: bytes) -> bytes:
     return data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
 
 
+def overlapping(pages: int, entries: int) -> bytes:
+    """A TIFF whose directories lie over each other: each begins an entry behind the one before."""
+    held = bytearray()
+    for number in range(entries + pages):
+        held += struct.pack("<HHIHH", 1000 + number % 50, 3, 1, 0, entries)
+    for page in range(pages - 1):
+        struct.pack_into("<I", held, 12 * (page + entries), 8 + 12 * (page + 1))
+    held[-12 : -12 + 4] = bytes(4)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", entries) + bytes(held)
+
+
+def shared(pages: int, size: int) -> bytes:
+    """A TIFF whose pages have the same bytes beside them."""
+    data = b""
+    for page in range(pages):
+        then = (8 + 18 * (page + 1)) * (page + 1 < pages)
+        data += struct.pack("<HHHIII", 1, 700, 1, size, 8 + 18 * pages, then)
+    return b"II*\0\x08\0\0\0" + data + bytes(size)
+
+
+def pages(count: int) -> bytes:
+    """A sound TIFF of so many pages of a pixel each, with as many tags as pages usually have."""
+    tags = {256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 1}
+    tags |= dict.fromkeys(range(65_000, 65_011), 1)
+    size, data = 2 + 12 * len(tags) + 4, b"II*\0" + struct.pack("<I", 12) + b"\x80\0\0\0"
+    for page in range(1, count + 1):
+        data += struct.pack("<H", len(tags))
+        data += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+        data += struct.pack("<I", (12 + size * page) * (page < count))
+    return data
+
+
+def gif(before: bytes = b"", between: bytes = b"", data: bytes = b"\2\x44\1") -> bytes:
+    """A GIF of a pixel, with these before its frame, and behind it."""
+    head = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + bytes(6)
+    frame = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\2"
+    return head + before + frame + data + b"\0" + between + b";"
+
+
+def comment(size: int, count: int) -> bytes:
+    return b"!\xfe" + (bytes([size]) + b"a" * size) * count + b"\0"
+
+
+def jpeg2000(before: bytes = b"", inner: bytes = b"") -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(PIXELS).save(stream, "JPEG2000")
+    data = stream.getvalue()
+    at = data.index(b"jp2h") - 4
+    size = int.from_bytes(data[at : at + 4])
+    header = struct.pack(">I", size + len(inner)) + data[at + 4 : at + size] + inner
+    return data[:at] + before + header + data[at + size :]
+
+
+def psd(resources: int) -> bytes:
+    held = (b"8BIM" + struct.pack(">HHI", 1000, 0, 0)) * resources
+    head = b"8BPS" + struct.pack(">H6xHIIHH", 1, 1, 1, 1, 8, 1) + bytes(4)
+    return head + struct.pack(">I", len(held)) + held + bytes(4 + 2 + 1)
+
+
 HELD: dict[str, Callable[[], bytes]] = {
     "exif.jpg": lambda: jpeg(*exif(70)),
     "comments.jpg": lambda: jpeg(segment(0xFE, b"") * 5000),
@@ -87,6 +146,24 @@ HELD: dict[str, Callable[[], bytes]] = {
     "inner.tif": lambda: tiff(40 * MEBI, inner=True),
     "exif.png": lambda: png(40 * MEBI),
     "xmp.webp": lambda: webp(40 * MEBI),
+    "directory.tif": lambda: overlapping(1, 5000),
+    "directories.tif": lambda: overlapping(70, 4000),
+    "shared.tif": lambda: shared(20, 20 * MEBI),
+    "end.jpg": lambda: b"\xff\xd8\xff\xd9" + jpeg(segment(0xFE, b"") * 5000)[2:],
+    "comment.gif": lambda: gif(comment(1, 300_000)),
+    "comments.gif": lambda: gif(comment(1, 1) * 300_000),
+    "between.gif": lambda: gif(between=comment(1, 300_000)),
+    "data.gif": lambda: gif(data=b"\1\x44" * 300_000),
+    "junk.gif": lambda: gif(bytes(2 * MEBI)),
+    "large.gif": lambda: gif(comment(255, 140_000)),
+    "comment.pgm": lambda: b"P5 1 #" + b"x" * 2 * MEBI + b"\n1 255\n\0",
+    "spaces.pbm": lambda: b"P4" + b" " * 2 * MEBI + b"1 1\n\0",
+    "boxes.jp2": lambda: jpeg2000(b"\0\0\0\x08free" * 20_000),
+    "header.jp2": lambda: jpeg2000(inner=b"\0\0\0\x08free" * 20_000),
+    "parts.icns": lambda: b"icns" + struct.pack(">I", 16_008) + b"abcd\0\0\0\x08" * 2000,
+    "header.icns": lambda: hostile.icns(jpeg2000(inner=b"\0\0\0\x08free" * 20_000)),
+    "resources.psd": lambda: psd(70_000),
+    "fields.iim": lambda: b"\x1c\2\5\0\1a" * 70_000,
     "chunks.webp": lambda: with_size(webp(5) + b"abcd\0\0\0\0" * 200_000),
 }
 
@@ -97,7 +174,7 @@ def test_what_has_far_more_than_a_picture_is_refused_unread(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(HELD[name]())
-    monkeypatch.setattr(Image, "open", lambda *_: pytest.fail("Pillow has read it"))
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("Pillow has read it"))
     found = refusal(path)
     assert "has more than" in str(found)
     assert "-strip stripped.png" in found.hint
@@ -120,6 +197,56 @@ def test_much_is_read_where_it_is_usual(tmp_path: Path) -> None:
     assert pictures.load(tmp_path / "a.png").pixels.shape == (7, 9, 3)
     (tmp_path / "a.webp").write_bytes(webp(3 * MEBI))
     assert pictures.load(tmp_path / "a.webp").pixels.shape == PIXELS.shape
+
+
+SOUND: dict[str, Callable[[], bytes]] = {
+    "pages.tif": lambda: pages(3000),
+    "xmp.gif": lambda: gif(comment(10, 20_000) + comment(255, 20_000), comment(3, 1000)),
+    "comment.pgm": lambda: b"P5 1 #" + b"x" * 900_000 + b"\n1 255\n\x80",
+    "dark.pbm": lambda: b"P4 4000 4000\n" + b"#" * 2_000_000,
+    "boxes.jp2": lambda: jpeg2000(b"\0\0\0\x08free" * 999, b"\0\0\0\x08free" * 999),
+    "resources.psd": lambda: psd(5000),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_much_of_other_formats_is_read_where_it_is_usual(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(SOUND[name]())
+    assert pictures.load(path).pixels.size > 0
+
+
+@pytest.mark.parametrize("wrap", [bytes, hostile.icns, hostile.ico])
+def test_what_a_chunk_only_says_to_have_is_damage(
+    wrap: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    found = hostile.with_chunks(hostile.png(16, 16), struct.pack(">I", 2**31 - 1) + b"abCd")
+    (tmp_path / "a").write_bytes(wrap(found))
+    assert "damaged or truncated" in str(refusal(tmp_path / "a"))
+
+
+def test_a_page_of_thousands_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.tif").write_bytes(pages(3000))
+    assert pictures.load(tmp_path / "a.tif", frame=2000).pixels.tolist() == [[[128]]]
+
+
+@pytest.mark.parametrize("kind", [1, 4])
+def test_a_tiff_of_countless_strips_is_refused(
+    kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a row each, whose places are told in bytes, or in words; but large ones may be many."""
+    monkeypatch.setattr(beside, "STRIPS", 50)
+    image = Image.new("L", (9, 60), 7)
+    image.save(stream := io.BytesIO(), "TIFF", tiffinfo={278: 1})
+    path, data = tmp_path / "a.tif", bytearray(stream.getvalue())
+    at = data.index(struct.pack("<HHI", 273, 4, 60)) + 2
+    data[at : at + 2] = struct.pack("<H", kind)
+    path.write_bytes(data)
+    found = refusal(path)
+    assert "has more than 50 strips or tiles" in str(found)
+    assert "converted.png" in found.hint
+    monkeypatch.setattr(beside, "STRIP", 9)
+    beside.check(io.BytesIO(data), path)
 
 
 @pytest.mark.parametrize("make", [lambda: png(5), lambda: webp(5), jpeg])

@@ -175,3 +175,9 @@ def test_words_of_what_is_made_of_several_do_not_let_a_small_picture_pass(
     path = tmp_path / "a.avif"
     path.write_bytes(says(saved("AVIF"), SIDE) + struct.pack(">I", 8 + len(word)) + b"free" + word)
     assert f"{SIDE}×{SIDE} pixels, and holds a far smaller" in str(refusal(path))
+
+
+def test_what_looks_like_a_header_is_looked_at_a_few_thousand_times() -> None:
+    header = b"\x12\0\x0a\x06\x08" + bytes(5)
+    assert image_coded._sequences(3 * header) == [1, 1, 1]
+    assert len(image_coded._sequences(10_000 * header)) == image_coded._HEADERS

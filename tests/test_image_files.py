@@ -9,8 +9,9 @@ import resource
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,15 +20,16 @@ import numpy as np
 import pytest
 from conftest import environment, small_pixels
 from hostile import refusal
-from PIL import Image, ImageFile, TiffImagePlugin, features
+from PIL import Image, ImageFile, ImImagePlugin, TiffImagePlugin, features
 
 from imgmlp import image as pictures
 from imgmlp import image_claims, image_files, image_png
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
 from imgmlp.image_frames import MASK_LEFT_OUT, ONLY_FIRST
-from imgmlp.image_parts import CODESTREAM, SCAN, segments
+from imgmlp.image_parts import CODESTREAM, SCAN, chunks, segments
 from imgmlp.image_png import END_MISSING, LAST
+from imgmlp.library_messages import silent_libraries
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 MOST = 64  # MiB that refusing all of them may take
@@ -80,6 +82,80 @@ def test_what_claims_much_is_refused_and_takes_little(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < MOST * 1024  # KiB
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("wrap", [bytes, hostile.icns, hostile.ico])
+def test_countless_tiny_chunks_are_refused_in_icons_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Callable[[bytes], bytes]
+) -> None:
+    path, flood = tmp_path / "a", hostile.chunk(b"abCd", b"")
+    path.write_bytes(wrap(hostile.with_chunks(hostile.png(16, 16, rows=16), flood, 5000)))
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("Pillow has read it"))
+    assert "more than 4,096 tiny chunks" in str(refusal(path))
+
+
+def test_chunks_are_looked_at_no_further_than_they_may_be_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = list[object]()
+
+    def counted(stream: BinaryIO, png: bool) -> Iterator[object]:
+        for chunk in chunks(stream, png):
+            looked.append(chunk)
+            yield chunk
+
+    monkeypatch.setattr(image_png, "chunks", counted)
+    monkeypatch.setattr(image_png, "MOST_CHUNKS", 100)
+    data = hostile.with_chunks(hostile.png(9, 7, rows=7), hostile.chunk(b"abCd", bytes(200)), 999)
+    image_png.check_chunks(io.BytesIO(data), Path("a.png"))
+    assert len(looked) == 100
+
+
+def test_a_jpeg_of_countless_markers_is_refused(tmp_path: Path) -> None:
+    """Of those without a size, in a scan, where an encoder has none of them."""
+    path = save(Image.fromarray(RGB), tmp_path / "a.jpg")
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + b"\xff\x01" * 20_000 + data[-2:])
+    assert "has more than 16,384 segments" in str(refusal(path))
+    path.write_bytes(data[:-2] + b"\xff\x01" * 1000 + data[-2:])
+    assert pictures.load(path).notes == ()
+
+
+def test_restart_markers_that_a_jpeg_need_not_have_take_nothing(tmp_path: Path) -> None:
+    data = noisy("RGB", restart_marker_blocks=2)
+    found = image_claims.jpeg(data + b"\xff\xd0" * 500_000)
+    (scan,) = found._scans()
+    tracemalloc.start()
+    try:
+        assert not found._lacks_restarts(scan)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("start", [b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\xc5\xd0\xd3\xc6"])
+def test_a_drawing_is_refused_before_pillow_reads_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes
+) -> None:
+    path = tmp_path / "a.eps"
+    path.write_bytes(start + b"%%X: y\n" * 1000)
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("Pillow has read it"))
+    assert "is a drawing (EPS)" in str(refusal(path))
+
+
+@pytest.mark.filterwarnings("ignore:IM image format")  # which Pillow is about to give up
+def test_lines_of_text_are_no_header_of_an_im_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mail.txt"
+    save(Image.fromarray(RGB), tmp_path / "a.im")
+    np.testing.assert_array_equal(pictures.load(tmp_path / "a.im").pixels, RGB)
+    large = save(Image.fromarray(RGB).resize((400, 300)), tmp_path / "a.im")
+    assert pictures.load(large).pixels.shape == (300, 400, 3)
+    monkeypatch.setattr(ImImagePlugin.ImImageFile, "_open", lambda _: pytest.fail("it was read"))
+    for text in (b"A: b\n" * 20_000, b"A: b\0\x1a\n" * 20_000, b"\rA: b\n" * 20_000):
+        path.write_bytes(text)
+        assert "is not a picture that Pillow can read" in str(refusal(path))
 
 
 def test_a_bomb_in_an_icon_says_what_it_is(tmp_path: Path) -> None:
@@ -348,6 +424,34 @@ def test_a_second_picture_in_a_jpeg_that_is_no_copy_is_told(kind: int, told: boo
     assert found.pixels[0, 0] == 10
     assert found.notes == (ONLY_FIRST,) * told
     assert pictures.load("a.jpg", data=data, frame=2).pixels[0, 0] == 200
+
+
+def test_a_later_picture_in_a_jpeg_has_all_of_its_pixels_too(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3, 64, 64), np.uint8)
+    first, *others = map(Image.fromarray, noise)
+    path = save(first, tmp_path / "a.mpo", save_all=True, append_images=others, quality=90)
+    data = path.read_bytes()
+    whole = [pictures.load(path, frame=frame).pixels for frame in (1, 2, 3)]
+    third = data.rindex(b"\xff\xd8\xff")
+    path.write_bytes(data[: third - 900] + b"\xff\xd9" + data[third - 898 :])
+    for frame in (1, 3):
+        np.testing.assert_array_equal(pictures.load(path, frame=frame).pixels, whole[frame - 1])
+    with pytest.raises(PictureError, match="some of its pixels are missing"):
+        pictures.load(path, frame=2)
+    path.write_bytes(data[:-2])
+    assert pictures.load(path, frame=3).notes == (END_MISSING,)
+    np.testing.assert_array_equal(pictures.load(path, frame=3).pixels, whole[2])
+
+
+def test_a_jpeg_without_a_scan_has_no_coded_bytes(tmp_path: Path) -> None:
+    data = save(Image.fromarray(RGB), tmp_path / "a.jpg").read_bytes()
+    at = data.index(b"\xff\xda")
+    for rest in (b"\xff\xd9", b"\xff\xd9" + data[at:]):
+        (tmp_path / "a.jpg").write_bytes(data[:at] + rest)
+        assert "its 0 coded bytes cannot hold" in str(refusal(tmp_path / "a.jpg"))
+    lost = data[:at].replace(b"\xff\xc0", b"\xff\xd9", 1) + data[at:]
+    (tmp_path / "a.jpg").write_bytes(lost)
+    assert "list index" not in str(refusal(tmp_path / "a.jpg"))
 
 
 def test_a_frame_far_away_is_not_looked_for(tmp_path: Path) -> None:
@@ -636,6 +740,50 @@ def test_an_image_of_a_damaged_file_is_refused_as_the_file_is(tmp_path: Path) ->
     assert str(caught.value) == str(refusal(path))
 
 
+def test_an_image_of_an_icon_or_a_webp_is_looked_at_as_its_file_is(tmp_path: Path) -> None:
+    """Pillow does not tell of these where the pixels are before it loads them."""
+    pixels = np.random.default_rng(0).integers(1, 256, (256, 256, 3), dtype=np.uint8)
+    Image.new("RGB", (9, 7)).save(stream := io.BytesIO(), "WEBP")
+    large = bytearray(stream.getvalue())
+    large[26:30] = struct.pack("<HH", 8000, 8000)
+    path = tmp_path / "a"
+    for data, words in (
+        (hostile.icns(png_of(pixels, 99)), "last rows are missing"),
+        (bytes(large), "cannot hold 8000×8000 pixels"),
+    ):
+        path.write_bytes(data)
+        assert words in str(refusal(path))
+        with Image.open(path) as image, pytest.raises(PictureError, match=words):
+            pictures.from_image(image)
+    images = [Image.fromarray(pixels), Image.fromarray(255 - pixels)]
+    images[0].save(path, "WEBP", save_all=True, append_images=images[1:], lossless=True)
+    with Image.open(path) as image:
+        image.seek(1)
+        for _ in range(2):
+            np.testing.assert_array_equal(pictures.from_image(image).pixels, 255 - pixels)
+            image.load()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".icns", ".tif", ".jpg", ".gif", ".webp"])
+@pytest.mark.parametrize("ours", [False, True])
+def test_an_image_that_was_closed_before_it_was_read_is_told(
+    tmp_path: Path, suffix: str, ours: bool
+) -> None:
+    """But a WebP, whose bytes Pillow has by then."""
+    path = save(Image.fromarray(RGB).resize((32, 32)), tmp_path / f"a{suffix}")
+    with path.open("rb") as stream, Image.open(stream if ours else path) as image:
+        pass
+    if suffix == ".webp":
+        assert pictures.from_image(image).pixels.shape == (32, 32, 3)
+        return
+    with pytest.raises(PictureError, match="was closed before it was read") as caught:
+        pictures.from_image(image)
+    assert "before" in caught.value.hint
+    with Image.open(path) as image:
+        image.load()
+    assert pictures.from_image(image).pixels.shape == (*image.size, 3)
+
+
 # Reasons
 
 
@@ -703,6 +851,14 @@ def test_what_pillow_knows_but_cannot_open_is_named(tmp_path: Path) -> None:
     assert "a damaged PSD file, or one of a kind that Pillow cannot read" in str(error)
 
 
+def test_a_damaged_file_is_of_the_kind_that_its_name_says_if_it_begins_so(tmp_path: Path) -> None:
+    """As an XBM may begin with any comment."""
+    for name in ("XPM", "XBM"):
+        path = tmp_path / f"a.{name.lower()}"
+        path.write_bytes(b"/* XPM */\nstatic char *a[] = {\n")
+        assert f"is a damaged {name} file" in str(refusal(path))
+
+
 def test_libtiff_does_not_write_to_the_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -714,6 +870,14 @@ def test_libtiff_does_not_write_to_the_terminal(
     assert "damaged" in str(refusal(path))
     os.write(2, b"still there")
     assert capfd.readouterr() == ("", "still there")
+
+
+def test_what_others_write_to_stderr_meanwhile_arrives(capfd: pytest.CaptureFixture[str]) -> None:
+    """Threads, while a TIFF is decoded; but not what libtiff does."""
+    with silent_libraries(True) as first:
+        os.write(2, b"one\nFax4Decode: Bad code word.\ntempfile.tif: Too short.\nKeyError: 5\nlast")
+        assert first() == "Fax4Decode: Bad code word."
+    assert capfd.readouterr().err == "one\nKeyError: 5\nlast"
 
 
 def test_an_iphones_png_and_a_tga_of_15_bits_are_named(tmp_path: Path) -> None:

@@ -230,6 +230,22 @@ def test_the_size_in_exif_data_is_that_of_the_picture_as_it_is_turned(
     assert found[ORIENTATION] == 1
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # of Pillow, which reads them as well
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_exif_data_may_end_with_the_last_entry_of_a_directory(order: str) -> None:
+    """Without the four bytes that say that there is no other one, or with fewer."""
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    entry = struct.pack(f"{order}HHIHH", ORIENTATION, 3, 1, 6, 0)
+    data = mark + struct.pack(f"{order}IH", 8, 1) + entry
+    for more in (b"", b"\1", b"\0\0\0", bytes(4)):
+        found = upright_exif(data + more)
+        assert found is not None
+        assert told(found)[2] == 1
+        assert len(found) == len(data + more)
+    for cut in range(1, 4):
+        assert upright_exif(data[:-cut]) is None
+
+
 @given(st.binary(max_size=200), st.sampled_from([b"II*\0", b"MM\0*", b""]))
 def test_exif_data_of_any_bytes_are_kept_in_their_length_or_left_out(
     data: bytes, mark: bytes

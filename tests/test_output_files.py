@@ -214,6 +214,36 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, check
     assert path.read_bytes() == b"old"
 
 
+def test_a_folder_of_many_files_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But what was left there is removed, and where a file has two names it is looked for anew."""
+    for name in (".a.01234567.tmp", ".b.01234567.tmp", "c", "d"):
+        (tmp_path / name).write_bytes(b"left")
+    listed, listing = list[object](), os.listdir
+
+    def counted(folder: Path) -> list[str]:
+        listed.append(folder)
+        return listing(folder)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    for most, times in ((10, 4), (3, 1)):
+        monkeypatch.setattr(output_files, "MANY", most)
+        for name in "cd":
+            output_files.check_output(tmp_path / name, force=True)
+            output_files.write_atomically(tmp_path / name, lambda stream: stream.write(b"new"))
+        assert len(listed) == times
+        listed.clear()
+    for name in "ab":
+        output_files.write_atomically(tmp_path / name, lambda stream: stream.write(b"new"))
+    assert listed == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d"]
+    left = tmp_path / ".a.76543210.tmp"
+    left.hardlink_to(tmp_path / "a")
+    output_files.keep_one_name(tmp_path / "a")
+    assert not left.exists()
+
+
 def test_a_second_name_is_beside_what_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     whole, link = tmp_path / "there" / "a.imlp", tmp_path / "link.imlp"

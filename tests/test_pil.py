@@ -6,13 +6,16 @@ import copy
 import io
 from pathlib import Path
 
+import hostile
 import numpy as np
 import pytest
 from conftest import GOLDEN, small_pixels
 from PIL import Image, UnidentifiedImageError
+from test_image_misread import psd
 from test_public_api import modules_after
 
 import imgmlp.pil
+from imgmlp import image as image_module
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Container, Header, Section
 from imgmlp.engine import AnyDevice
@@ -158,6 +161,50 @@ def test_an_orientation_is_applied_however_it_is_given(tmp_path: Path) -> None:
         with Image.open(path) as found:
             assert found.size == (9, 7)
             assert found.getexif().get(274, 1) == 1
+
+
+@pytest.mark.parametrize("beside", [{}, {"dpi": (300, 300)}])
+def test_metadata_that_are_given_change_nothing_of_the_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: dict[str, object]
+) -> None:
+    """Of 16 bits with 0 for white, of 12 bits, and of one bit with 1 for black."""
+    taken, tags = list[np.ndarray](), {256: 1, 257: 1, 259: 1, 273: 0, 277: 1, 278: 1}
+
+    def encode(image: Image.Image) -> None:
+        taken.append(image_module.from_image(image).pixels)
+        assert image.info.items() >= beside.items()
+        raise FormatError("seen", hint="enough")
+
+    monkeypatch.setattr("imgmlp.api.encode", encode)
+    for data, value in (
+        (hostile.tiff(tags | {258: 16, 262: 0, 279: 2}, b"\0\x40"), 0xBF),
+        (hostile.tiff(tags | {258: 12, 262: 1, 279: 2}, b"\x40\0"), 0x40),
+        (b"#define a_width 1\n#define a_height 1\nstatic char a_bits[] = {\n0x01};\n", 0),
+        (psd(1, 0, bytes([0b10000000]), bits=1), 0),
+    ):
+        with Image.open(io.BytesIO(data)) as image:
+            before = dict(image.info)
+            with pytest.raises(OSError, match="seen"):
+                image.save(tmp_path / "a.imlp", **beside)
+            assert image.info == before
+        assert taken.pop().tolist() == [[[value]]]
+
+
+def test_an_orientation_that_is_given_counts_and_not_that_of_the_file(tmp_path: Path) -> None:
+    exifs = Image.Exif(), Image.Exif()
+    exifs[0][274], exifs[1][274] = 6, 1
+    image = Image.new("RGB", (9, 7))
+    image.save(tmp_path / "a.jpg", exif=exifs[0])
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert image.getexif()[274] == 6
+        image.save(tmp_path / "a.imlp", exif=exifs[1].tobytes(), device="numpy")
+        assert image.getexif()[274] == 6
+    with Image.open(tmp_path / "a.imlp") as found:
+        assert found.size == (9, 7)
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert image.getexif()[274] == 6
+        image.info["exif"] = exifs[1].tobytes()
+        assert image_module.from_image(image).pixels.shape == (7, 9, 3)
 
 
 def test_what_had_to_be_changed_is_a_warning(tmp_path: Path) -> None:

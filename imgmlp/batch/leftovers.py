@@ -15,7 +15,7 @@ def forget(state: Path | None) -> None:
     if state is not None:
         with contextlib.suppress(OSError):  # any other run passes over it
             state.unlink(missing_ok=True)
-        sweep(state)
+        sweep(state, anew=False)
 
 
 def forget_remembered(output: Path, digest: str, names: list[str] | None = None) -> None:

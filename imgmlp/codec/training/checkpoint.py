@@ -258,5 +258,5 @@ class Checkpoint:
         """Once the file that it was for is there; also others' that nobody has gone on with."""
         with contextlib.suppress(OSError):  # what is left is ignored by any other run
             self.path.unlink(missing_ok=True)
-            sweep(self.path)
+            sweep(self.path, anew=False)
         remove_stale(target)
