@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import ASCII, SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -135,7 +134,7 @@ class Terminal:
         if self.quiet or not self.progress:
             yield lambda *_: None
         elif terminal:
-            columns = (BarColumn(), TextColumn("{task.description}"))
+            columns = (BarColumn(), _text("{task.description}"))
             # Drawn when there is news, so that no thread competes with what is measured.
             with Progress(*columns, console=self._console, auto_refresh=False) as bar:
                 task = bar.add_task("", total=total, completed=-1)
@@ -148,7 +147,8 @@ class Terminal:
                     now = time.monotonic()
                     if share is None or now - drawn >= DRAW_EVERY:
                         drawn, done = now, begun + (share or 0.0)
-                        bar.update(task, completed=done, description=stage, refresh=True)
+                        name = printable(stage)
+                        bar.update(task, completed=done, description=name, refresh=True)
 
                 yield show
         else:
@@ -169,11 +169,7 @@ class Terminal:
         if self.quiet or not self.progress:
             yield lambda *_: None
         elif terminal:
-            columns = (
-                TextColumn(" {task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[state]}"),
-            )
+            columns = (_text(" {task.description}"), BarColumn(), _text("{task.fields[state]}"))
             # Drawn when there is news, so that no thread competes with the work.
             with Progress(*columns, console=self._console, auto_refresh=False) as bars:
                 yield _FileBars(bars, total).show
@@ -207,6 +203,11 @@ def _console(**options: Any) -> Console:
     if console.width < NARROWEST:
         console.width = USUAL_WIDTH
     return console
+
+
+def _text(form: str) -> TextColumn:
+    """Text of a bar as it is: names of files may look like Rich's markup."""
+    return TextColumn(form, markup=False)
 
 
 @contextmanager
@@ -275,11 +276,10 @@ class _FileBars(_FileLines):
             self._tasks.append(self._bars.add_task("", total=None, state=""))
         for task, seat in zip(self._tasks[1:], seats, strict=True):
             psnr = f"  {seat.psnr:.1f} dB" if seat.psnr else ""
-            state = escape(printable(seat.file)) + psnr
+            state = printable(seat.file) + psnr
             total = seat.steps or None if seat.file else 1
-            self._bars.update(
-                task, description=seat.device, total=total, completed=seat.step, state=state
-            )
+            name = printable(seat.device)
+            self._bars.update(task, description=name, total=total, completed=seat.step, state=state)
         self._bars.refresh()
 
 

@@ -23,6 +23,7 @@ from outputs import OUTPUTS, assert_error, assert_whole, names
 from rich.console import Console
 
 from imgmlp import cli, interrupt, terminal
+from imgmlp.batch.pool import Seat
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.training.run import Progress
 from imgmlp.errors import ImgmlpError, problem_of
@@ -416,6 +417,48 @@ def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch)
         show("b, half", 0.5)
         show("c")
     assert shown == [(0, "a"), (1, "b"), (1.5, "b, half"), (2, "c")]
+
+
+SHOWN = re.compile(r"[\r\n]|\x1b\[\S*?[A-Za-z]")  # what parts the lines of a bar
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> terminal.Terminal:
+    """One in memory, whose bar is drawn at once."""
+    monkeypatch.setenv("TERM", TERMINAL["TERM"])
+    monkeypatch.setattr(terminal, "DRAW_EVERY", 0.0)
+    found = terminal.Terminal()
+    file = io.TextIOWrapper(io.BytesIO(), encoding, write_through=True)
+    monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
+    found._console = Console(file=file, force_terminal=True, color_system=None, width=120)
+    return found
+
+
+def shown_on(console: Console) -> list[str]:
+    """The lines that a bar in memory had."""
+    file = console.file
+    assert isinstance(file, io.TextIOWrapper)
+    assert isinstance(file.buffer, io.BytesIO)
+    return SHOWN.split(file.buffer.getvalue().decode(file.encoding))
+
+
+# Names that Rich would take for markup, or a terminal for orders.
+ODD = {"d[/a].png": "d[/a].png", "a[b].png": "a[b].png", "\x1b[31mc\n.png": "\\x1b[31mc\\n.png"}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_names_are_shown_as_they_are_and_order_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of files at a stage of some work, and of files and devices in a run over folders."""
+    found = on_a_terminal(monkeypatch)
+    with found.stages(2) as show:
+        show(name)
+    with found.files(3) as show_files:
+        show_files(1, 0, 0.5, [Seat("[bold]dev\x1bice[/]", name, 1, 2, 31.5)])
+    lines = shown_on(found._console)
+    assert any(line.rstrip().endswith(f" {ODD[name]}") for line in lines)
+    assert any(f"{ODD[name]}  31.5 dB" in line for line in lines)
+    assert any("[bold]dev\\x1bice[/]" in line for line in lines)
 
 
 OF_NETWORK = "6,412/10,000 loss 0.0093  20.4 dB"
