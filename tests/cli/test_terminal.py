@@ -488,14 +488,37 @@ def test_a_narrow_bar_leaves_out_what_matters_least(
     width: int, latents: str, network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps, the quality and the time left are whole."""
-    monkeypatch.setenv("TERM", TERMINAL["TERM"])
     states = [
         Progress(1389, 3500, 0.0015, 31.9, 101.0, 20.9, bpp=1.089, cost=0.00155),
         Progress(6412, 10_000, 0.0093, 20.4, 3100.0, 1.2),
     ]
     for state, line in zip(states, (latents, network), strict=True):
-        console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
-        with terminal._bar(console, state.steps) as show:
-            show(state)
-        shown = re.split(r"[\r\n]|\x1b\[\S*?[A-Za-z]", console.file.getvalue())
-        assert re.sub("[━╸]+ *", "━ ", [text for text in shown if text.strip()][-1]).strip() == line
+        shown = bar_of(state, on_a_terminal(monkeypatch)._console, width)
+        assert re.sub("[━╸]+ *", "━ ", shown) == line
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 86, 120])
+def test_a_bar_is_ascii_where_the_encoding_asks_for_it(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has room for the longer words."""
+    state = Progress(1389, 3500, 0.0015, 31.9, 101.0, 20.9, bpp=1.089, cost=0.00155)
+    shown = bar_of(state, on_a_terminal(monkeypatch, "latin-1")._console, width)
+    assert shown.isascii()
+    assert ("D+lambda R 0.00155" in shown) is (width > 80)
+    assert shown.endswith("  20.9 s left") is (width > 20)
+
+
+def test_long_names_are_cut_in_ascii_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = on_a_terminal(monkeypatch, "latin-1")
+    with found.stages(2) as show:
+        show("n" * 200)
+    assert any("nnn" in line for line in shown_on(found._console))
+
+
+def bar_of(state: Progress, console: Console, width: int) -> str:
+    """The last line of a training's bar."""
+    console.width = width
+    with terminal._bar(console, state.steps) as show:
+        show(state)
+    return [text for text in shown_on(console) if text.strip()][-1].strip()
