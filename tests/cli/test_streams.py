@@ -107,6 +107,17 @@ def test_files_are_written_whether_or_not_stdout_is_there(tmp_path: Path) -> Non
     assert nowhere.stderr.count(b"error:") == 1
 
 
+def test_names_that_the_encoding_lacks_are_shown_as_well_as_it_can(
+    imgmlp: Command, compact: Path
+) -> None:
+    """On stdout as on stderr; pictures that go there are no text."""
+    compact.rename(compact.with_name("Ж.imlp"))
+    latin = {"PYTHONIOENCODING": "latin-1"}
+    done = imgmlp("info", "Ж.imlp", "missing.imlp", env=latin, check=1)
+    assert done.stdout.startswith("\\u0416.imlp\nformat ")
+    assert "unexpected" not in done.stderr
+
+
 # Standard input and output
 
 
