@@ -338,6 +338,25 @@ def test_a_terminal_that_goes_away_ends_nothing_that_was_told_not_to_hear_of_it(
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_handler_that_python_cannot_put_back_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a program which Python is embedded in."""
+    handlers: dict[int, Any] = dict.fromkeys(interrupt.SIGNALS, signal.SIG_DFL)
+    host = handlers[signal.SIGTERM] = None  # how Python tells of it
+
+    def replaced(number: int, handler: Any) -> Any:
+        if handler is None:
+            raise TypeError("as Python's own does")
+        before, handlers[number] = handlers[number], handler
+        return before
+
+    monkeypatch.setattr(signal, "signal", replaced)
+    monkeypatch.setattr(signal, "getsignal", lambda number: handlers[number])
+    with interrupt.StopRequest():
+        assert handlers[signal.SIGTERM] is host
+        assert handlers[signal.SIGINT] is not signal.SIG_DFL
+    assert handlers == dict.fromkeys(interrupt.SIGNALS, signal.SIG_DFL) | {signal.SIGTERM: host}
+
+
 @pytest.mark.parametrize("name", ["it is.imlp", "weights.npz"])
 def test_a_picture_is_not_shown_by_a_terminal_and_the_advice_is_of_its_file(
     tmp_path: Path, name: str
