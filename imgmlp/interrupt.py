@@ -27,9 +27,18 @@ def raise_on_signals() -> None:
 
 
 def _heard() -> list[signal.Signals]:
-    """Those that are not ignored on purpose, as `nohup` has the terminal's end."""
-    ignored = HANGUP is not None and signal.getsignal(HANGUP) is signal.SIG_IGN
-    return [number for number in SIGNALS if not (ignored and number == HANGUP)]
+    """Those that are not ignored on purpose, as `nohup` has the terminal's end, and not a host's.
+
+    A handler that Python did not set, of a program that Python is embedded in, Python can only
+    replace, never put back. It is that program's to say what a signal does.
+    """
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    ignored = HANGUP is not None and before[HANGUP] is signal.SIG_IGN
+    return [
+        number
+        for number, handler in before.items()
+        if handler is not None and not (ignored and number == HANGUP)
+    ]
 
 
 def shield_children() -> None:

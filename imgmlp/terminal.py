@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import ASCII, SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, OverflowMethod
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from imgmlp.errors import ImgmlpError, ImgmlpWarning
@@ -135,7 +134,7 @@ class Terminal:
         if self.quiet or not self.progress:
             yield lambda *_: None
         elif terminal:
-            columns = (BarColumn(), TextColumn("{task.description}"))
+            columns = (BarColumn(), _text("{task.description}", self._console))
             # Drawn when there is news, so that no thread competes with what is measured.
             with Progress(*columns, console=self._console, auto_refresh=False) as bar:
                 task = bar.add_task("", total=total, completed=-1)
@@ -148,7 +147,8 @@ class Terminal:
                     now = time.monotonic()
                     if share is None or now - drawn >= DRAW_EVERY:
                         drawn, done = now, begun + (share or 0.0)
-                        bar.update(task, completed=done, description=stage, refresh=True)
+                        name = printable(stage)
+                        bar.update(task, completed=done, description=name, refresh=True)
 
                 yield show
         else:
@@ -170,9 +170,9 @@ class Terminal:
             yield lambda *_: None
         elif terminal:
             columns = (
-                TextColumn(" {task.description}"),
+                _text(" {task.description}", self._console),
                 BarColumn(),
-                TextColumn("{task.fields[state]}"),
+                _text("{task.fields[state]}", self._console),
             )
             # Drawn when there is news, so that no thread competes with the work.
             with Progress(*columns, console=self._console, auto_refresh=False) as bars:
@@ -209,13 +209,22 @@ def _console(**options: Any) -> Console:
     return console
 
 
+def _text(form: str, console: Console) -> TextColumn:
+    """Text of a bar as it is: names of files may look like Rich's markup.
+
+    Where there is no room for it, Rich ends it with a character that not every encoding has.
+    """
+    cut: OverflowMethod = "ellipsis" if encodes_unicode(console.file) else "crop"
+    return TextColumn(form, markup=False, table_column=Column(no_wrap=True, overflow=cut))
+
+
 @contextmanager
 def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
     columns = {
-        "word": TextColumn(WORD),
+        "word": _text(WORD, console),
         "bar": BarColumn(),
-        "done": TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        "state": TextColumn("{task.fields[state]}"),
+        "done": _text("{task.completed:,.0f}/{task.total:,.0f}", console),
+        "state": _text("{task.fields[state]}", console),
     }
     # Drawn when there is news, so that no thread competes with the training.
     bar = Progress(*columns.values(), console=console, auto_refresh=False)
@@ -226,9 +235,10 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
 
         def show(progress: TrainingProgress) -> None:
             nonlocal drawn
-            without = _left_out(progress, console.width)
+            plain = not encodes_unicode(console.file)
+            without = _left_out(progress, console.width, plain)
             bar.columns = tuple(columns[name] for name in columns if name not in without)
-            state = _state(progress, without)
+            state = _state(progress, without, plain)
             bar.update(task, completed=progress.step, total=progress.steps, state=state)
             now = time.monotonic()
             if now - drawn >= DRAW_EVERY or progress.step == progress.steps:
@@ -275,11 +285,10 @@ class _FileBars(_FileLines):
             self._tasks.append(self._bars.add_task("", total=None, state=""))
         for task, seat in zip(self._tasks[1:], seats, strict=True):
             psnr = f"  {seat.psnr:.1f} dB" if seat.psnr else ""
-            state = escape(printable(seat.file)) + psnr
+            state = printable(seat.file) + psnr
             total = seat.steps or None if seat.file else 1
-            self._bars.update(
-                task, description=seat.device, total=total, completed=seat.step, state=state
-            )
+            name = printable(seat.device)
+            self._bars.update(task, description=name, total=total, completed=seat.step, state=state)
         self._bars.refresh()
 
 
@@ -316,15 +325,18 @@ class _Lines:
             self._unsaid = None
 
 
-def _left_out(progress: TrainingProgress, width: int) -> Sequence[str]:
-    """Those of LEFT_OUT that a line of so many characters has no room for; of a usual one, none."""
-    if width >= USUAL_WIDTH:
+def _left_out(progress: TrainingProgress, width: int, plain: bool) -> Sequence[str]:
+    """Those of LEFT_OUT that a line of so many characters has no room for.
+
+    A usual one has room for all, but not where λ is a plain word.
+    """
+    if width >= USUAL_WIDTH and not plain:
         return ()
     for count in range(len(LEFT_OUT)):
         without = LEFT_OUT[:count]
         parts = {"word": WORD, "bar": BAR, "done": _done(progress)}
         line = [text for name, text in parts.items() if name not in without]
-        if len(" ".join([*line, _state(progress, without)])) <= width:
+        if len(" ".join([*line, _state(progress, without, plain)])) <= width:
             return without
     return LEFT_OUT
 
@@ -333,12 +345,13 @@ def _done(progress: TrainingProgress) -> str:
     return f"{progress.step:,}/{progress.steps:,}"
 
 
-def _state(progress: TrainingProgress, without: Sequence[str] = ()) -> str:
-    """How a training goes, but for some of it."""
+def _state(progress: TrainingProgress, without: Sequence[str] = (), plain: bool = False) -> str:
+    """How a training goes, but for some of it; in ASCII if that is to be plain."""
     parts = {"loss": f"loss {progress.loss:.3g}", "psnr": f"{progress.psnr:.1f} dB"}
     if progress.bpp is not None and progress.cost is not None:
         parts = {"bpp": f"{progress.bpp:.3f} bpp", "psnr": parts["psnr"]}
         parts["cost"] = f"D+λR {progress.cost:.3g}"
     parts["rate"] = f"{progress.steps_per_second:,.0f} steps/s"
     parts["left"] = f"{duration(progress.seconds_left)} left"
-    return "  ".join(text for name, text in parts.items() if name not in without)
+    line = "  ".join(text for name, text in parts.items() if name not in without)
+    return ascii_only(line) if plain else line

@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 _ASCII = str.maketrans({"×": "x", "✓": "*", "…": "...", "–": "-", "µ": "u", "λ": "lambda "})
 # What moves the cursor, ends a line or turns the writing round: names of files may hold any of it.
+_MOVING = (*range(32), *range(127, 160), 0x2028, 0x2029)
+_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = str.maketrans(
-    {
-        code: chr(code).encode("unicode_escape").decode()
-        for code in (*range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-    }
+    {code: chr(code).encode("unicode_escape").decode() for code in (*_MOVING, *_TURNING)}
 )
 
 
@@ -97,7 +96,9 @@ def guard_streams() -> None:
         if isinstance(getattr(buffer, "raw", buffer), io.FileIO):  # also no console of Windows
             raw = io.BufferedWriter(_Stream(stream.fileno(), "wb", closefd=False))
             lines = name == "stderr" or stream.isatty()
-            guarded = io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=lines)
+            # A name that the encoding lacks is shown as well as it can be.
+            errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+            guarded = io.TextIOWrapper(raw, stream.encoding, errors, line_buffering=lines)
             setattr(sys, name, guarded)
 
 

@@ -225,7 +225,8 @@ def in_process(
 ) -> Command:
     """Runs `imgmlp ...` likewise, but in this process, as it takes half a second to load modules.
 
-    For what is refused or shown before any work: no signals are heard.
+    For whatever needs no process of its own: no signals are heard, the streams are pytest's, and
+    what libraries read from the environment as they are loaded they have read.
     """
     from imgmlp import cli
     from imgmlp.cli import options
@@ -240,10 +241,15 @@ def in_process(
     monkeypatch.setattr(cli.ending, "leave", sys.exit)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command has its own
 
-    def run(*args: str | Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+    def run(
+        *args: str | Path, env: dict[str, str] | None = None, check: int = 0
+    ) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["imgmlp", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        with monkeypatch.context() as changed:
+            for name, value in (env or {}).items():
+                changed.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
         shown = capsys.readouterr()
         assert ended.value.code == check, f"{ended.value.code}\n{shown.out}\n{shown.err}"
         return subprocess.CompletedProcess(args, check, shown.out, shown.err)

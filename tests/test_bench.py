@@ -177,5 +177,5 @@ def test_a_process_that_does_no_step_is_told_of() -> None:
         seconds_to_first_step("7:7")
 
 
-def test_a_device_that_is_not_there_is_exit_6(imgmlp: Command) -> None:
-    assert "no device '7:7'" in imgmlp("bench", "--quick", "--device", "7:7", check=6).stderr
+def test_a_device_that_is_not_there_is_exit_6(in_process: Command) -> None:
+    assert "no device '7:7'" in in_process("bench", "--quick", "--device", "7:7", check=6).stderr

@@ -66,8 +66,10 @@ def test_the_command_prints_json_and_writes_csv(imgmlp: Command, picture: Path) 
     imgmlp("bench", "kernels", "--side", "8", "--csv", "speeds.csv", check=8)
 
 
-def test_sides_that_do_not_fit_are_too_large(imgmlp: Command) -> None:
-    told = imgmlp("bench", "kernels", "--side", "100000000", "--device", "numpy", check=7).stderr
+def test_sides_that_do_not_fit_are_too_large(in_process: Command) -> None:
+    told = in_process(
+        "bench", "kernels", "--side", "100000000", "--device", "numpy", check=7
+    ).stderr
     assert "smaller --side" in told
 
 
@@ -88,8 +90,8 @@ def test_sides_that_no_matrix_has_are_refused(side: int) -> None:
     ],
 )
 def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(
-    imgmlp: Command, files: tuple[str, ...], code: int, words: str
+    in_process: Command, files: tuple[str, ...], code: int, words: str
 ) -> None:
-    done = imgmlp("bench", "kernels", "--quick", "--force", *files, check=code)
+    done = in_process("bench", "kernels", "--quick", "--force", *files, check=code)
     assert words in done.stderr
     assert "NumPy" not in done.stderr  # nor was a device opened

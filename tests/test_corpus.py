@@ -167,7 +167,7 @@ def test_damage_gives_pixels_or_words(kind: str, monkeypatch: pytest.MonkeyPatch
             assert "\n" not in str(refused)
 
 
-def test_commands_go_on_past_what_is_hostile(imgmlp: Command, picture: Path) -> None:
+def test_commands_go_on_past_what_is_hostile(in_process: Command, picture: Path) -> None:
     folder, names = picture.parent, []
     for kind, mode in (("PNG", "1"), ("TIFF", "I;16"), ("JPEG", "CMYK"), ("GIF", "P")):
         names.append(f"{kind.lower()}.{kind.lower()}")
@@ -176,12 +176,12 @@ def test_commands_go_on_past_what_is_hostile(imgmlp: Command, picture: Path) -> 
         names.append(name)
         (folder / name).write_bytes(hostile.BOMBS[name]())
     quick = ("--codec", "mlp", "--lambda", "1", "--time", "0.1s", "--json")
-    done = imgmlp("encode", *names, *quick, check=1)
+    done = in_process("encode", *names, *quick, check=1)
     assert done.stderr.count("error:") == 4
     assert "Traceback" not in done.stderr
     made = [f"{name.partition('.')[0]}.imlp" for name in names[:4]]
     assert sorted(path.name for path in folder.glob("*.imlp")) == sorted(made)
-    imgmlp("verify", *made)
+    in_process("verify", *made)
     for name in made:
-        assert "9×7" in imgmlp("info", name).stdout
-        imgmlp("decode", name)
+        assert "9×7" in in_process("info", name).stdout
+        in_process("decode", name)

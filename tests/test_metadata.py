@@ -338,31 +338,33 @@ def test_a_wanted_size_counts_them(codec: str, monkeypatch: pytest.MonkeyPatch) 
     assert len(found.bytes) <= 700
 
 
-def test_commands_keep_or_leave_them_and_say_what_is_lost(imgmlp: Command, picture: Path) -> None:
+def test_commands_keep_or_leave_them_and_say_what_is_lost(
+    in_process: Command, picture: Path
+) -> None:
     save(picture.parent, ".png")
     quick = ("--codec", "mlp", "--quality", "0", "--time", "0.3s")
-    imgmlp("encode", "a.png", *quick)
-    assert "EXIF" in imgmlp("info", "a.imlp").stdout
-    imgmlp("decode", "a.imlp", "-o", "b.jpg")
+    in_process("encode", "a.png", *quick)
+    assert "EXIF" in in_process("info", "a.imlp").stdout
+    in_process("decode", "a.imlp", "-o", "b.jpg")
     assert told(pictures.load(picture.parent / "b.jpg").metadata.exif)[0] == "a maker"
-    lost = imgmlp("decode", "a.imlp", "-o", "b.bmp").stderr
+    lost = in_process("decode", "a.imlp", "-o", "b.bmp").stderr
     assert "b.bmp cannot hold the colour profile, EXIF data and XMP data" in lost
-    imgmlp("encode", "a.png", *quick, "--strip", "--force")
-    assert "EXIF" not in imgmlp("info", "a.imlp").stdout
+    in_process("encode", "a.png", *quick, "--strip", "--force")
+    assert "EXIF" not in in_process("info", "a.imlp").stdout
 
 
-def test_a_frame_is_chosen_by_its_number(imgmlp: Command, picture: Path) -> None:
+def test_a_frame_is_chosen_by_its_number(in_process: Command, picture: Path) -> None:
     frames = [Image.new("L", (9, 7), level) for level in (50, 100, 150)]
     frames[0].save(picture.parent / "a.gif", save_all=True, append_images=frames[1:])
     quick = ("--codec", "mlp", "--quality", "0", "--effort", "1", "-o", "a.imlp", "--force")
-    done = imgmlp("encode", "a.gif", *quick)
+    done = in_process("encode", "a.gif", *quick)
     assert "only its first frame is taken; --frame chooses another" in done.stderr
     for number, level in ((1, 50), (3, 150)):
-        imgmlp("encode", "a.gif", *quick, "--frame", str(number))
-        imgmlp("decode", "a.imlp", "-o", "a.png", "--force")
+        in_process("encode", "a.gif", *quick, "--frame", str(number))
+        in_process("decode", "a.imlp", "-o", "a.png", "--force")
         with Image.open(picture.parent / "a.png") as image:
             assert set(np.asarray(image).ravel()) == {level}
-    told = imgmlp("encode", "a.gif", *quick, "--frame", "4", check=2).stderr
+    told = in_process("encode", "a.gif", *quick, "--frame", "4", check=2).stderr
     assert "no frame 4" in told
     assert "there are 3" in told
 

@@ -1,10 +1,12 @@
-"""Numbers are written as people read them."""
+"""Numbers are written as people read them, and names so that they order nothing."""
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 
-from imgmlp.text import duration
+from imgmlp.text import duration, printable
 
 
 @pytest.mark.parametrize(
@@ -14,3 +16,17 @@ from imgmlp.text import duration
 )  # fmt: skip
 def test_durations_have_the_largest_unit_that_they_fill(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+CATEGORIES = {"Cc", "Zl", "Zp"}  # controls, and what ends a line or a paragraph
+# Unicode's property Bidi_Control: three marks, and those of embeddings, overrides and isolates.
+MARKS = "\u061c\u200e\u200f"
+TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+def test_nothing_printable_moves_the_cursor_or_turns_the_writing_round() -> None:
+    for character in map(chr, range(0x110000)):
+        turns = unicodedata.bidirectional(character) in TURNING or character in MARKS
+        if turns or unicodedata.category(character) in CATEGORIES:
+            assert printable(character).isascii(), ascii(character)
+    assert printable("é×Ж אב") == "é×Ж אב"

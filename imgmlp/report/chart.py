@@ -175,6 +175,13 @@ def marked(kind: str, x: float, y: float, r: float) -> str:
         case "down":
             r *= 1.25
             return f"M{x:.1f} {y + r:.1f}L{x + r:.1f} {y - 0.8 * r:.1f}H{x - r:.1f}z"
+        case "cross":
+            r *= 1.3
+            half = 0.35 * r  # of an arm's width
+            steps = ((half, half), (half, r), (-half, r))
+            corners = [*steps, *((-b, a) for a, b in steps)]  # of two arms, in turn
+            corners += [(-a, -b) for a, b in corners]
+            return "M" + "L".join(f"{x + a:.1f} {y + b:.1f}" for a, b in corners) + "z"
     return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r:.1f} 0a{r} {r} 0 1 0 {-2 * r:.1f} 0z"
 
 

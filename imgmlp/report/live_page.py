@@ -150,7 +150,8 @@ def _chart(
     x = Scale(0, max(part.steps for part in history.parts), LEFT, WIDTH - SCALE_RIGHT)
     y = Scale(*chart.padded(every), HEIGHT - BOTTOM, TOP)
     ticks = chart.nice_ticks(y.low, y.high)
-    below = Axis("steps", [(t, f"{t:,.0f}") for t in chart.nice_ticks(0, x.high, 4)])
+    steps = [t for t in chart.nice_ticks(0, x.high, 4) if t == round(t)]  # also of short runs
+    below = Axis("steps", [(t, f"{t:,.0f}") for t in steps])
     parts = [chart.grid(x, y, below, Axis(name, [(t, f"{t:g}") for t in ticks]))]
     if second:
         parts.append(_losses(x, y, second))

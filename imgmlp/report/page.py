@@ -6,6 +6,7 @@ sort; what they show is taken from the page itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,10 +24,11 @@ from imgmlp.text import printable, size
 
 # Nothing is loaded from anywhere: whoever opens the page tells nobody.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-CHARTS = (
-    ("PSNR", "dB", summary.psnr),
-    ("SSIM", "", summary.ssim),
-    ("MS-SSIM", "", summary.ms_ssim),
+LOSSLESS = "All files are lossless."
+CHARTS = (  # names, units, what is shown, and why there may be nothing to show
+    ("PSNR", "dB", summary.psnr, LOSSLESS),
+    ("SSIM", "", summary.ssim, "No SSIM of pictures so small."),
+    ("MS-SSIM", "", summary.ms_ssim, "No MS-SSIM of pictures so small."),
 )
 
 
@@ -119,7 +121,9 @@ def _summary(measured: Sequence[Measured], about: About) -> str:
         words = summary.in_words(found.mean)
         told.append(f"<strong>{words}</strong> {tables.than(words)} {escape(codec.name)}")
     sentence = f"For the same PSNR imgmlp takes {in_row(told)}. " if told else ""
-    if unknown:
+    if all(summary.lossless(r) for one in measured for r in one.results):
+        sentence = LOSSLESS
+    elif unknown:
         sentence += (
             f"Beside {in_row(unknown)} that is not known of every picture, as not all curves reach "
             "the same PSNR."
@@ -145,9 +149,8 @@ def lines(measured: Sequence[Measured], about: About, measure: summary.Measure) 
 
 def charts(measured: Sequence[Measured], about: About, of: str) -> str:
     parts = []
-    for name, unit, measure in CHARTS:
+    for name, unit, measure, why in CHARTS:
         drawn = chart.rate_chart(name, unit, of, lines(measured, about, measure), about.rates)
-        why = f"No {name} of pictures so small."
         parts.append(f"<figure>{drawn or f'<p class=none>{why}</p>'}</figure>\n")
     return f'<div class="charts">\n{"".join(parts)}</div>\n'
 
@@ -255,9 +258,14 @@ def _method(measured: Sequence[Measured], about: About, rung: int) -> str:
         "package": PACKAGE,
         "copies": escape(copies_told),
         "kind": "AVIF" if "avif" in measured[0].original.media else "WebP",
-        "worst": f"{min(copied):.1f}",
-        "originals": f"{min(originals):.1f}",
+        "worst": _apart(min(copied)),
+        "originals": _apart(min(originals)),
         "version": about.version,
         "bytes": size(sum(r.size for r in every)),
     }
     return filled("method.html", values)
+
+
+def _apart(psnr: float) -> str:
+    """How far copies differ from what they are of, as a sentence has it."""
+    return "in nothing" if math.isinf(psnr) else f"by {psnr:.1f} dB or more"

@@ -14,8 +14,12 @@ from imgmlp.report.metrics import decibels
 Measure = Callable[[Result], float | None]  # the higher, the better a file is
 
 
+def lossless(result: Result) -> bool:
+    return math.isinf(result.quality.psnr)
+
+
 def psnr(result: Result) -> float | None:
-    return None if math.isinf(result.quality.psnr) else result.quality.psnr
+    return None if lossless(result) else result.quality.psnr
 
 
 def ssim(result: Result) -> float | None:

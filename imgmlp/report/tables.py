@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -18,7 +17,7 @@ Cell = tuple[str, float | str | None]  # as HTML, and what it is sorted by
 def quality(result: Result) -> str:
     """A file's PSNR and, where they are known, its SSIM and MS-SSIM."""
     found = result.quality
-    parts = ["lossless" if math.isinf(found.psnr) else f"{found.psnr:.2f} dB"]
+    parts = ["lossless" if summary.lossless(result) else f"{found.psnr:.2f} dB"]
     if found.ssim is not None:
         parts.append(f"SSIM {found.ssim:.4f}")
     if found.ms_ssim is not None:
@@ -68,10 +67,12 @@ def codecs(measured: Sequence[Measured], names: Mapping[str, str]) -> str:
         "Encoding",
         "Decoding",
     )
+    some_lossless = any(summary.lossless(r) for one in measured for r in one.results)
+    left_out = ", PSNR without those that are lossless" if some_lossless else ""
     caption = (
         "Bytes are the mean of each picture’s BD-rate, with the range over pictures, of those "
         "in which both curves reach some quality in common; qualities are "
-        "means over all files, which have the same bytes; times are medians."
+        f"means over all files, which have the same bytes{left_out}; times are medians."
     )
     return table(columns, rows, caption, "codecs")
 
@@ -96,7 +97,8 @@ def saved(found: Saving | None, pictures: int) -> Cell:
 
 
 def signed(share: float) -> str:
-    return f"{100 * share:+.0f}%".replace("-", "−")
+    percent = round(100 * share)
+    return f"{percent:+}%".replace("-", "−") if percent else "0%"  # which is as many
 
 
 def number(value: float | None, form: str) -> Cell:
@@ -143,7 +145,7 @@ def _file(name: str, codec: str, result: Result) -> list[Cell]:
         (escape(result.setting) + note, result.setting),
         (f"{result.size:,}", result.size),
         (f"{result.bpp:.3f}", result.bpp),
-        lossless if math.isinf(found.psnr) else number(found.psnr, ".2f"),
+        lossless if summary.lossless(result) else number(found.psnr, ".2f"),
         number(found.ssim, ".4f"),
         number(found.ms_ssim, ".4f"),
         (seconds(result.encode_seconds), result.encode_seconds),

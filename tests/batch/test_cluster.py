@@ -247,7 +247,9 @@ def test_ctrl_c_is_told_in_our_own_words_alone(tmp_path: Path) -> None:
     ]
 
 
-def test_options_that_a_cluster_cannot_follow_are_refused(imgmlp: Command, tmp_path: Path) -> None:
+def test_options_that_a_cluster_cannot_follow_are_refused(
+    in_process: Command, tmp_path: Path
+) -> None:
     Image.new("RGB", (9, 7)).save(tmp_path / "a.png")
     picture, out = tmp_path / "a.png", tmp_path / "out"
     command = ("encode", picture, "--out", out, "--cluster", "tcp://127.0.0.1:1")
@@ -255,12 +257,19 @@ def test_options_that_a_cluster_cannot_follow_are_refused(imgmlp: Command, tmp_p
         (("--device", "all"), "computes on one device"),
         (("--jobs", "2"), "--jobs is for processes on this machine"),
     ):
-        assert problem in imgmlp(*command, *wrong, check=2).stderr
-    soon = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
+        assert problem in in_process(*command, *wrong, check=2).stderr
+    assert not out.exists()
+    somewhere = in_process("encode", picture, "--out", out, "--cluster", "somewhere", check=2)
+    assert "--cluster is 'somewhere'" in somewhere.stderr
+    nowhere = in_process("encode", picture, "--cluster", "local", check=2)
+    assert "where should the outputs" in nowhere.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_told(imgmlp: Command, tmp_path: Path) -> None:
+    Image.new("RGB", (9, 7)).save(tmp_path / "a.png")
+    picture, out = tmp_path / "a.png", tmp_path / "out"
+    command = ("encode", picture, "--out", out, "--cluster", "tcp://127.0.0.1:1")
+    soon = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}  # read as Dask is loaded
     nobody = imgmlp(*command, "--device", "9:9", env=soon, check=6)  # which workers may have
     assert "no cluster answers" in nobody.stderr
     assert not out.exists()
-    somewhere = imgmlp("encode", picture, "--out", out, "--cluster", "somewhere", check=2)
-    assert "--cluster is 'somewhere'" in somewhere.stderr
-    nowhere = imgmlp("encode", picture, "--cluster", "local", check=2)
-    assert "where should the outputs" in nowhere.stderr

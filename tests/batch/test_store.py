@@ -48,7 +48,7 @@ def test_other_paths_are_none(given: str) -> None:
     assert url(Path(given)) == Path(given).as_posix()
 
 
-def test_a_store_needs_a_cluster_and_a_place_for_the_outputs(imgmlp: Command) -> None:
+def test_a_store_needs_a_cluster_and_a_place_for_the_outputs(in_process: Command) -> None:
     for arguments, problem in (
         (("s3://b/in", "--out", "s3://b/out"), "s3://b/out is in a store"),
         (("mandrill.png", "--out", "s3://b/out"), "s3://b/out is in a store"),
@@ -58,7 +58,7 @@ def test_a_store_needs_a_cluster_and_a_place_for_the_outputs(imgmlp: Command) ->
             "--skip-existing is for folders",
         ),
     ):
-        assert problem in imgmlp("encode", *arguments, check=2).stderr
+        assert problem in in_process("encode", *arguments, check=2).stderr
 
 
 # With a store: fsspec's own in memory, and where moto is installed, which plays the part of S3,

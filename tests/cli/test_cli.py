@@ -1,4 +1,4 @@
-"""The command line as its users meet it: in a process of its own, on a pipe or a terminal."""
+"""The command line as its users meet it, on a pipe; where it matters in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from imgmlp.engine import list_devices
 from imgmlp.errors import OutputError
 
 
-def test_info_and_verify_take_compact_files(imgmlp: Command, compact: Path) -> None:
-    assert "picture   24×7 RGB and alpha" in imgmlp("info", compact.name).stdout
-    assert imgmlp("verify", compact.name).stderr == "✓ a.imlp  24×7 RGB and alpha   287 B\n"
+def test_info_and_verify_take_compact_files(in_process: Command, compact: Path) -> None:
+    assert "picture   24×7 RGB and alpha" in in_process("info", compact.name).stdout
+    assert in_process("verify", compact.name).stderr == "✓ a.imlp  24×7 RGB and alpha   287 B\n"
 
 
 # Looking at files and devices
@@ -41,30 +41,32 @@ def test_info_is_json_or_lines_on_stdout(imgmlp: Command, weights: Path) -> None
     assert done.stderr == plain.stderr == ""
 
 
-def test_verify_is_quiet_about_sound_files_but_for_a_line(imgmlp: Command, weights: Path) -> None:
-    done = imgmlp("verify", weights.name, weights.name)
+def test_verify_is_quiet_about_sound_files_but_for_a_line(
+    in_process: Command, weights: Path
+) -> None:
+    done = in_process("verify", weights.name, weights.name)
     assert done.stdout == ""
     assert len(re.findall(r"✓ weights\.npz  31×24 RGB   .* kB", done.stderr)) == 2
-    done = imgmlp("verify", weights.name, "--json", "-q")
+    done = in_process("verify", weights.name, "--json", "-q")
     assert json.loads(done.stdout) == [{"file": "weights.npz", "sound": True, "problem": None}]
     assert done.stderr == ""
 
 
-def test_verify_goes_on_after_a_damaged_file(imgmlp: Command, weights: Path) -> None:
+def test_verify_goes_on_after_a_damaged_file(in_process: Command, weights: Path) -> None:
     data = weights.read_bytes()
     (weights.parent / "cut.npz").write_bytes(data[:-1])
-    done = imgmlp("verify", "cut.npz", weights.name, "--json", check=1)
+    done = in_process("verify", "cut.npz", weights.name, "--json", check=1)
     assert [one["sound"] for one in json.loads(done.stdout)] == [False, True]
     assert done.stderr.startswith("error: cut.npz: truncated")
-    assert_error(imgmlp("verify", "cut.npz", check=4).stderr, "truncated")
-    assert_error(imgmlp("verify", "missing.npz", check=2).stderr, "does not exist")
-    assert_error(imgmlp("verify", check=2).stderr, "name files, or folders")
+    assert_error(in_process("verify", "cut.npz", check=4).stderr, "truncated")
+    assert_error(in_process("verify", "missing.npz", check=2).stderr, "does not exist")
+    assert_error(in_process("verify", check=2).stderr, "name files, or folders")
 
 
-def test_devices_lists_what_the_option_takes(imgmlp: Command) -> None:
-    found = json.loads(imgmlp("devices", "--json").stdout)
+def test_devices_lists_what_the_option_takes(in_process: Command) -> None:
+    found = json.loads(in_process("devices", "--json").stdout)
     assert found[-1]["spec"] == "numpy"
-    lines = imgmlp("devices").stdout.splitlines()
+    lines = in_process("devices").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["--device", *(d["spec"] for d in found)]
 
 
@@ -90,10 +92,10 @@ def test_devices_says_how_to_mend_what_is_missing(
     assert shown.err == "no driver; install one\n"
 
 
-def test_the_device_may_come_from_the_environment(imgmlp: Command, weights: Path) -> None:
-    done = imgmlp("decode", weights.name, env={"IMGMLP_DEVICE": "9:9"}, check=6)
+def test_the_device_may_come_from_the_environment(in_process: Command, weights: Path) -> None:
+    done = in_process("decode", weights.name, env={"IMGMLP_DEVICE": "9:9"}, check=6)
     assert_error(done.stderr, "9:9")
-    imgmlp("decode", weights.name, "--device", "numpy", env={"IMGMLP_DEVICE": "9:9"})
+    in_process("decode", weights.name, "--device", "numpy", env={"IMGMLP_DEVICE": "9:9"})
 
 
 @pytest.mark.parametrize(
@@ -156,13 +158,13 @@ def test_a_full_stdout_is_exit_8(
     assert_error(done.stderr, "stdout")
 
 
-def test_a_traceback_is_shown_with_vv_only(imgmlp: Command) -> None:
-    assert "Traceback" not in imgmlp("decode", "missing.npz", "-v", check=2).stderr
-    assert "Traceback" in imgmlp("decode", "missing.npz", "-vv", check=2).stderr
+def test_a_traceback_is_shown_with_vv_only(in_process: Command) -> None:
+    assert "Traceback" not in in_process("decode", "missing.npz", "-v", check=2).stderr
+    assert "Traceback" in in_process("decode", "missing.npz", "-vv", check=2).stderr
 
 
-def test_no_arguments_show_the_help(imgmlp: Command) -> None:
-    done = imgmlp(check=2)
+def test_no_arguments_show_the_help(in_process: Command) -> None:
+    done = in_process(check=2)
     assert "Usage: imgmlp" in done.stdout
     assert "..." not in done.stdout.partition("Commands:")[2]  # no line is cut
     assert done.stderr == ""
@@ -171,13 +173,13 @@ def test_no_arguments_show_the_help(imgmlp: Command) -> None:
 # What is shown
 
 
-def test_quiet_is_silent(imgmlp: Command, picture: Path) -> None:
-    done = imgmlp("train", picture.name, *QUICK, "-q")
+def test_quiet_is_silent(in_process: Command, picture: Path) -> None:
+    done = in_process("train", picture.name, *QUICK, "-q")
     assert done.stdout == done.stderr == ""
 
 
-def test_no_progress_leaves_the_header_and_the_result(imgmlp: Command, picture: Path) -> None:
-    done = imgmlp("train", picture.name, *QUICK, "--no-progress")
+def test_no_progress_leaves_the_header_and_the_result(in_process: Command, picture: Path) -> None:
+    done = in_process("train", picture.name, *QUICK, "--no-progress")
     picture_said, device, time, result = done.stderr.splitlines()
     assert picture_said.startswith(picture.name)
     assert device.startswith("NumPy")
@@ -195,9 +197,9 @@ def test_other_encodings_get_ascii(imgmlp: Command, picture: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["[bold]x.png", ":smile:.png", "ü λ.png", os.fsdecode(b"\xff")])
-def test_names_are_shown_as_they_are(imgmlp: Command, picture: Path, name: str) -> None:
+def test_names_are_shown_as_they_are(in_process: Command, picture: Path, name: str) -> None:
     picture.rename(picture.parent / name)
-    done = imgmlp("train", name, *QUICK)
+    done = in_process("train", name, *QUICK)
     assert done.stderr.startswith(name.encode("utf-8", "backslashreplace").decode())
 
 
@@ -210,15 +212,15 @@ def test_names_are_shown_as_they_are(imgmlp: Command, picture: Path, name: str) 
         ("a\u202egnp.png", r"a\u202egnp.png"),
     ],
 )
-def test_names_move_no_cursor(imgmlp: Command, picture: Path, name: str, shown: str) -> None:
+def test_names_move_no_cursor(in_process: Command, picture: Path, name: str, shown: str) -> None:
     """A file's name that clears the terminal or ends the line is text like any other."""
-    assert_error(imgmlp("encode", name, check=2).stderr, shown)
+    assert_error(in_process("encode", name, check=2).stderr, shown)
     picture.rename(picture.parent / name)
     (picture.parent / "text.png").write_text("no picture")
-    done = imgmlp("train", name, *QUICK)
+    done = in_process("train", name, *QUICK)
     assert done.stderr.startswith(shown)
     assert not set(done.stderr) & {"\x1b", "\x9b", "\u202e"}
-    done = imgmlp("info", "weights.npz", name, check=1)
+    done = in_process("info", "weights.npz", name, check=1)
     assert_error(done.stderr, shown)
 
 
@@ -258,13 +260,13 @@ def test_until_the_first_of_them_lines_say_that_it_goes_on(
 
 
 @pytest.mark.parametrize("command", [(), ("train",), ("bench", "kernels")])
-def test_the_version_is_that_of_the_package(imgmlp: Command, command: tuple[str, ...]) -> None:
-    assert re.fullmatch(r"imgmlp \d+\.\d+\.\d+\n", imgmlp(*command, "--version").stdout)
+def test_the_version_is_that_of_the_package(in_process: Command, command: tuple[str, ...]) -> None:
+    assert re.fullmatch(r"imgmlp \d+\.\d+\.\d+\n", in_process(*command, "--version").stdout)
 
 
-def test_shells_can_complete(imgmlp: Command) -> None:
+def test_shells_can_complete(in_process: Command) -> None:
     request = {"_IMGMLP_COMPLETE": "complete_bash", "COMP_WORDS": "imgmlp de", "COMP_CWORD": "1"}
-    assert set(imgmlp(env=request).stdout.split()) == {"decode", "devices"}
+    assert set(in_process(env=request).stdout.split()) == {"decode", "devices"}
 
 
 @pytest.mark.parametrize("home", [None, "/proc/none", ""])

@@ -221,9 +221,9 @@ def test_one_bad_picture_does_not_stop_the_others(
     assert [d["data-name"] for d in document.all("details")] == ["a"]
 
 
-def test_without_any_picture_there_is_no_page(imgmlp: Command, picture: Path) -> None:
+def test_without_any_picture_there_is_no_page(in_process: Command, picture: Path) -> None:
     picture.write_bytes(b"no picture")
-    done = imgmlp("compare", picture.name, check=3)
+    done = in_process("compare", picture.name, check=3)
     assert_error(done.stderr, "not a picture")
     assert names(picture) == set()
 

@@ -34,9 +34,9 @@ def test_decoding_gives_the_reconstruction_again(imgmlp: Command, weights: Path)
     ],
 )
 def test_a_picture_decodes_at_any_size(
-    imgmlp: Command, weights: Path, options: tuple[str, ...], size: tuple[int, int]
+    in_process: Command, weights: Path, options: tuple[str, ...], size: tuple[int, int]
 ) -> None:
-    imgmlp("decode", weights.name, *options, "-o", "other.webp")
+    in_process("decode", weights.name, *options, "-o", "other.webp")
     with Image.open(weights.parent / "other.webp") as image:
         assert image.size == size
 
@@ -68,25 +68,27 @@ def test_a_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:
     )
 
 
-def test_a_compact_file_decodes_to_the_picture_beside_it(imgmlp: Command, compact: Path) -> None:
-    done = imgmlp("decode", compact.name)
+def test_a_compact_file_decodes_to_the_picture_beside_it(
+    in_process: Command, compact: Path
+) -> None:
+    done = in_process("decode", compact.name)
     assert done.stderr.startswith("✓ a.decoded.png  24×7 RGB and alpha   ")
     with Image.open(compact.with_name("a.decoded.png")) as image:
         assert image.info["icc_profile"] == b"not a real profile"
         pixels = np.asarray(image)
     expected = decoder.decode(container.parse(compact.read_bytes()), open_device("numpy"))
     np.testing.assert_array_equal(pixels, expected)
-    imgmlp("decode", compact.name, "-o", "b.webp", "-q")
+    in_process("decode", compact.name, "-o", "b.webp", "-q")
     np.testing.assert_array_equal(pixels_of(compact.with_name("b.webp")), expected)
 
 
 def test_a_compact_file_is_not_decoded_where_something_would_be_lost(
-    imgmlp: Command, compact: Path
+    in_process: Command, compact: Path
 ) -> None:
     before = set(compact.parent.iterdir())
-    assert_error(imgmlp("decode", compact.name, "-o", "b.jpg", check=2).stderr, "transparent")
+    assert_error(in_process("decode", compact.name, "-o", "b.jpg", check=2).stderr, "transparent")
     compact.write_bytes(compact.read_bytes()[:-1])
-    assert_error(imgmlp("decode", compact.name, check=4).stderr, "a.imlp: truncated")
+    assert_error(in_process("decode", compact.name, check=4).stderr, "a.imlp: truncated")
     assert set(compact.parent.iterdir()) == before
 
 

@@ -56,18 +56,18 @@ def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -
     ]
 
 
-def test_files_are_of_latents_if_nobody_chooses(imgmlp: Command, picture: Path) -> None:
+def test_files_are_of_latents_if_nobody_chooses(in_process: Command, picture: Path) -> None:
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
-    imgmlp("encode", picture.name, "--lambda", "0.001", *QUICK)
+    in_process("encode", picture.name, "--lambda", "0.001", *QUICK)
     assert container.parse(picture.with_suffix(".imlp").read_bytes()).header.codec == "latent"
 
 
-def test_one_of_several_may_fail(imgmlp: Command, picture: Path) -> None:
+def test_one_of_several_may_fail(in_process: Command, picture: Path) -> None:
     (picture.parent / "bad.png").write_bytes(b"no picture")
     deep = Image.fromarray(np.zeros((4, 4), np.float32))
     deep.save(picture.parent / "deep.tif")
     names = ("bad.png", picture.name, "deep.tif")
-    done = imgmlp("encode", *names, "--lambda", "0.01", "--json", *MLP, *QUICK, check=1)
+    done = in_process("encode", *names, "--lambda", "0.01", "--json", *MLP, *QUICK, check=1)
     bad, good, refused = json.loads(done.stdout)
     assert "not a picture" in bad["problem"]
     assert "32 bits" in refused["problem"]
@@ -76,8 +76,8 @@ def test_one_of_several_may_fail(imgmlp: Command, picture: Path) -> None:
     assert not (picture.parent / "bad.imlp").exists()
 
 
-def test_a_missed_target_is_told_and_the_file_is_there(imgmlp: Command, picture: Path) -> None:
-    done = imgmlp("encode", picture.name, "--bytes", "50", *MLP, *QUICK, check=5)
+def test_a_missed_target_is_told_and_the_file_is_there(in_process: Command, picture: Path) -> None:
+    done = in_process("encode", picture.name, "--bytes", "50", *MLP, *QUICK, check=5)
     assert "instead of 50" in done.stderr
     assert "no file of this picture is smaller" in done.stderr
     assert picture.with_suffix(".imlp").stat().st_size > 50
@@ -85,46 +85,46 @@ def test_a_missed_target_is_told_and_the_file_is_there(imgmlp: Command, picture:
 
 @CODECS
 def test_a_profile_that_leaves_no_room_is_told(
-    imgmlp: Command, picture: Path, codec: Codec
+    in_process: Command, picture: Path, codec: Codec
 ) -> None:
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     Image.fromarray(small_pixels()).save(picture, icc_profile=profile)
     most = "300" if codec == "mlp" else "50"  # which no file has
     arguments = ("encode", picture.name, "--codec", codec, "--bytes", most, *QUICK)
-    told = imgmlp(*arguments, check=5).stderr
+    told = in_process(*arguments, check=5).stderr
     beside = metadata_sections.size(load(picture).metadata)
     assert f"{beside} of {most} bytes are profile and metadata" in told  # before any work
     assert_error(told, f"{beside} bytes of it", "--strip leaves out")
-    told = imgmlp(*arguments, "--strip", "--force", check=5 if codec == "latent" else 0).stderr
+    told = in_process(*arguments, "--strip", "--force", check=5 if codec == "latent" else 0).stderr
     assert "--strip" not in told
 
 
 @CODECS
 def test_an_existing_file_is_replaced_only_if_forced(
-    imgmlp: Command, picture: Path, codec: Codec
+    in_process: Command, picture: Path, codec: Codec
 ) -> None:
     there = picture.with_suffix(".imlp")
     there.write_bytes(b"mine")
-    imgmlp("encode", picture.name, "--codec", codec, *QUICK, check=8)
+    in_process("encode", picture.name, "--codec", codec, *QUICK, check=8)
     assert there.read_bytes() == b"mine"
-    imgmlp("encode", picture.name, "--codec", codec, "--quality", "10", "--force", *QUICK)
+    in_process("encode", picture.name, "--codec", codec, "--quality", "10", "--force", *QUICK)
     assert there.read_bytes().startswith(b"\x89IML")
 
 
 @CODECS
 @pytest.mark.parametrize("size", [(1, 1), (300, 1), (2, 2)])
 def test_the_smallest_pictures_have_files_too(
-    imgmlp: Command, picture: Path, size: tuple[int, int], codec: Codec
+    in_process: Command, picture: Path, size: tuple[int, int], codec: Codec
 ) -> None:
     values = np.linspace(0, 255, size[0] * size[1]).astype(np.uint8)
     Image.fromarray(values.reshape(size[::-1])).save(picture.parent / "tiny.png")
-    done = imgmlp("encode", "tiny.png", "--codec", codec, "--json", *QUICK)
+    done = in_process("encode", "tiny.png", "--codec", codec, "--json", *QUICK)
     (facts,) = json.loads(done.stdout, parse_constant=pytest.fail)
     assert facts["problem"] is None
-    imgmlp("verify", "tiny.imlp")
+    in_process("verify", "tiny.imlp")
 
 
-def test_a_picture_whose_own_file_is_no_larger_is_told(imgmlp: Command, picture: Path) -> None:
+def test_a_picture_whose_own_file_is_no_larger_is_told(in_process: Command, picture: Path) -> None:
     folder = picture.parent / "in"
     folder.mkdir()
     drawing, noise = folder / "drawing.png", folder / "noise.png"
@@ -133,31 +133,33 @@ def test_a_picture_whose_own_file_is_no_larger_is_told(imgmlp: Command, picture:
     Image.effect_noise((64, 64), 80).save(noise)
     told = f"{drawing.relative_to(picture.parent)} itself has {drawing.stat().st_size} B, no more"
     for arguments in (("in/drawing.png", "in/noise.png"), ("in", "--out", "made")):
-        found = imgmlp("encode", *arguments, *QUICK).stderr
+        found = in_process("encode", *arguments, *QUICK).stderr
         assert told in found
         assert found.count("itself") == 1
 
 
 @CODECS
-def test_one_colour_reaches_any_quality(imgmlp: Command, picture: Path, codec: Codec) -> None:
+def test_one_colour_reaches_any_quality(in_process: Command, picture: Path, codec: Codec) -> None:
     Image.new("RGB", (40, 30), (10, 200, 77)).save(picture.parent / "flat.png")
-    done = imgmlp("encode", "flat.png", "--codec", codec, "--psnr", "40", "--json")
+    done = in_process("encode", "flat.png", "--codec", codec, "--psnr", "40", "--json")
     assert "lossless" in done.stderr
     (facts,) = json.loads(done.stdout, parse_constant=pytest.fail)
     assert facts["problem"] is None
     assert facts["psnr"] is None
-    imgmlp("decode", "flat.imlp")
+    in_process("decode", "flat.imlp")
     assert (load(picture.parent / "flat.decoded.png").pixels == (10, 200, 77)).all()
-    told = imgmlp("encode", "flat.png", "--force", "--bytes", "9", "--codec", codec, check=5).stderr
+    told = in_process(
+        "encode", "flat.png", "--force", "--bytes", "9", "--codec", codec, check=5
+    ).stderr
     assert "no file of this picture is smaller" in told
 
 
 @CODECS
-def test_transparency_is_kept(imgmlp: Command, picture: Path, codec: Codec) -> None:
+def test_transparency_is_kept(in_process: Command, picture: Path, codec: Codec) -> None:
     pixels = np.dstack([small_pixels(), small_pixels(1)])
     Image.fromarray(pixels).save(picture.parent / "glass.png")
-    imgmlp("encode", "glass.png", "--codec", codec, "--quality", "10", *QUICK)
-    imgmlp("decode", "glass.imlp")
+    in_process("encode", "glass.png", "--codec", codec, "--quality", "10", *QUICK)
+    in_process("decode", "glass.imlp")
     with Image.open(picture.parent / "glass.decoded.png") as decoded:
         assert decoded.mode == "RGBA"
         assert decoded.size == (31, 24)

@@ -195,14 +195,14 @@ def test_a_folder_that_cannot_be_looked_at_is_told(tree: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["numpy,numpy:uops", "all"])
 def test_several_devices_of_the_environment_are_for_many_files(
-    imgmlp: Command, picture: Path, spec: str
+    in_process: Command, picture: Path, spec: str
 ) -> None:
     """One picture is done on one of them, beside it."""
     Image.new("RGB", (8, 8)).save(picture)
     several = {"IMGMLP_DEVICE": spec}
-    assert "✓ small.imlp" in imgmlp("encode", "small.png", "--psnr", "40", env=several).stderr
-    assert "✓ small.imlp" in imgmlp("verify", "small.imlp", env=several).stderr
-    devices = imgmlp("graph", "--json", env=several)
+    assert "✓ small.imlp" in in_process("encode", "small.png", "--psnr", "40", env=several).stderr
+    assert "✓ small.imlp" in in_process("verify", "small.imlp", env=several).stderr
+    devices = in_process("graph", "--json", env=several)
     assert json.loads(devices.stdout)
 
 

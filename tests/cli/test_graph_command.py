@@ -60,10 +60,10 @@ def test_numpy_has_no_kernels_to_time(in_process: Command) -> None:
     assert "NumPy" in in_process("graph", *SMALL, "--form", "times", check=6).stderr
 
 
-def test_half_precision_is_shown_where_there_are_matrix_units(imgmlp: Command) -> None:
-    done = imgmlp("graph", *SMALL, "--precision", "half", "--device", "numpy")
+def test_half_precision_is_shown_where_there_are_matrix_units(in_process: Command) -> None:
+    done = in_process("graph", *SMALL, "--precision", "half", "--device", "numpy")
     assert "has no matrix units for half precision: using float32" in done.stderr
-    assert done.stdout == imgmlp("graph", *SMALL, "--device", "numpy").stdout
+    assert done.stdout == in_process("graph", *SMALL, "--device", "numpy").stdout
 
 
 def test_what_the_general_scheduler_gives_has_the_same_figures(in_process: Command) -> None:
@@ -74,9 +74,9 @@ def test_what_the_general_scheduler_gives_has_the_same_figures(in_process: Comma
     )
 
 
-def test_debug_shows_the_step_on_stderr_and_leaves_stdout_alone(imgmlp: Command) -> None:
-    done = imgmlp("graph", *SMALL, "--json", env={"DEBUG": "1"})
-    assert done.stdout == imgmlp("graph", *SMALL, "--json").stdout
+def test_debug_shows_the_step_on_stderr_and_leaves_stdout_alone(in_process: Command) -> None:
+    done = in_process("graph", *SMALL, "--json", env={"DEBUG": "1"})
+    assert done.stdout == in_process("graph", *SMALL, "--json").stdout
     assert "writes" in done.stderr
 
 

@@ -114,10 +114,12 @@ def test_a_second_time_everything_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert notes[5] == "RGB pictures of all sizes begin at once   0 s of compiling"
 
 
-def test_devices_that_compile_for_each_size_have_nothing_to_prepare(imgmlp: Command) -> None:
-    found = imgmlp("devices", "--prepare", "--device", "numpy")
+def test_devices_that_compile_for_each_size_have_nothing_to_prepare(in_process: Command) -> None:
+    found = in_process("devices", "--prepare", "--device", "numpy")
     assert "nothing to compile" in found.stderr
-    assert json.loads(imgmlp("devices", "--prepare", "--json", "--device", "numpy").stdout) == {}
+    assert (
+        json.loads(in_process("devices", "--prepare", "--json", "--device", "numpy").stdout) == {}
+    )
 
 
 def test_the_environment_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,5 +132,5 @@ def test_the_environment_names_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     assert notes[0].startswith("NumPy")
 
 
-def test_checking_and_preparing_are_two_commands(imgmlp: Command) -> None:
-    assert "do not go together" in imgmlp("devices", "--check", "--prepare", check=2).stderr
+def test_checking_and_preparing_are_two_commands(in_process: Command) -> None:
+    assert "do not go together" in in_process("devices", "--check", "--prepare", check=2).stderr

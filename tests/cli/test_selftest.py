@@ -24,11 +24,11 @@ def test_every_device_is_tested(imgmlp: Command) -> None:
         assert {"build", "product", "training step"} <= {c["name"] for c in report["checks"]}
 
 
-def test_one_device_is_tested_by_name(imgmlp: Command) -> None:
-    lines = imgmlp("devices", "--check", "--device", "numpy").stdout.splitlines()
+def test_one_device_is_tested_by_name(in_process: Command) -> None:
+    lines = in_process("devices", "--check", "--device", "numpy").stdout.splitlines()
     assert lines[0].startswith("numpy  NumPy")
     assert all(line.endswith("  ok") for line in lines[1:])
-    assert "7:7" in imgmlp("devices", "--check", "--device", "7:7", check=6).stderr
+    assert "7:7" in in_process("devices", "--check", "--device", "7:7", check=6).stderr
 
 
 def test_what_was_found_is_forgotten_by_a_check(imgmlp: Command, tmp_path: Path) -> None:

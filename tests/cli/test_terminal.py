@@ -23,6 +23,7 @@ from outputs import OUTPUTS, assert_error, assert_whole, names
 from rich.console import Console
 
 from imgmlp import cli, interrupt, terminal
+from imgmlp.batch.pool import Seat
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.training.run import Progress
 from imgmlp.errors import ImgmlpError, problem_of
@@ -337,6 +338,25 @@ def test_a_terminal_that_goes_away_ends_nothing_that_was_told_not_to_hear_of_it(
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_handler_that_python_cannot_put_back_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a program which Python is embedded in."""
+    handlers: dict[int, Any] = dict.fromkeys(interrupt.SIGNALS, signal.SIG_DFL)
+    host = handlers[signal.SIGTERM] = None  # how Python tells of it
+
+    def replaced(number: int, handler: Any) -> Any:
+        if handler is None:
+            raise TypeError("as Python's own does")
+        before, handlers[number] = handlers[number], handler
+        return before
+
+    monkeypatch.setattr(signal, "signal", replaced)
+    monkeypatch.setattr(signal, "getsignal", lambda number: handlers[number])
+    with interrupt.StopRequest():
+        assert handlers[signal.SIGTERM] is host
+        assert handlers[signal.SIGINT] is not signal.SIG_DFL
+    assert handlers == dict.fromkeys(interrupt.SIGNALS, signal.SIG_DFL) | {signal.SIGTERM: host}
+
+
 @pytest.mark.parametrize("name", ["it is.imlp", "weights.npz"])
 def test_a_picture_is_not_shown_by_a_terminal_and_the_advice_is_of_its_file(
     tmp_path: Path, name: str
@@ -418,6 +438,48 @@ def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch)
     assert shown == [(0, "a"), (1, "b"), (1.5, "b, half"), (2, "c")]
 
 
+SHOWN = re.compile(r"[\r\n]|\x1b\[\S*?[A-Za-z]")  # what parts the lines of a bar
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> terminal.Terminal:
+    """One in memory, whose bar is drawn at once."""
+    monkeypatch.setenv("TERM", TERMINAL["TERM"])
+    monkeypatch.setattr(terminal, "DRAW_EVERY", 0.0)
+    found = terminal.Terminal()
+    file = io.TextIOWrapper(io.BytesIO(), encoding, write_through=True)
+    monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
+    found._console = Console(file=file, force_terminal=True, color_system=None, width=120)
+    return found
+
+
+def shown_on(console: Console) -> list[str]:
+    """The lines that a bar in memory had."""
+    file = console.file
+    assert isinstance(file, io.TextIOWrapper)
+    assert isinstance(file.buffer, io.BytesIO)
+    return SHOWN.split(file.buffer.getvalue().decode(file.encoding))
+
+
+# Names that Rich would take for markup, or a terminal for orders.
+ODD = {"d[/a].png": "d[/a].png", "a[b].png": "a[b].png", "\x1b[31mc\n.png": "\\x1b[31mc\\n.png"}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_names_are_shown_as_they_are_and_order_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of files at a stage of some work, and of files and devices in a run over folders."""
+    found = on_a_terminal(monkeypatch)
+    with found.stages(2) as show:
+        show(name)
+    with found.files(3) as show_files:
+        show_files(1, 0, 0.5, [Seat("[bold]dev\x1bice[/]", name, 1, 2, 31.5)])
+    lines = shown_on(found._console)
+    assert any(line.rstrip().endswith(f" {ODD[name]}") for line in lines)
+    assert any(f"{ODD[name]}  31.5 dB" in line for line in lines)
+    assert any("[bold]dev\\x1bice[/]" in line for line in lines)
+
+
 OF_NETWORK = "6,412/10,000 loss 0.0093  20.4 dB"
 OF_LATENTS = "1,389/3,500 1.089 bpp  31.9 dB  D+λR 0.00155  101 steps/s  20.9 s left"
 
@@ -445,14 +507,37 @@ def test_a_narrow_bar_leaves_out_what_matters_least(
     width: int, latents: str, network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps, the quality and the time left are whole."""
-    monkeypatch.setenv("TERM", TERMINAL["TERM"])
     states = [
         Progress(1389, 3500, 0.0015, 31.9, 101.0, 20.9, bpp=1.089, cost=0.00155),
         Progress(6412, 10_000, 0.0093, 20.4, 3100.0, 1.2),
     ]
     for state, line in zip(states, (latents, network), strict=True):
-        console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
-        with terminal._bar(console, state.steps) as show:
-            show(state)
-        shown = re.split(r"[\r\n]|\x1b\[\S*?[A-Za-z]", console.file.getvalue())
-        assert re.sub("[━╸]+ *", "━ ", [text for text in shown if text.strip()][-1]).strip() == line
+        shown = bar_of(state, on_a_terminal(monkeypatch)._console, width)
+        assert re.sub("[━╸]+ *", "━ ", shown) == line
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 86, 120])
+def test_a_bar_is_ascii_where_the_encoding_asks_for_it(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has room for the longer words."""
+    state = Progress(1389, 3500, 0.0015, 31.9, 101.0, 20.9, bpp=1.089, cost=0.00155)
+    shown = bar_of(state, on_a_terminal(monkeypatch, "latin-1")._console, width)
+    assert shown.isascii()
+    assert ("D+lambda R 0.00155" in shown) is (width > 80)
+    assert shown.endswith("  20.9 s left") is (width > 20)
+
+
+def test_long_names_are_cut_in_ascii_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = on_a_terminal(monkeypatch, "latin-1")
+    with found.stages(2) as show:
+        show("n" * 200)
+    assert any("nnn" in line for line in shown_on(found._console))
+
+
+def bar_of(state: Progress, console: Console, width: int) -> str:
+    """The last line of a training's bar."""
+    console.width = width
+    with terminal._bar(console, state.steps) as show:
+        show(state)
+    return [text for text in shown_on(console) if text.strip()][-1].strip()

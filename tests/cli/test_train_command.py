@@ -48,39 +48,39 @@ def test_the_main_job_runs_on_the_processors_opencl(imgmlp: Command, picture: Pa
     np.testing.assert_array_equal(decoded, pixels_of(picture.parent / "reconstruction.png"))
 
 
-def test_the_same_seed_gives_the_same_file(imgmlp: Command, picture: Path) -> None:
+def test_the_same_seed_gives_the_same_file(in_process: Command, picture: Path) -> None:
     files = []
     for seed in ("7", "7", "8"):
-        imgmlp("train", picture.name, *QUICK, "--seed", seed, "--force", "-q")
+        in_process("train", picture.name, *QUICK, "--seed", seed, "--force", "-q")
         files.append((picture.parent / "weights.npz").read_bytes())
     assert files[0] == files[1]
     assert files[0] != files[2]
 
 
-def test_options_replace_values_of_the_preset(imgmlp: Command, picture: Path) -> None:
+def test_options_replace_values_of_the_preset(in_process: Command, picture: Path) -> None:
     options = ("--preset", "seed", "--hidden", "12", "--layers", "2", "--features", "16")
     options += ("--steps", "3", "--batch", "5", "--lr", "0.01", "--seed", "9", "-v")
-    done = imgmlp("train", picture.name, *options, "-o", "a.npz", "--png", "b.png")
+    done = in_process("train", picture.name, *options, "-o", "a.npz", "--png", "b.png")
     assert "preset seed  steps 3  batch 5  lr 0.01" in done.stderr
-    facts = json.loads(imgmlp("info", "a.npz", "--json").stdout)
+    facts = json.loads(in_process("info", "a.npz", "--json").stdout)
     assert facts["network"] == "16-12-12-3"
     assert names(picture) == {"a.npz", "b.png"}
 
 
-def test_gray_stays_gray(imgmlp: Command, picture: Path) -> None:
+def test_gray_stays_gray(in_process: Command, picture: Path) -> None:
     Image.fromarray(small_pixels(1)[:, :, 0]).save(picture)
-    assert "31×24 gray" in imgmlp("train", picture.name, *QUICK).stderr
+    assert "31×24 gray" in in_process("train", picture.name, *QUICK).stderr
     assert pixels_of(picture.parent / "reconstruction.png").ndim == 2
 
 
-def test_a_dropped_alpha_channel_is_mentioned(imgmlp: Command, picture: Path) -> None:
+def test_a_dropped_alpha_channel_is_mentioned(in_process: Command, picture: Path) -> None:
     Image.fromarray(small_pixels()).convert("RGBA").save(picture)
-    done = imgmlp("train", picture.name, *QUICK)
+    done = in_process("train", picture.name, *QUICK)
     assert "small.png: the fully opaque alpha channel was dropped" in done.stderr
 
 
-def test_live_leaves_a_preview(imgmlp: Command, picture: Path) -> None:
-    imgmlp("train", picture.name, *QUICK, "--live", "live.png")
+def test_live_leaves_a_preview(in_process: Command, picture: Path) -> None:
+    in_process("train", picture.name, *QUICK, "--live", "live.png")
     live = pixels_of(picture.parent / "live.png")
     np.testing.assert_array_equal(live, pixels_of(picture.parent / "reconstruction.png"))
     page = (picture.parent / "live.html").read_text("utf-8")
@@ -127,19 +127,21 @@ def test_what_is_shown_has_the_name_of_a_picture(
 
 
 @pytest.mark.parametrize("existing", [*OUTPUTS, "live.png", "live.html"])
-def test_an_existing_output_stays_untouched(imgmlp: Command, picture: Path, existing: str) -> None:
+def test_an_existing_output_stays_untouched(
+    in_process: Command, picture: Path, existing: str
+) -> None:
     path = picture.parent / existing
     path.write_bytes(b"old")
     options = (*QUICK, "--live", "live.png")
-    assert_error(imgmlp("train", picture.name, *options, check=8).stderr, "--force", existing)
+    assert_error(in_process("train", picture.name, *options, check=8).stderr, "--force", existing)
     assert path.read_bytes() == b"old"
     assert names(picture) == {existing}
-    imgmlp("train", picture.name, *options, "--force")
+    in_process("train", picture.name, *options, "--force")
     assert path.read_bytes() != b"old"
 
 
-def test_a_full_disk_is_exit_8(imgmlp: Command, picture: Path) -> None:
-    done = imgmlp("train", picture.name, *QUICK, "-o", "/dev/full", check=8)
+def test_a_full_disk_is_exit_8(in_process: Command, picture: Path) -> None:
+    done = in_process("train", picture.name, *QUICK, "-o", "/dev/full", check=8)
     assert_error(done.stderr, "/dev/full", "No space left")
     assert names(picture) == set()
 

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imgmlp.report.chart import MARKERS, SPACING, Line, Scale, nice_ticks, rate_chart, spread
+from imgmlp.report.chart import (
+    MARKERS,
+    SPACING,
+    Line,
+    Scale,
+    marked,
+    nice_ticks,
+    rate_chart,
+    spread,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 RATES = (0.16, 0.24, 0.35, 0.5, 0.8)
@@ -63,6 +72,20 @@ def test_a_chart_names_its_axes_and_lines() -> None:
     marks = [mark for mark in chart.iter(f"{SVG}path") if mark.get("class") == "mark"]
     assert len(marks) == len(lines) * len(RATES)
     assert marks[0].find(f"{SVG}title").text.endswith("bits per pixel")
+
+
+def test_each_marker_has_a_shape_of_its_own() -> None:
+    assert len({marked(kind, 20, 10, 3.4) for kind in MARKERS}) == len(MARKERS)
+
+
+def test_a_cross_has_four_arms_around_its_place() -> None:
+    outline = marked("cross", 20, 10, 20).strip("Mz").split("L")
+    corners = [tuple(float(value) for value in corner.split()) for corner in outline]
+    turned = [(round(20 - (y - 10), 1), round(10 + (x - 20), 1)) for x, y in corners]
+    assert turned == corners[3:] + corners[:3]
+    assert len(set(corners)) == 12
+    for (a, b), (c, d) in itertools.pairwise([*corners, corners[0]]):
+        assert (a == c) is not (b == d)  # along one axis
 
 
 def test_what_nobody_knows_is_no_chart() -> None:

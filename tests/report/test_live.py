@@ -15,9 +15,10 @@ from imgmlp.codec.training.run import Progress
 from imgmlp.errors import Interrupted, OutOfMemoryError, OutputError, UsageError
 from imgmlp.image import from_array
 from imgmlp.metadata import NOTHING
-from imgmlp.report import live, live_page
+from imgmlp.report import chart, live, live_page
+from imgmlp.report.chart import Axis
 from imgmlp.report.live import LiveView
-from imgmlp.report.live_page import MOST_POINTS, History
+from imgmlp.report.live_page import MOST_POINTS, History, Part
 
 PIXELS = small_pixels()
 
@@ -110,6 +111,23 @@ def test_what_codecs_estimate_has_a_curve_of_its_own(view: LiveView) -> None:
         shown = Document(page_of(view))
     assert "0.500 bits per pixel · D+λR 0.02" in shown.text()
     assert len(shown.all("svg")) == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "ticks"),
+    [(1, ["0", "1"]), (2, ["0", "1", "2"]), (3, ["0", "1", "2", "3"]), (10, ["0", "5", "10"])],
+)
+def test_ticks_of_short_runs_are_whole_steps(
+    steps: int, ticks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Axis] = []
+    monkeypatch.setattr(chart, "grid", lambda x, y, below, beside: shown.append(below) or "")
+    part = Part(steps, [(0, 20.0, None), (steps, 30.0, None)])
+    history = History()
+    history.parts.append(part)
+    assert live_page._charts(history)
+    (axis,) = shown
+    assert [text for _, text in axis.ticks] == ticks
 
 
 @pytest.mark.parametrize("error", [OutputError("disk full"), OutOfMemoryError("no room")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,9 @@ from PIL import Image
 from results import ABOUT, RATES, SIDE, measured
 
 from imgmlp.report import copies, page, summary
+from imgmlp.report.document import asset
 from imgmlp.report.measure import OURS, Measured
+from imgmlp.report.tables import signed
 
 CODECS = [OURS, *ABOUT.others]
 
@@ -128,17 +131,74 @@ def test_a_page_takes_the_best_copies_for_which_it_has_room(
         sizes.append(len(page.render(two, ABOUT).encode()))
     assert sizes[0] == len(text.encode())
     assert sizes[0] > sizes[1] > sizes[2]
-    assert f"{min(two[0].results[0].shown.psnr[-1:]):.0f}" in page.render(two, ABOUT)
+    worst = min(r.shown.psnr[-1] for one in two for r in one.results if r.shown.psnr)
+    originals = min(one.original.psnr[-1] for one in two)
+    told = f"from what was decoded by {worst:.1f} dB or more, originals by {originals:.1f} dB or"
+    assert told in sentences(page.render(two, ABOUT))  # of the smallest copies, which it has now
 
 
-def test_small_or_lossless_pictures_have_gaps(two: list[Measured]) -> None:
+def sentences(text: str) -> str:
+    return " ".join(Document(text).text().split())
+
+
+def with_quality(one: Measured, *codecs: str, **quality: float | None) -> Measured:
+    """A picture whose files by these codecs are as good as that."""
     results = [
-        replace(r, quality=replace(r.quality, psnr=float("inf"), ssim=None, ms_ssim=None))
-        for r in two[0].results
+        replace(r, quality=replace(r.quality, **quality)) if r.codec in codecs else r
+        for r in one.results
     ]
-    shown = Document(page.render([replace(two[0], results=results)], ABOUT)).text()
-    assert "lossless" in shown
-    assert "No MS-SSIM of pictures so small." in shown
-    assert "Beside JPEG, WebP and AVIF iq that is not known of every picture" in shown
+    return replace(one, results=results)
+
+
+def test_a_page_of_lossless_files_says_so_instead_of_what_is_not_known(
+    two: list[Measured],
+) -> None:
+    lossless = with_quality(two[0], *CODECS, psnr=math.inf)
+    shown = sentences(page.render([lossless], ABOUT))
+    assert shown.count("All files are lossless.") == 3  # in short, and instead of charts
+    assert "No PSNR" not in shown
+    assert "not known" not in shown
+    assert "PSNR without those that are lossless" in shown
     assert "nan" not in shown
     assert two[0].height == SIDE
+
+
+def test_pictures_too_small_for_a_measure_have_gaps(two: list[Measured]) -> None:
+    small = with_quality(two[0], *CODECS, ssim=None, ms_ssim=None)
+    shown = sentences(page.render([small], ABOUT))
+    assert shown.count("No SSIM of pictures so small.") == 2
+    assert shown.count("No MS-SSIM of pictures so small.") == 2
+    assert "nan" not in shown
+
+
+def test_means_that_leave_files_out_say_so(two: list[Measured], text: str) -> None:
+    assert "lossless" not in sentences(text)
+    one = with_quality(two[0], "webp", psnr=math.inf)
+    shown = sentences(page.render([one, two[1]], ABOUT))
+    assert "which have the same bytes, PSNR without those that are lossless;" in shown
+    assert "All files" not in shown.replace("All files together", "")
+    assert "Beside WebP that is not known of every picture" in shown
+
+
+def test_copies_that_are_what_was_decoded_differ_in_nothing(two: list[Measured]) -> None:
+    """As those of a flat picture."""
+    shown = replace(two[0].original, psnr=tuple(math.inf for _ in two[0].original.psnr))
+    results = [
+        replace(r, shown=replace(r.shown, psnr=tuple(math.inf for _ in r.shown.psnr)))
+        for r in two[0].results
+    ]
+    told = sentences(page.render([replace(two[0], original=shown, results=results)], ABOUT))
+    assert "they differ from what was decoded in nothing, originals in nothing." in told
+    assert "inf " not in told
+
+
+@pytest.mark.parametrize("element", ["summary", ".shots figcaption"])
+def test_names_break_where_they_have_to(element: str) -> None:
+    """They may be of one word, and wider than a page."""
+    rules = re.findall(r"^(.+?) \{ (.*?)\}", asset("report.css"), re.MULTILINE)
+    assert any(name == element and "overflow-wrap: anywhere" in rule for name, rule in rules)
+
+
+def test_a_share_of_nothing_has_no_sign() -> None:
+    shares = (-0.224, -0.004, 0.0, 0.004, 0.06)
+    assert [signed(share) for share in shares] == ["−22%", "0%", "0%", "0%", "+6%"]

@@ -27,8 +27,8 @@ def test_showing_them_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "graph"])
-def test_help_shows_the_numbers_of_every_preset(imgmlp: Command, command: str) -> None:
-    shown = " ".join(imgmlp(command, "--help", env={"COLUMNS": "80"}).stdout.split())
+def test_help_shows_the_numbers_of_every_preset(in_process: Command, command: str) -> None:
+    shown = " ".join(in_process(command, "--help", env={"COLUMNS": "80"}).stdout.split())
     options = {part.split()[0]: part for part in re.split(r" --(?=\w+ [A-Z])", shown)}
     for name in {"train": vars(NUMBERS["default"]), "graph": ["batch", "hidden", "layers"]}[
         command
