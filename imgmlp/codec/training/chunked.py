@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 Corner = tuple[int, int]  # top and left
 
 LEAST = 256  # pixels of a piece that is not halved any more
-NUMPYS = 1 << 14  # pixels of a piece for NumPy: near its caches, yet its threads meet seldom
+NUMPYS = 1 << 12  # pixels of a piece for NumPy: what a layer makes of more leaves the caches
 GPUS = 16  # times as many pixels a piece for a GPU, whose launches take less than starting them
 SMALL, THIN = 32, 16  # pixels along the sides of small pictures, along the short one of thin ones
 # Pieces up to which thin pictures have those of others, which take less than compiling.

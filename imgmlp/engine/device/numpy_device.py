@@ -5,7 +5,10 @@ It needs no driver, and is always there.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,26 @@ from imgmlp.engine.device.base import (
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import OutOfMemoryError
 
+# Of glibc's mallopt(3), with bytes: freed memory that it keeps, and from what size on it asks the
+# system for an array's alone, which is as much as it takes.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 2**28), (-3, 2**25)
+# By which whoever started this process has decided about that.
+_DECIDED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Have this process keep the memory of arrays for the next ones; whether that is possible.
+
+    A step has some hundred arrays of the same sizes. By its usual settings glibc gives each of some
+    MB back to the system, which clears it when it is wanted again: up to half of a step's time.
+    """
+    if sys.platform != "linux" or any(name in os.environ for name in _DECIDED):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # which musl does not have
+    wanted = _TRIM_THRESHOLD, _MMAP_THRESHOLD
+    return mallopt is not None and all(mallopt(*each) == 1 for each in wanted)
+
 
 class NumpyDevice(HostCopies):
     """Host memory behind the same calls; programs on it are interpreted, never compiled.
@@ -47,6 +70,7 @@ class NumpyDevice(HostCopies):
     lost = ""
 
     def __init__(self, spec: str = "numpy") -> None:
+        keep_freed_memory()
         self.form, self.lanes = NUMPY_FORMS[spec]
         self.info = numpy_info(spec)
         self.usage = Usage()

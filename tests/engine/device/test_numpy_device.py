@@ -1,0 +1,39 @@
+"""Host memory as a device: what its process keeps of what arrays free."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from conftest import environment
+
+# Arrays of 4 MB, one after the other, and how often the system was asked for a page meanwhile.
+PROGRAM = """
+import resource
+import numpy as np
+from imgmlp.engine import open_device
+open_device("numpy")
+ones, begun = np.ones(1 << 20, np.float32), 0
+for turn in range(40):
+    if turn == 10:
+        begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    product = (ones + turn) * (ones - turn)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun)
+"""
+
+
+def faults(**changes: str) -> int:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(
+        command, env=environment(**changes), capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is glibc that is told")
+def test_memory_of_arrays_is_kept_for_the_next_ones_unless_the_user_has_decided_otherwise() -> None:
+    usual = faults(MALLOC_TRIM_THRESHOLD_="131072")
+    if usual < 1000:
+        pytest.skip("this C library keeps it in any case")
+    assert faults() < usual / 10
