@@ -89,7 +89,7 @@ def test_pieces_and_other_sizes(device: AnyDevice, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("form", "pixels"), [("numpy", 1 << 14), ("one", 1 << 16), ("group", 1 << 20)]
+    ("form", "pixels"), [("numpy", 1 << 12), ("one", 1 << 16), ("group", 1 << 20)]
 )
 def test_gpus_take_more_pixels_at_once(form: str, pixels: int) -> None:
     assert at_once(open_mapping(form), pipeline.PIXELS_AT_ONCE) == pixels

@@ -47,7 +47,7 @@ from imgmlp.codec.training.pace import Work, usual_speed
 from imgmlp.codec.training.passes import MOST
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.engine import AnyDevice
+from imgmlp.engine import AnyDevice, NumpyDevice
 from imgmlp.errors import UsageError
 from imgmlp.image import Picture
 from imgmlp.text import duration
@@ -111,6 +111,9 @@ CHECKING, CODING, CODING_BY_NUMPY, STARTING = 5, 1e-6, 5e-6, 0.4
 # Seconds of a step and of rounding networks beside what is computed: launches of kernels that have
 # little to do in small pictures, and what the host does.
 BESIDE_STEP, BESIDE_ROUNDING = {"one": 1.5e-3, "group": 1e-4}, 0.2
+# The same for NumPy, which takes so long for any picture; and how many times as long it takes for
+# an operation here as for one of a larger network's.
+NUMPY_BESIDE_STEP, NUMPY_BESIDE_ROUNDING, NUMPY_SLOWER = 0.01, 1.0, 4.0
 # Seconds of a step that are the same in a room of any size, by those of 512×768 and smaller ones of
 # an H200: launches that follow each other.
 FIXED = {"one": 0.0, "group": 1.6e-4}
@@ -204,13 +207,16 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
         before = steps
     computed = before * (covered if windows else opening_pixels)(shape, device)
     computed += (steps - before) * own_pixels(shape, device)
-    beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
-    searched = 0.0 if _goes_without(wanted, trained, pixels) else 1 + passes
-    looks = (1 + passes) * RDOQ_TIMES * rdoq_budget(trained, device.lanes).judged
+    interpreted = isinstance(device, NumpyDevice)
+    files = runs + passes
+    beside = steps * (NUMPY_BESIDE_STEP if interpreted else BESIDE_STEP[device.lanes])
+    beside += files * (NUMPY_BESIDE_ROUNDING if interpreted else BESIDE_ROUNDING)
+    searched = 0.0 if _goes_without(wanted, trained, pixels) else files
+    looks = files * RDOQ_TIMES * rdoq_budget(trained, device.lanes).judged
     computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
     beside += looks * (LOOK + BY_PIXELS * pixels)
     beside += pixels * (CODING if has_processor(device) else CODING_BY_NUMPY)
-    computed *= operations(shape, quick, more)
+    computed *= operations(shape, quick, more) * (NUMPY_SLOWER if interpreted else 1.0)
     return Work(steps, computed, programs, beside, _kind(windows))
 
 
