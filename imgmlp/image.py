@@ -32,7 +32,6 @@ TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha cha
 _PNG_EXIF = "Raw profile type exif"  # a PNG's text of before it had a chunk for them
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
 
-OWN = (".imlp", ".npz")  # how names of compressed files end
 
 PNG = {"compress_level": 4}  # a third of the time of Pillow's 6, and a hundredth larger
 
@@ -420,7 +419,7 @@ def check_ending(path: Path, ending: str) -> None:
     if found == ending:
         return
     hint = f"use one that ends with {ending}"
-    if found in OWN:
+    if found in image_files.OWN:
         raise UsageError(f"{path} would have the name of another kind of file", hint=hint)
     if found in FORMATS or found in image_files.endings():
         raise UsageError(f"{path} would have a picture's name, and be none", hint=hint)

@@ -54,6 +54,7 @@ DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another 
 _EPS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # how these begin, whose lines Pillow reads one by one
 _IM_HEAD = 2**16  # bytes within which the header of an IM picture ends, if it is one
 _IM_END = re.compile(rb"\n\r*[\x00\x1a]")
+OWN = (".imlp", ".npz")  # how names of compressed files end
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _LATE = {"ICNS", "WEBP"}  # of which Pillow says where the pixels are only when it loads them
 _OUTLIVING = {"AVIF", "WEBP"}  # whose bytes Pillow has once it has opened them
@@ -220,9 +221,13 @@ def _decoded(
 
 
 def endings() -> set[str]:
-    """How names of pictures that can be read usually end: with a dot, in lower case."""
+    """How names of pictures that can be read usually end: with a dot, in lower case.
+
+    Compressed files are none, also where somebody has Pillow open them.
+    """
     known = Image.registered_extensions()
-    return {name for name, kind in known.items() if kind in Image.OPEN.keys() - DRAWINGS - STUBS}
+    kinds = Image.OPEN.keys() - DRAWINGS - STUBS
+    return {name for name, kind in known.items() if kind in kinds} - {*OWN}
 
 
 def pixels(path: Path) -> int:

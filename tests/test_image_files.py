@@ -1343,3 +1343,11 @@ def test_what_libtiff_says_of_damage_that_pillow_takes_for_sound_is_a_note(
     assert "damaged" in note
     assert "Fax4Decode" in note
     assert capfd.readouterr().err == ""
+
+
+def test_compressed_files_are_no_pictures_of_a_folder_whatever_pillow_opens() -> None:
+    import imgmlp.pil  # noqa: F401 - which has Pillow open them
+
+    assert ".imlp" in Image.registered_extensions()
+    assert not {".imlp", ".npz"} & image_files.endings()
+    assert {".png", ".jpg", ".webp"} <= image_files.endings()
