@@ -60,7 +60,7 @@ def expected_seconds(
     device: AnyDevice,
     codec: Codec,
 ) -> float:
-    """About how long `encode` will take, or its time limit: a guess that takes a fraction of one.
+    """About how long `encode` will take, or its time limit: a guess, found in some tenths of one.
 
     What is known of pictures of the middling kind stands for this one, so that it may be off by two
     or three times on idle cores; how long programs take to compile is known once some of their kind

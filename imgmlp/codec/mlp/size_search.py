@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rate_model import Known, Seen
+from imgmlp.codec.training.search import MOST_TOLD
 from imgmlp.codec.training.target import TOLERANCE, Goal, Kind
 
 PILOT_RATE = 0.3  # bits a pixel of the first short run's network
@@ -40,7 +41,6 @@ GLANCED = 2**14
 # steps that these lose; and that the other network should have beyond it.
 TOO_MANY, TOO_FEW, LEFT_OVER = 1.4, 0.5, 0.5
 BY_FEWER, BY_MORE = 4.5, 3.0  # dB that half as many weights cost, and twice as many bring
-MOST_TOLD = 100.0  # dB that a network is taken to have: one that gives all back has no end of them
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 

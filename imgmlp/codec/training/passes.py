@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
-from imgmlp.codec.training.search import Trial
+from imgmlp.codec.training.search import MOST_TOLD, Trial
 from imgmlp.codec.training.target import TOLERANCE, Goal
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
 
 AIM = 0.99  # of the bytes wanted
-MOST_TOLD = 100.0  # dB that a file has at most here: one that gives all back has no end of them
 MOST = 6  # after a run, at most
 STARVED = 3  # more of them, at most, where dB are missing at the lowest price and more steps help
 LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from imgmlp.codec.training.target import Goal
 
 TRIALS = 12  # numbers that are tried
+MOST_TOLD = 100.0  # dB that a file is taken to have: one that gives all back has no end of them
 NEARLY = 0.985  # of the bytes wanted, so that what is near to it keeps them
 # Where a quality is missed: dB that are given up for bytes, at most, where twice as many bring so
 # few, about half of what they bring to larger models.

@@ -39,17 +39,18 @@ _DECIDED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"
 
 
 @cache
-def keep_freed_memory() -> bool:
-    """Have this process keep the memory of arrays for the next ones; whether that is possible.
+def _keep_freed_memory() -> None:
+    """Have this process keep the memory of arrays for the next ones, where that is possible.
 
     A step has some hundred arrays of the same sizes. By its usual settings glibc gives each of some
     MB back to the system, which clears it when it is wanted again: up to half of a step's time.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _DECIDED):
-        return False
+        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # which musl does not have
-    wanted = _TRIM_THRESHOLD, _MMAP_THRESHOLD
-    return mallopt is not None and all(mallopt(*each) == 1 for each in wanted)
+    if mallopt is not None:
+        mallopt(*_TRIM_THRESHOLD)
+        mallopt(*_MMAP_THRESHOLD)
 
 
 class NumpyDevice(HostCopies):
@@ -70,7 +71,7 @@ class NumpyDevice(HostCopies):
     lost = ""
 
     def __init__(self, spec: str = "numpy") -> None:
-        keep_freed_memory()
+        _keep_freed_memory()
         self.form, self.lanes = NUMPY_FORMS[spec]
         self.info = numpy_info(spec)
         self.usage = Usage()

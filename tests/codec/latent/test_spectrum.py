@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent.training import spectrum
+from imgmlp.codec.latent.training import prices, spectrum
 from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.spectrum import STEP, UP, Spectrum
 from imgmlp.codec.training.target import Goal
@@ -94,6 +94,23 @@ def test_every_picture_and_target_has_a_first_price(
         found = Prices(Picture(pixels), wanted).first()
         assert CHEAPEST <= found <= DEAREST
         assert math.isfinite(found)
+
+
+def test_the_first_price_of_each_target_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are who ask."""
+    picture, made = Picture(noise(20, 30, 3)), list[np.ndarray]()
+
+    def transformed(pixels: np.ndarray) -> Spectrum:
+        made.append(pixels)
+        return Spectrum(pixels)
+
+    monkeypatch.setattr(prices, "Spectrum", transformed)
+    goals = Goal("psnr", 30), Goal("psnr", 35), Goal("bytes", 500)
+    found = [[Prices(picture, goal).first() for goal in goals] for _ in range(2)]
+    assert found[0] == found[1]
+    assert len(set(found[0])) == len(made) == len(goals)
+    alone = [Prices(Picture(picture.pixels.copy()), goal).first() for goal in goals]
+    assert alone == found[0]
 
 
 @pytest.mark.parametrize("size", [*NARROW, (40, 20000, 3)])

@@ -111,8 +111,8 @@ CHECKING, CODING, CODING_BY_NUMPY, STARTING = 5, 1e-6, 5e-6, 0.4
 # Seconds of a step and of rounding networks beside what is computed: launches of kernels that have
 # little to do in small pictures, and what the host does.
 BESIDE_STEP, BESIDE_ROUNDING = {"one": 1.5e-3, "group": 1e-4}, 0.2
-# The same for NumPy, which takes so long for any picture; and how many times as long it takes for
-# an operation here as for one of a larger network's.
+# The same for NumPy, which takes so long for any picture; and how many times as long an operation
+# takes it here as in training an MLP, whose products are larger.
 NUMPY_BESIDE_STEP, NUMPY_BESIDE_ROUNDING, NUMPY_SLOWER = 0.01, 1.0, 4.0
 # Seconds of a step that are the same in a room of any size, by those of 512×768 and smaller ones of
 # an H200: launches that follow each other.
