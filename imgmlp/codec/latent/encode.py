@@ -122,6 +122,10 @@ class _Encoder:
         else:
             state = LatentTrainerState.of(saved.values)
         steps = state.first or state.steps
+        graphic = is_graphic(self.picture.pixels, steps)
+        limited = lengths.workload.seconds is not None
+        if saved is None and graphic:
+            state.hold(self.prices.steady(limited))
         anew = self._anew(step, steps)
         self.passes.least = lengths.least_passes(steps)
         if saved is None:
@@ -134,9 +138,9 @@ class _Encoder:
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = lengths.limits(state)
-        pricing = self.prices.pricing(self.passes.least, limited=lengths.limit is not None)
+        pricing = self.prices.pricing(self.passes.least, limited)
         cheapest = self.prices.cheapest()
-        dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
+        dear = DEAR if graphic else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
         self.passes.longest = lengths.longest(trainer.again)
         if lengths.goes_over(steps):

@@ -227,23 +227,32 @@ def test_runs_are_done_again_for_db_alone_where_they_are_short_and_no_limit_coun
     assert not may("bytes", 30)
 
 
-@pytest.mark.parametrize(("kind", "runs"), [("psnr", 2), ("lambda", 1)])
-def test_the_run_of_few_colours_that_is_done_again_is_told(
-    kind: Kind, runs: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("few_trials")
+@pytest.mark.parametrize("kind", ["psnr", "bytes"])
+@pytest.mark.parametrize("limit", [None, 1e3])
+def test_the_price_of_few_colours_stays_in_a_run_towards_db(
+    kind: Kind, limit: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is known of the device's pace, and once it is."""
-    monkeypatch.setitem(lengths.RDOQ, "one", {})  # which is done after both
-    workload, device, few = Workload(400), open_device("numpy"), PIXELS // 128 * 128
-    few, many = (Picture(pixels) for pixels in (np.repeat(few[:, :, :1], 3, 2), PIXELS))
-    steps = lengths.for_pixels(400, PIXELS.shape[0] * PIXELS.shape[1])
-    told = [latent.work(p, Goal(kind, 30), workload, device).steps for p in (few, many)]
-    assert told[0] - told[1] == (runs - 1) * steps
-    pace = 10.0
-    told = [
-        lengths.Lengths(p, Goal(kind, 30), workload, device, Run())._seconds(steps, pace)
-        for p in (few, many)
-    ]
-    assert told[0] - told[1] == pytest.approx((runs - 1) * steps * pace)
+    found = list[tuple[float, bool]]()
+
+    class Enough(Exception):
+        pass
+
+    def begun(trainer: LatentTrainer, *_: object) -> None:
+        found.append((trainer.state.price, trainer.state.held))
+        raise Enough
+
+    monkeypatch.setattr(LatentTrainer, "run", begun)
+    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: phases.HASTY)
+    wanted = Goal(kind, {"psnr": 35, "bytes": 400}[kind])
+    few = np.repeat(PIXELS[:, :, :1] // 48 * 48, 3, 2)
+    for pixels in (few, PIXELS):
+        with pytest.raises(Enough):
+            run(wanted, pixels, Workload(phases.HASTY, limit))
+    few_first, many_first = (Prices(Picture(p), wanted).first() for p in (few, PIXELS))
+    steady = max(few_first, (5 if limit is None else 2) * 10**-3.5)
+    assert found[0] == pytest.approx((steady, True) if kind == "psnr" else (few_first, False))
+    assert found[1] == (many_first, False)
 
 
 def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) -> None:
@@ -751,6 +760,21 @@ def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
     found = latent._Encoder(*made).lengths
     found.judging = pace / 5  # of all that a step computes, about
     assert least <= found.fitting(10.0, pace) <= most
+
+
+@pytest.mark.parametrize(
+    ("kind", "colours", "share"), [("psnr", 3, 0.5), ("psnr", 9, 0.8), ("bytes", 3, 0.95)]
+)
+def test_a_time_limit_leaves_time_for_passes_towards_a_target(
+    kind: Kind, colours: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    pixels = np.arange(256 * 256, dtype=np.int64).reshape(256, 256, 1) % colours * 20
+    wanted, limit = Goal(kind, {"psnr": 35, "bytes": 400}[kind]), Workload(0, seconds=1000.0)
+    made = Picture(pixels.astype(np.uint8)), wanted, limit, open_device("numpy")
+    found = lengths.Lengths(*made, Run(began=100.0))
+    monkeypatch.setattr(found, "fitting_in", lambda room, _: room)
+    assert found.fitting(1000.0, 1.0) == pytest.approx(1000 * share, rel=0.02)
 
 
 @pytest.mark.parametrize(("kernel", "seconds"), [(True, 0.6), (False, 1.6)])

@@ -1129,33 +1129,34 @@ def test_a_run_whose_price_was_too_low_at_first_is_done_again_at_one_that_stays(
     assert step.done == trainer.state.steps == 40
 
 
-def test_towards_a_target_bits_of_few_colours_are_dear_at_first_in_a_run_done_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("held", [False, True])
+def test_bits_of_few_colours_are_dear_at_first_where_their_price_stays(
+    held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    beginning, steer, prices = step.state(), step.steer, list[float]()
+    steer, prices, asked = step.steer, list[float](), list[float]()
 
     def steered(control: Control) -> None:
         prices.append(control.price)
         steer(control)
 
+    def pricing(bits: float, _: float) -> float:
+        asked.append(bits)
+        return 1.0
+
     monkeypatch.setattr(step, "steer", steered)
-    trainer = LatentTrainer(
-        step,
-        LatentTrainerState(20, 1e-3),
-        lambda *_: 1.0,
-        anew=lambda _: step.restore(beginning),
-        dear=phases.DEAR,
-    )
-    assert trainer.run() == "done"
-    assert set(prices) == {1e-3}
-    assert trainer.was_astray(1e-4)
-    prices.clear()
-    trainer.start_over(1e-4)
-    assert trainer.run() == "done"
+    state = LatentTrainerState(20, 1e-3)
+    if held:
+        state.hold(1e-4)
+    assert LatentTrainer(step, state, pricing, dear=phases.DEAR).run() == "done"
+    if not held:
+        assert set(prices) == {1e-3}
+        assert asked
+        return
     assert prices == sorted(prices, reverse=True)
     assert prices[0] == pytest.approx(1e-4 * phases.DEAR)
-    assert prices[-1] == 1e-4
+    assert prices[-1] == state.price == 1e-4
+    assert not asked
 
 
 @pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW - 1, 0), (phases.FEW, 1)])

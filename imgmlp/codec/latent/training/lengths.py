@@ -18,6 +18,7 @@ from imgmlp.codec.latent.training.forms import (
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import (
     FEWEST_LIMITED,
+    HASTY,
     HURRIED,
     SHORTER,
     LatentTrainerState,
@@ -125,6 +126,7 @@ LEAST_AGAIN, SOONER = 0.2, 0.6
 # Of a limited time, for the run before any pass: what misses its dB needs one, while a file of
 # somewhat too few bytes is better than one of shorter training.
 MAIN = {"lambda": 1.0, "psnr": 0.8, "bytes": 0.95}
+MAIN_STEADY = 0.5  # of few colours towards dB, whose price passes find
 
 
 def steps_of(level: int) -> int:
@@ -151,18 +153,6 @@ def least_passes(steps: int, pixels: int) -> int:
 def _smallness(pixels: int) -> float:
     """From 1 of SMALLER pixels and fewer to 0 of SOME."""
     return max((SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1), 0.0)
-
-
-def starts_over(picture: Picture, wanted: Goal, workload: Workload, steps: int) -> bool:
-    """Whether a run of so many is done once more however it ends, as those of few colours are."""
-    may = _may_start_over(wanted, workload, steps, picture.width * picture.height)
-    return may and is_graphic(picture.pixels, steps)
-
-
-def _may_start_over(wanted: Goal, workload: Workload, steps: int, pixels: int) -> bool:
-    """Whether a run of so many may be: for dB, without a limit, where a pass may have as many."""
-    may = wanted.kind == "psnr" and workload.seconds is None
-    return may and steps <= _most_of_pass(pixels)
 
 
 def _most_of_pass(pixels: int) -> float:
@@ -194,8 +184,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     leaves = goes_over(shape, device, trained, opening, each)
     parts = 1 if leaves else _parts(shape, device, short or opening > 0, more)
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
-    runs = 1 + starts_over(picture, wanted, workload, trained)
-    steps = (runs + passes * SHORTER) * trained + hardening
+    steps = (1 + passes * SHORTER) * trained + hardening
     programs = (step_program(shape, hidden, device, short, hyper, more),)
     if not steps:
         return Work(0, 0, programs, USUAL)
@@ -208,7 +197,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed = before * (covered if windows else opening_pixels)(shape, device)
     computed += (steps - before) * own_pixels(shape, device)
     interpreted = isinstance(device, NumpyDevice)
-    files = runs + passes
+    files = 1 + passes
     beside = steps * (NUMPY_BESIDE_STEP if interpreted else BESIDE_STEP[device.lanes])
     beside += files * (NUMPY_BESIDE_ROUNDING if interpreted else BESIDE_ROUNDING)
     searched = 0.0 if _goes_without(wanted, trained, pixels) else files
@@ -391,8 +380,10 @@ class Lengths:
         return max(_most_of_pass(self.pixels) / usual, 1.0)
 
     def may_start_over(self, steps: int) -> bool:
-        """Whether a run of so many may be done once more."""
-        return _may_start_over(self.wanted, self.workload, steps, self.pixels)
+        """Whether a run of so many may be done once more: for dB, without a limit, where a pass may
+        have as many."""
+        may = self.wanted.kind == "psnr" and self.workload.seconds is None
+        return may and steps <= _most_of_pass(self.pixels)
 
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
@@ -424,7 +415,8 @@ class Lengths:
     def fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
-        steps = self.fitting_in(MAIN[self.wanted.kind] * left, pace)
+        steady = self.wanted.kind == "psnr" and is_graphic(self.picture.pixels, HASTY)
+        steps = self.fitting_in((MAIN_STEADY if steady else MAIN[self.wanted.kind]) * left, pace)
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
@@ -515,8 +507,7 @@ class Lengths:
     def _seconds(self, steps: int, pace: float) -> float:
         pace = self._mean_pace(steps, pace)
         passes = _passes(self.wanted, self.least_passes(steps))
-        runs = 1 + starts_over(self.picture, self.wanted, self.workload, steps)
-        trained = (runs + passes * SHORTER) * steps
+        trained = (1 + passes * SHORTER) * steps
         last = LAST_PASSES + passes - self.least_passes(steps)
         refined = min(passes, last) + 1  # the others move few single weights
         most = trials(steps, self.pixels)
@@ -524,7 +515,7 @@ class Lengths:
         parts = self._parts(steps)
         trained += _all_hardening(self.wanted, steps, passes, self.pixels, parts)
         rounding = self._search(steps) + self._rdoq(steps, pace)
-        return (trained + TRIAL * moved) * pace + (runs + passes) * rounding
+        return (trained + TRIAL * moved) * pace + (1 + passes) * rounding
 
 
 def rdoq_budget(steps: int, lanes: str) -> Budget:

@@ -223,7 +223,12 @@ class LatentTrainerState(TrainerState):
     finer: float = 1.0  # steps of latents, than the start's
     anew: int = 0  # times that it began again, with another one
     lowest: float = 0.0  # price since its first change; 0 before
-    held: bool = False  # whether it is the same run once more, at a price that stays
+    held: bool = False  # whether its price stays, whatever the target is
+
+    def hold(self, price: float | None) -> None:
+        """Have a price that stays, if there is one."""
+        if price is not None:
+            self.price, self.held = price, True
 
 
 class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
@@ -363,15 +368,13 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self.suit()
 
     def was_astray(self, price: float) -> bool:
-        """Whether the run had better be done again at this price than go on at it: bits were much
-        cheaper at first, or should have been dearer."""
-        state = self.state
-        cheap = self._dear > 1 or 0 < RISEN * state.lowest <= price
-        return cheap and self._pricing is not None
+        """Whether the run had better be done again at this price than go on at it, as bits were
+        much cheaper at first."""
+        return self._pricing is not None and 0 < RISEN * self.state.lowest <= price
 
     def start_over(self, price: float) -> None:
         """Have the whole run, before any pass, once more at a price that stays."""
-        self.state.price, self.state.held = price, True
+        self.state.hold(price)
         self._good = None
         self._begin_again()
 
