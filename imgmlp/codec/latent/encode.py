@@ -102,11 +102,11 @@ class _Encoder:
                 missing = self.wanted.value - first.psnr
                 self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
             price, until = self.passes.price(), self.lengths.until()
-            no_pass = len(self.passes.tried) == 1 and not trainer.state.held
+            no_pass = len(self.passes.tried) == 1 and not trainer.state.over
             may = no_pass and self.lengths.may_start_over(trainer.state.first)
             if may and trainer.was_astray(price):
+                trainer.start_over(self.passes.price(anew=True))
                 self.passes.tried.clear()  # which are of what is left behind
-                trainer.start_over(price)
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
             else:

@@ -26,7 +26,7 @@ APART = 0.2
 # How much less a pass that there is in any case leads to at a price that stays: doublings of the
 # bytes, most of which are networks'; dB stay.
 SAVED = {"psnr": 0.0, "bytes": 0.007}
-FURTHEST = 1.5  # doublings of the price, at most, at once
+FURTHEST, ANEW = 1.5, 3.0  # doublings of the price, at most, of a pass and of another run
 EXACTLY = 1e-6  # doublings between a price and the lowest, which it is then
 HARDENED = 2  # doublings of a change of the price, at most, for passes that it did not turn round
 
@@ -76,8 +76,9 @@ class Passes:
         worth = SLOPES["psnr"] / SLOPES["bytes"] * math.log2(first.size / size)
         return self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST
 
-    def price(self) -> float:
-        """Where a line through the latest pass meets the target, after those that are to come.
+    def price(self, anew: bool = False) -> float:
+        """Where a line through the latest pass meets the target, after those that are to come; of
+        a pass, or of a run that begins `anew`.
 
         Not between passes with too much and too little: each goes on training where the one
         before ended, so that an earlier one's price would give something else by now.
@@ -85,7 +86,8 @@ class Passes:
         if self.wanted.kind == "lambda":
             return self.wanted.value
         price, excess = self.tried[-1].price, self._left(len(self.tried) - 1)
-        price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
+        furthest = ANEW if anew else FURTHEST
+        price += min(max(-excess / self._slope(), -furthest), furthest)
         return min(max(math.exp2(price), self.cheapest, CHEAPEST), DEAREST)
 
     def longer(self) -> float:

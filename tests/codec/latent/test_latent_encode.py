@@ -255,6 +255,25 @@ def test_the_price_of_few_colours_stays_in_a_run_towards_db(
     assert found[1] == (many_first, False)
 
 
+@pytest.mark.parametrize(("kind", "runs"), [("psnr", 2), ("lambda", 1)])
+def test_the_run_of_few_colours_that_is_done_again_is_told(
+    kind: Kind, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is known of the device's pace, and once it is."""
+    monkeypatch.setitem(lengths.RDOQ, "one", {})  # which is done after both
+    workload, device, few = Workload(400), open_device("numpy"), PIXELS // 128 * 128
+    few, many = (Picture(pixels) for pixels in (np.repeat(few[:, :, :1], 3, 2), PIXELS))
+    steps = lengths.for_pixels(400, PIXELS.shape[0] * PIXELS.shape[1])
+    told = [latent.work(p, Goal(kind, 30), workload, device).steps for p in (few, many)]
+    assert told[0] - told[1] == (runs - 1) * steps
+    pace = 10.0
+    told = [
+        lengths.Lengths(p, Goal(kind, 30), workload, device, Run())._seconds(steps, pace)
+        for p in (few, many)
+    ]
+    assert told[0] - told[1] == pytest.approx((runs - 1) * steps * pace)
+
+
 def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) -> None:
     checkpoint, steps = Checkpoint(tmp_path / "c", "k"), list[int]()
 

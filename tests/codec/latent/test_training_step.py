@@ -1121,7 +1121,9 @@ def test_a_run_whose_price_was_too_low_at_first_is_done_again_at_one_that_stays(
     assert trainer.was_astray(1.26e-3)
     assert not trainer.was_astray(1.24e-3)
     asked.clear()
+    assert not trainer.state.over
     trainer.start_over(2e-3)
+    assert trainer.state.over
     assert (step.done, trainer.done, trainer.state.exponents) == (0, 0, {})
     assert trainer.run() == "done"
     assert not asked

@@ -12,6 +12,17 @@ from imgmlp.codec.training.passes import MOST, SAVED, SLOPES, STARVED, Passes, T
 from imgmlp.codec.training.target import Goal
 
 
+@pytest.mark.parametrize(("excess", "doublings"), [(3.0, 2.0), (60.0, 3.0), (-60.0, -3.0)])
+def test_a_run_that_begins_anew_goes_further_than_a_pass(excess: float, doublings: float) -> None:
+    passes = Passes(Goal("psnr", 35))
+    passes.add(1e-3, File(5000, 35 + excess))
+    furthest = 1.5
+    assert math.log2(passes.price(anew=True) / 1e-3) == pytest.approx(doublings)
+    usual = min(max(doublings, -furthest), furthest)
+    assert math.log2(passes.price() / 1e-3) == pytest.approx(usual)
+
+
+
 @dataclass(frozen=True)
 class File:
     size: int

@@ -155,6 +155,18 @@ def _smallness(pixels: int) -> float:
     return max((SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1), 0.0)
 
 
+def starts_over(picture: Picture, wanted: Goal, workload: Workload, steps: int) -> bool:
+    """Whether a run of so many is likely to be done once more, as those of few colours are."""
+    may = _may_start_over(wanted, workload, steps, picture.width * picture.height)
+    return may and is_graphic(picture.pixels, steps)
+
+
+def _may_start_over(wanted: Goal, workload: Workload, steps: int, pixels: int) -> bool:
+    """Whether a run of so many may be: for dB, without a limit, where a pass may have as many."""
+    may = wanted.kind == "psnr" and workload.seconds is None
+    return may and steps <= _most_of_pass(pixels)
+
+
 def _most_of_pass(pixels: int) -> float:
     return min(PASS_STEPS_PIXELS / pixels, PASS_STEPS)
 
@@ -184,7 +196,8 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     leaves = goes_over(shape, device, trained, opening, each)
     parts = 1 if leaves else _parts(shape, device, short or opening > 0, more)
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
-    steps = (1 + passes * SHORTER) * trained + hardening
+    runs = 1 + starts_over(picture, wanted, workload, trained)
+    steps = (runs + passes * SHORTER) * trained + hardening
     programs = (step_program(shape, hidden, device, short, hyper, more),)
     if not steps:
         return Work(0, 0, programs, USUAL)
@@ -197,7 +210,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed = before * (covered if windows else opening_pixels)(shape, device)
     computed += (steps - before) * own_pixels(shape, device)
     interpreted = isinstance(device, NumpyDevice)
-    files = 1 + passes
+    files = runs + passes
     beside = steps * (NUMPY_BESIDE_STEP if interpreted else BESIDE_STEP[device.lanes])
     beside += files * (NUMPY_BESIDE_ROUNDING if interpreted else BESIDE_ROUNDING)
     searched = 0.0 if _goes_without(wanted, trained, pixels) else files
@@ -380,10 +393,8 @@ class Lengths:
         return max(_most_of_pass(self.pixels) / usual, 1.0)
 
     def may_start_over(self, steps: int) -> bool:
-        """Whether a run of so many may be done once more: for dB, without a limit, where a pass may
-        have as many."""
-        may = self.wanted.kind == "psnr" and self.workload.seconds is None
-        return may and steps <= _most_of_pass(self.pixels)
+        """Whether a run of so many may be done once more."""
+        return _may_start_over(self.wanted, self.workload, steps, self.pixels)
 
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
@@ -507,7 +518,8 @@ class Lengths:
     def _seconds(self, steps: int, pace: float) -> float:
         pace = self._mean_pace(steps, pace)
         passes = _passes(self.wanted, self.least_passes(steps))
-        trained = (1 + passes * SHORTER) * steps
+        runs = 1 + starts_over(self.picture, self.wanted, self.workload, steps)
+        trained = (runs + passes * SHORTER) * steps
         last = LAST_PASSES + passes - self.least_passes(steps)
         refined = min(passes, last) + 1  # the others move few single weights
         most = trials(steps, self.pixels)
@@ -515,7 +527,7 @@ class Lengths:
         parts = self._parts(steps)
         trained += _all_hardening(self.wanted, steps, passes, self.pixels, parts)
         rounding = self._search(steps) + self._rdoq(steps, pace)
-        return (trained + TRIAL * moved) * pace + (1 + passes) * rounding
+        return (trained + TRIAL * moved) * pace + (runs + passes) * rounding
 
 
 def rdoq_budget(steps: int, lanes: str) -> Budget:

@@ -224,11 +224,13 @@ class LatentTrainerState(TrainerState):
     anew: int = 0  # times that it began again, with another one
     lowest: float = 0.0  # price since its first change; 0 before
     held: bool = False  # whether its price stays, whatever the target is
+    over: bool = False  # whether it is the same run once more
 
     def hold(self, price: float | None) -> None:
         """Have a price that stays, if there is one."""
         if price is not None:
-            self.price, self.held = price, True
+            self.price = self.lowest = price
+            self.held = True
 
 
 class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
@@ -375,6 +377,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def start_over(self, price: float) -> None:
         """Have the whole run, before any pass, once more at a price that stays."""
         self.state.hold(price)
+        self.state.over = True
         self._good = None
         self._begin_again()
 
