@@ -125,7 +125,7 @@ class _Encoder:
         graphic = is_graphic(self.picture.pixels, steps)
         limited = lengths.workload.seconds is not None
         if saved is None and graphic:
-            state.hold(self.prices.steady(limited))
+            state.hold(self.prices.steady(limited=limited))
         anew = self._anew(step, steps)
         self.passes.least = lengths.least_passes(steps)
         if saved is None:
@@ -138,7 +138,7 @@ class _Encoder:
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = lengths.limits(state)
-        pricing = self.prices.pricing(self.passes.least, limited)
+        pricing = self.prices.pricing(self.passes.least, limited=limited)
         cheapest = self.prices.cheapest()
         dear = DEAR if graphic else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)

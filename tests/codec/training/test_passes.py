@@ -12,17 +12,6 @@ from imgmlp.codec.training.passes import MOST, SAVED, SLOPES, STARVED, Passes, T
 from imgmlp.codec.training.target import Goal
 
 
-@pytest.mark.parametrize(("excess", "doublings"), [(3.0, 2.0), (60.0, 3.0), (-60.0, -3.0)])
-def test_a_run_that_begins_anew_goes_further_than_a_pass(excess: float, doublings: float) -> None:
-    passes = Passes(Goal("psnr", 35))
-    passes.add(1e-3, File(5000, 35 + excess))
-    furthest = 1.5
-    assert math.log2(passes.price(anew=True) / 1e-3) == pytest.approx(doublings)
-    usual = min(max(doublings, -furthest), furthest)
-    assert math.log2(passes.price() / 1e-3) == pytest.approx(usual)
-
-
-
 @dataclass(frozen=True)
 class File:
     size: int
@@ -39,6 +28,16 @@ def test_the_price_of_a_pass_follows_from_the_latest_ones_alone() -> None:
     # a line through this one and the one before meets the target
     passes.tried.append(Tried(-8.4, -0.1))
     assert math.log2(passes.price()) == pytest.approx(-8.4 - 0.1 * 1.03 / 0.45)
+
+
+@pytest.mark.parametrize(("excess", "doublings"), [(3.0, 2.0), (60.0, 3.0), (-60.0, -3.0)])
+def test_a_run_that_begins_anew_goes_further_than_a_pass(excess: float, doublings: float) -> None:
+    passes = Passes(Goal("psnr", 35))
+    passes.add(1e-3, File(5000, 35 + excess))
+    furthest = 1.5
+    assert math.log2(passes.price(anew=True) / 1e-3) == pytest.approx(doublings)
+    usual = min(max(doublings, -furthest), furthest)
+    assert math.log2(passes.price() / 1e-3) == pytest.approx(usual)
 
 
 def test_files_that_give_all_back_have_dearer_ones_after_them() -> None:
