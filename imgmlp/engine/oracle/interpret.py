@@ -252,13 +252,13 @@ def most_bytes(roots: Sequence[Node]) -> int:
     dead = _dead_after(order, roots, set())
     now = most = 0
     for node in order:
-        now += _own_bytes(node)
+        now += own_bytes(node)
         most = max(most, now)
-        now -= sum(map(_own_bytes, dead.get(node, ())))
+        now -= sum(map(own_bytes, dead.get(node, ())))
     return most
 
 
-def _own_bytes(node: Node) -> int:
+def own_bytes(node: Node) -> int:
     """What a Node's value takes beside those that it is computed from."""
     return 0 if node.op in VIEWS else node.size * node.dtype.itemsize
 
@@ -277,9 +277,12 @@ def _dead_after(
     kept = {*roots, *known}
     for node in reversed(order):
         if node not in known:
-            last = [s for s in dict.fromkeys(node.src) if s not in kept]
-            kept.update(last)
-            found[node] = last
+            last = [s for s in node.src if s not in kept]
+            if len(last) > 1:
+                last = list(dict.fromkeys(last))
+            if last:
+                kept.update(last)
+                found[node] = last
     return found
 
 
