@@ -7,8 +7,6 @@ import shutil
 import subprocess
 import sys
 import warnings
-import weakref
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,50 +123,6 @@ def _lowered_anew() -> Iterator[None]:
         yield
 
 
-class Turns:
-    """Of a test that runs in both mappings, PoCL optimises the kernels of one.
-
-    That is three quarters of what compiling takes, and what it shows of kernels, such as steps that
-    C leaves undefined, seldom hangs on the mapping. Lanes have every fourth test, as their kernels
-    take twice as long.
-    """
-
-    def __init__(self) -> None:
-        self.devices: weakref.WeakSet[Device] = weakref.WeakSet()  # of such tests
-        self.lanes_turn = self.nobodys = False
-
-    def begin(self, item: pytest.Item) -> None:
-        """Each test has a turn of its own, whatever was run before."""
-        given = item.callspec.id.split("-") if hasattr(item, "callspec") else []
-        name = "-".join([item.name.partition("[")[0], *(p for p in given if p not in MAPPINGS[1:])])
-        self.lanes_turn = zlib.crc32(name.encode()) % 4 == 0
-        self.nobodys = "unoptimised" in getattr(item, "fixturenames", ())
-
-    def is_plain(self, device: Device) -> bool:
-        return self.nobodys or (
-            device in self.devices and self.lanes_turn is not (device.lanes == "group")
-        )
-
-
-TURNS = Turns()
-
-
-def in_turns(device: D) -> D:
-    if isinstance(device, Device):
-        TURNS.devices.add(device)
-    return device
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    TURNS.begin(item)
-
-
-@pytest.fixture
-def unoptimised() -> None:
-    """For tests of which kernels are compiled, and of what they are given; see Turns."""
-
-
 BUILT_TWICE = "// built twice"  # in sources that may need more than kernels/declarations.cl has
 
 
@@ -179,7 +133,7 @@ def _declared() -> Iterator[None]:
 
     def once(device: Device, source: str, options: Sequence[str]) -> Any:
         try:
-            return built(device, source, [*options, *["-cl-opt-disable"] * TURNS.is_plain(device)])
+            return built(device, source, options)
         except Exception as error:
             if PASSED_OVER in options and BUILT_TWICE not in source:
                 pytest.fail(f"kernels/declarations.cl lacks something: {error}")
@@ -193,7 +147,7 @@ def _declared() -> Iterator[None]:
 @pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     """NumPy and OpenCL in every form that runs programs."""
-    return in_turns(open_mapping(request.param))
+    return open_mapping(request.param)
 
 
 @pytest.fixture(scope="module", params=MAPPINGS[1:])
@@ -201,7 +155,7 @@ def kernels(request: pytest.FixtureRequest) -> Device:
     """A device that runs kernels."""
     found = open_mapping(request.param)
     assert isinstance(found, Device)
-    return in_turns(found)
+    return found
 
 
 @pytest.fixture(params=MAPPINGS[1:])

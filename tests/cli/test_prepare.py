@@ -71,7 +71,6 @@ def test_there_is_a_network_of_every_room_but_the_widest(device: Any) -> None:
         assert len(found) == len(wanted)
 
 
-@pytest.mark.usefixtures("unoptimised")
 def test_what_is_prepared_begins_without_compiling(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

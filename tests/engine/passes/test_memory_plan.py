@@ -17,9 +17,6 @@ from imgmlp.engine import Device, Program, Tensor, compile, loop, nn, optim
 from imgmlp.engine.passes.memory_plan import Plan, plan
 from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
 
-# Whose memory kernels are given is tested, and not what is made of them.
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 
 def opened(mapping: str, slices: bool) -> Device:
     """A device of a mapping, which can slice allocations or cannot."""
