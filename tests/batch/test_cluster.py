@@ -188,13 +188,13 @@ def test_a_task_means_the_same_in_any_folder(tmp_path: Path) -> None:
 
 
 def test_workers_and_scheduler_are_killed_and_every_output_is_there_once(tmp_path: Path) -> None:
-    found = kill_cluster.run(tmp_path / "run", pictures=12, kills=4, limit=600)
+    found = kill_cluster.run(tmp_path / "run", pictures=8, kills=3, limit=600)
     killed = found["killed"]
     assert isinstance(killed, dict)
-    assert 1 <= sum(killed.values()) <= 4  # all may be done before the last of them
+    assert 1 <= sum(killed.values()) <= 3  # all may be done before the last of them
     assert isinstance(found["exit codes"], list)
     assert found["exit codes"][-1:] == [0]
-    assert (found["verified"], found["faults"], found["told twice"]) == (12, [], 0)
+    assert (found["verified"], found["faults"], found["told twice"]) == (8, [], 0)
     beside = found["beside them"]
     assert isinstance(beside, list)  # a lost worker may leave a hidden state, and nothing in part
     assert [name for name in beside if not name.endswith(".checkpoint")] == []

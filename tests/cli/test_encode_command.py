@@ -40,13 +40,17 @@ MLP = ("--codec", "mlp")
 CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 
 
-def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -> None:
-    done = imgmlp("encode", picture.name, "--bytes", "400", *MLP, "--effort", "1")
+@pytest.mark.usefixtures("brief")
+def test_a_picture_becomes_a_file_that_decodes(
+    in_process: Command, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "STEPS", 16 * 400)
+    done = in_process("encode", picture.name, "--bytes", "400", *MLP, "--effort", "1")
     written = picture.with_suffix(".imlp")
     assert 388 <= written.stat().st_size <= 400
     assert "bpp" in done.stderr
     assert done.stdout == ""
-    imgmlp("decode", written.name)
+    in_process("decode", written.name)
     decoded = load(picture.parent / "small.decoded.png").pixels
     assert psnr(decoded, small_pixels()) > 12
     assert sorted(p.name for p in picture.parent.iterdir()) == [

@@ -19,7 +19,7 @@ from imgmlp.cli.folders import Request
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.latent.training import lengths
-from imgmlp.codec.training import target
+from imgmlp.codec.training import passes, target
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted, OutputError, UsageError
 from imgmlp.image import psnr
@@ -35,7 +35,8 @@ CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A picture that takes a moment to encode, and is shown at every chance."""
     monkeypatch.setattr(target, "STEPS", 16 * 200)
-    monkeypatch.setattr(lengths, "FEWEST", 40)
+    monkeypatch.setattr(lengths, "FEWEST", 30)
+    monkeypatch.setattr(passes, "MOST", 1)
     monkeypatch.setattr(live, "EVERY", 0.0)
     monkeypatch.setattr(live, "SPARED", 0.0)
     Image.fromarray(small_pixels()).save(tmp_path / "a.png")

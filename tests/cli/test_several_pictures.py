@@ -21,8 +21,6 @@ from imgmlp.cli.folders import Request
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
-from imgmlp.codec.latent.training import lengths
-from imgmlp.codec.training import target
 from imgmlp.errors import DeviceError, Interrupted, OutputError, UsageError, problem_of
 from imgmlp.terminal import Terminal
 
@@ -30,10 +28,8 @@ CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 
 
 @pytest.fixture
-def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def three(tmp_path: Path, brief: None) -> list[Path]:
     """Three pictures that take a moment to encode."""
-    monkeypatch.setattr(target, "STEPS", 480)
-    monkeypatch.setattr(lengths, "FEWEST", 20)
     paths = [tmp_path / f"{name}.png" for name in "abc"]
     for turn, path in enumerate(paths):
         Image.fromarray(np.roll(small_pixels()[:9, :9], turn, axis=0)).save(path)

@@ -121,7 +121,7 @@ def promote(*dtypes: DType) -> DType:
 
 def concrete(dtype: DType) -> DType:
     """The type in which a value is stored: i32 and f32 for the weak ones, else itself."""
-    return {weak_int: i32, weak_float: f32}.get(dtype, dtype)
+    return i32 if dtype is weak_int else f32 if dtype is weak_float else dtype
 
 
 def check(dtype: DType, operation: str) -> None:

@@ -12,6 +12,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -240,22 +241,39 @@ def move(op: Op, node: Node, arg: Any) -> Node:
     if op is Op.RESHAPE and node.op is Op.RESHAPE:
         node = node.src[0]
     try:
-        moved = apply_movement(Access.of(node.shape), op, arg)
+        shape = _shape_after(node.shape, op, arg)
     except TypeError:
         name = op.name.lower()
         text = f"{name} of shape {node.shape}: {arg} are not whole numbers"
         raise misuse(TypeError, text) from None
-    if moved.shape == node.shape and op in (Op.RESHAPE, Op.EXPAND):
+    if shape == node.shape and op in (Op.RESHAPE, Op.EXPAND):
         return node
     if op is Op.RESHAPE or op is Op.EXPAND:
-        arg = moved.shape  # -1 filled in
+        arg = shape  # -1 filled in
     if op is Op.PAD or op is Op.SHRINK:
         arg = tuple(map(tuple, arg))  # which may be lists
     if op is Op.PERMUTE and arg == tuple(range(len(node.shape))):
         return node
     if not node.size:  # a PAD may have elements: zeros
-        return const(0, node.dtype, moved.shape)
-    return make(op, (node,), arg, moved.shape, node.dtype)
+        return const(0, node.dtype, shape)
+    return make(op, (node,), arg, shape, node.dtype)
+
+
+def _shape_after(shape: Shape, op: Op, arg: Any) -> Shape:
+    """What a movement makes of a shape; most are asked for again and again."""
+    try:
+        if op is Op.PAD or op is Op.SHRINK:
+            whole: Any = tuple([(operator.index(a), operator.index(b)) for a, b in arg])
+        else:
+            whole = tuple(map(operator.index, arg))
+    except (TypeError, ValueError):
+        return apply_movement(Access.of(shape), op, arg).shape  # which says what is wrong
+    return _moved_shape(shape, op, whole)
+
+
+@lru_cache(maxsize=1 << 13)
+def _moved_shape(shape: Shape, op: Op, arg: tuple[Any, ...]) -> Shape:
+    return apply_movement(Access.of(shape), op, arg).shape
 
 
 def apply_movement(access: Access, op: Op, arg: Any) -> Access:

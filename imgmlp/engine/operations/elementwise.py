@@ -381,22 +381,22 @@ def dtype_of(operation: str, value: Operand) -> DType:
 
 def aligned(operation: str, *values: Operand) -> tuple[list[Node], AnyDevice | None]:
     """All at one shape, dtype and device; a Python number takes the others' dtype if it can."""
-    kind = dt.concrete(dt.promote(*(dtype_of(operation, v) for v in values)))
+    kind = dt.concrete(dt.promote(*[dtype_of(operation, v) for v in values]))
     nodes = [
         graph.cast(node_of(v), kind) if isinstance(v, Elementwise | np.ndarray) else None
         for v in values
     ]
-    shape = broadcast_shapes(operation, *(n.shape for n in nodes if n is not None))
+    shape = broadcast_shapes(operation, *[n.shape for n in nodes if n is not None])
     shaped = [
         filled(operation, v, kind, shape) if n is None else broadcast(n, shape)  # type: ignore[arg-type]
         for v, n in zip(values, nodes, strict=True)
     ]
-    return shaped, common_device(*(v for v in values if isinstance(v, Elementwise)))
+    return shaped, common_device(*[v for v in values if isinstance(v, Elementwise)])
 
 
 def common_device(*values: Elementwise) -> AnyDevice | None:
     """The one device of all that have one. Raises ValueError if there are several."""
-    return _one_device(*(v.device for v in values))
+    return _one_device(*[v.device for v in values])
 
 
 def _one_device(*devices: AnyDevice | None) -> AnyDevice | None:

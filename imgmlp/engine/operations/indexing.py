@@ -27,6 +27,8 @@ from imgmlp.engine.operations.operands import (
     whole_shape,
 )
 
+PLAIN = frozenset({int, slice})  # keys that name parts of axes, and nothing else
+
 
 class Indexing(Functions):
     """All that came before, and what is made of Tensors by axes and indices."""
@@ -136,7 +138,10 @@ class Indexing(Functions):
         arrays broadcast; with anything but numbers between them, or between them and a number,
         their axes come first. Computed indices out of bounds are refused as in `gather`.
         """
-        keys = [_checked(k) for k in (key if isinstance(key, tuple) else (key,))]
+        given = key if isinstance(key, tuple) else (key,)
+        if PLAIN.issuperset(map(type, given)):  # as nearly all are
+            return super().__getitem__(given)
+        keys = [_checked(k) for k in given]
         count = sum(map(_axes_taken, keys))
         if count > len(self.shape):
             raise misuse(OutOfBoundsError, f"{count} indices for a Tensor of shape {self.shape}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -129,10 +130,13 @@ def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
     if len(set(shapes)) == 1:
         return shapes[0]
     try:
-        return np.broadcast_shapes(*shapes)
+        return _common_shape(*shapes)
     except ValueError:
         text = " and ".join(str(s) for s in shapes)
         raise misuse(ValueError, f"{operation}: shapes {text} do not broadcast") from None
+
+
+_common_shape = lru_cache(maxsize=1 << 12)(np.broadcast_shapes)
 
 
 def broadcast(node: Node, shape: Sequence[int], operation: str = "broadcast_to") -> Node:

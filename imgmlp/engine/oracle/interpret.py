@@ -16,7 +16,7 @@ import numpy as np
 
 from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
-from imgmlp.engine.ir.op import CONTROL, ELEMENTWISE, LOAD, MOVEMENT, Op
+from imgmlp.engine.ir.op import BINARY, CONTROL, ELEMENTWISE, LOAD, MOVEMENT, Op
 
 Values = Mapping[Buffer, Array]
 Done = dict[Node, Any]  # an array each; of a LOOP a list: all that it carries
@@ -127,6 +127,8 @@ TABLE: dict[Op, Callable[[Node], Callable[..., Any]]] = {
 }
 
 
+# What repeats elements of one operand as others have more of them.
+REPEATING = BINARY | {Op.MULACC}
 # Values that are nothing of their own in memory, or are counted elsewhere.
 VIEWS = (MOVEMENT - {Op.PAD}) | CONTROL | (LOAD - {Op.IOTA}) | {Op.FUNCTION, Op.CONTIGUOUS}
 
@@ -147,9 +149,11 @@ class Evaluation:
         self, roots: Sequence[Node], wide: bool = False, kept: Iterable[Node] = ()
     ) -> None:
         self.roots, self.wide = roots, wide
+        self._repeated: Set[Node] = frozenset()
         order = toposort(roots, _always_needed)
         self._uniform = self._uniform_values(order)
         known = {*self._uniform, *(n for n in order if n.op is Op.PARAMETER)}
+        self._repeated = _repeated_by_numpy(order, roots, known.union(kept))
         dead = _dead_after(order, roots, known.union(kept))
         self._calls = [
             (node, self._function(node), _only(node.src), _taking(node.src), dead.get(node, ()))
@@ -198,6 +202,8 @@ class Evaluation:
         """What computes a Node's value from those of its sources alone, if anything does."""
         if node.op in (Op.BUFFER, Op.COND):
             return None
+        if node in self._repeated:
+            return _as_it_is
         if node.op is Op.IOTA:
             return partial(np.arange, node.shape[0], dtype=node.dtype.np)
         if node.op is Op.CAST and self.wide and node.dtype.is_float:
@@ -252,15 +258,35 @@ def most_bytes(roots: Sequence[Node]) -> int:
     dead = _dead_after(order, roots, set())
     now = most = 0
     for node in order:
-        now += _own_bytes(node)
+        now += own_bytes(node)
         most = max(most, now)
-        now -= sum(map(_own_bytes, dead.get(node, ())))
+        now -= sum(map(own_bytes, dead.get(node, ())))
     return most
 
 
-def _own_bytes(node: Node) -> int:
+def own_bytes(node: Node) -> int:
     """What a Node's value takes beside those that it is computed from."""
     return 0 if node.op in VIEWS else node.size * node.dtype.itemsize
+
+
+def _as_it_is(x: Array) -> Array:
+    return x
+
+
+def _repeated_by_numpy(order: Sequence[Node], roots: Sequence[Node], known: Set[Node]) -> Set[Node]:
+    """EXPANDs that nobody needs for themselves: operations on elements repeat one operand by
+    themselves, in less time, beside another one of the whole shape. None where there is a COND, as
+    what it chooses may read any value.
+    """
+    if any(node.op is Op.COND for node in order):
+        return frozenset()
+    found = {n for n in order if n.op is Op.EXPAND}.difference(roots, known)
+    for node in order:
+        if node.op not in REPEATING:
+            found.difference_update(node.src)
+        elif found.issuperset(node.src):
+            found.discard(node.src[0])
+    return found
 
 
 def _dead_after(
@@ -277,9 +303,12 @@ def _dead_after(
     kept = {*roots, *known}
     for node in reversed(order):
         if node not in known:
-            last = [s for s in dict.fromkeys(node.src) if s not in kept]
-            kept.update(last)
-            found[node] = last
+            last = [s for s in node.src if s not in kept]
+            if len(last) > 1:
+                last = list(dict.fromkeys(last))
+            if last:
+                kept.update(last)
+                found[node] = last
     return found
 
 

@@ -16,7 +16,7 @@ from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.oracle.interpret import Evaluation, most_bytes
+from imgmlp.engine.oracle.interpret import Evaluation, most_bytes, own_bytes
 from imgmlp.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -29,15 +29,13 @@ class Interpreted:
     def __init__(self, updates: Sequence[Update]) -> None:
         self._states = [state for state, _ in updates]
         values = [value for _, value in updates]
-        self._buffers = [n.arg for n in toposort(values) if n.op is Op.BUFFER]
-        self._evaluation, self._most_bytes = Evaluation(values), most_bytes(values)
+        order = toposort(values)
+        self._buffers = [n.arg for n in order if n.op is Op.BUFFER]
+        self._evaluation, self._all_bytes = Evaluation(values), sum(map(own_bytes, order))
 
     def run(self) -> None:
         """Give each state its new value. Raises OutOfMemoryError."""
-        if 0 < host_memory() < self._most_bytes:  # else the system might end the process
-            problem = f"the values of a step take {self._most_bytes:,} bytes at once"
-            hint = "use a smaller picture, batch or network"
-            raise OutOfMemoryError(f"{problem}, this machine has {host_memory():,}", hint=hint)
+        self._check_memory()
         try:
             held = {b: host_view(b) for b in self._buffers}
             values = [v.copy() for v in self._evaluation.run(held)]
@@ -47,6 +45,16 @@ class Interpreted:
             raise OutOfMemoryError(problem, hint=hint) from error
         for state, value in zip(self._states, values, strict=True):
             host_view(state)[...] = value
+
+    def _check_memory(self) -> None:
+        """Refuse what there is no memory for, as the system might end the process."""
+        if not 0 < host_memory() < self._all_bytes:  # of which few are held at once
+            return
+        at_once = most_bytes(self._evaluation.roots)
+        if host_memory() < at_once:
+            problem = f"the values of a step take {at_once:,} bytes at once"
+            hint = "use a smaller picture, batch or network"
+            raise OutOfMemoryError(f"{problem}, this machine has {host_memory():,}", hint=hint)
 
 
 def run_lowered(stages: Stages, form: Form) -> None:

@@ -128,7 +128,7 @@ def test_bytes_are_kept_and_used() -> None:
 
 def test_a_quality_is_met_and_no_bytes_are_spent_on_more() -> None:
     """A smaller file with more dB is better than one that has just what was wanted."""
-    found = {goal: run(Goal("psnr", goal), workload=Workload(150)) for goal in (17, 20, 23)}
+    found = {goal: run(Goal("psnr", goal), workload=Workload(150)) for goal in (17, 23)}
     for goal, one in found.items():
         assert goal - one.metrics["psnr"] <= 0.1
         assert one.missed is None
@@ -486,6 +486,7 @@ def test_large_pictures_have_fewer_trials_of_single_weights() -> None:
     assert bit_allocation.trials(100_000, 2**20) == 3000
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths, "HARDLY", 0)
     counts = list[int]()

@@ -115,8 +115,15 @@ def test_costs_are_parts_of_what_is_judged_in_windows_as_in_the_whole_picture(
         assert np.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
+# Either form of a step by kernels of the one mapping, and by the instructions of the other.
+MAPPED = [
+    *[("one", "whole"), ("numpy:uops-group", "whole"), ("numpy:procedure", "whole")],
+    *[("group", "in windows"), ("numpy:uops", "in windows")],
+]
+
+
 @pytest.mark.usefixtures("four_grids")
-@pytest.mark.parametrize("form", ["whole", "in windows"])
+@pytest.mark.parametrize(("device", "form"), MAPPED, indirect=["device"])
 def test_costs_and_slopes_are_those_of_numpy_on_every_device(device: AnyDevice, form: str) -> None:
     pixels, found = picture(20, 28), list[list[Array]]()
     for each in (open_device("numpy"), device):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imgmlp.engine.ir.control_flow import cond
 from imgmlp.engine.ir.dtype import DType, bool_, f16, f32, i8, i32, u8, u32
 from imgmlp.engine.ir.graph import (
     Buffer,
@@ -220,6 +221,36 @@ def test_the_hash_keeps_different_numbers_apart() -> None:
     for high in (0, 0x1234, 0xFFFF):
         assert len(np.unique(lowbias32(low | np.uint32(high << 16)))) == 2**16
         assert len(np.unique(lowbias32(low << np.uint32(16) | np.uint32(high)))) == 2**16
+
+
+def test_what_numpy_would_repeat_by_itself_has_its_shape_where_that_is_needed() -> None:
+    """Beside an operand of the whole shape alone; not by itself, nor in anything but arithmetic."""
+    (row, a), (column, b), (full, c) = (
+        leaf(x, f32) for x in ([[1, 2, 3]], [[4], [5]], [[6] * 3] * 2)
+    )
+    wide, tall = (move(Op.EXPAND, node, (2, 3)) for node in (row, column))
+    rows, columns, whole = [[1, 2, 3]] * 2, [[4] * 3, [5] * 3], [[6] * 3] * 2
+    answers: list[tuple[Node, Any]] = [
+        (wide * full, np.multiply(rows, whole)),
+        (full - tall, np.subtract(whole, columns)),
+        (wide + tall, np.add(rows, columns)),
+        (wide * wide, np.square(rows)),
+        (alu(Op.MULACC, wide, tall, wide), np.multiply(rows, columns) + rows),
+        (-wide, np.negative(rows)),
+        (reduce(Op.SUM, tall, (1,)), np.array([12, 15])),
+        (move(Op.RESHAPE, wide, (6,)), np.array([1, 2, 3, 1, 2, 3])),
+        (alu(Op.WHERE, wide < full, tall, full), np.array(columns)),
+    ]
+    for node, wanted in answers:
+        assert value(node, a | b | c) == wanted.tolist(), node
+    found = evaluate([node for node, _ in answers] + [wide], a | b | c)
+    for array, (_, wanted) in zip(found, answers, strict=False):
+        assert array.tolist() == wanted.tolist()
+    assert found[-1].tolist() == rows
+    flat = move(Op.RESHAPE, wide, (6,))  # what a choice reads is not known before
+    chosen = cond(const(True, bool_), flat, const(0, f32, (6,)))
+    found = evaluate([wide * full, chosen], a | b | c)
+    assert found[1].tolist() == [1, 2, 3, 1, 2, 3]
 
 
 def test_values_are_freed_once_nobody_needs_them() -> None:
