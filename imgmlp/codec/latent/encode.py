@@ -122,9 +122,8 @@ class _Encoder:
         else:
             state = LatentTrainerState.of(saved.values)
         steps = state.first or state.steps
-        graphic = is_graphic(self.picture.pixels, steps)
         limited = lengths.workload.seconds is not None
-        if saved is None and graphic:
+        if saved is None and lengths.is_steady(steps):
             state.hold(self.prices.steady(limited=limited))
         anew = self._anew(step, steps)
         self.passes.least = lengths.least_passes(steps)
@@ -140,7 +139,7 @@ class _Encoder:
         limits = lengths.limits(state)
         pricing = self.prices.pricing(self.passes.least, limited=limited)
         cheapest = self.prices.cheapest()
-        dear = DEAR if graphic else 1.0
+        dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
         self.passes.longest = lengths.longest(trainer.again)
         if lengths.goes_over(steps):

@@ -229,10 +229,14 @@ def test_runs_are_done_again_for_db_alone_where_they_are_short_and_no_limit_coun
 
 @pytest.mark.usefixtures("few_trials")
 @pytest.mark.parametrize("kind", ["psnr", "bytes"])
-@pytest.mark.parametrize("limit", [None, 1e3])
-def test_the_price_of_few_colours_stays_in_a_run_towards_db(
-    kind: Kind, limit: float | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("limit", "most", "stays"), [(None, 0, True), (1e3, 40, True), (1e3, 39, False)]
+)
+def test_the_price_of_few_colours_stays_in_a_short_run_towards_db(
+    kind: Kind, limit: float | None, most: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And in one that may be done again."""
+    monkeypatch.setattr(lengths, "MOST_STEADY", most)
     found = list[tuple[float, bool]]()
 
     class Enough(Exception):
@@ -251,7 +255,8 @@ def test_the_price_of_few_colours_stays_in_a_run_towards_db(
             run(wanted, pixels, Workload(phases.HASTY, limit))
     few_first, many_first = (Prices(Picture(p), wanted).first() for p in (few, PIXELS))
     steady = max(few_first, (5 if limit is None else 2) * 10**-3.5)
-    assert found[0] == pytest.approx((steady, True) if kind == "psnr" else (few_first, False))
+    stays = stays and kind == "psnr"
+    assert found[0] == pytest.approx((steady, True) if stays else (few_first, False))
     assert found[1] == (many_first, False)
 
 
@@ -783,11 +788,14 @@ def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
 
 
 @pytest.mark.parametrize(
-    ("kind", "colours", "share"), [("psnr", 3, 0.5), ("psnr", 9, 0.8), ("bytes", 3, 0.95)]
+    ("kind", "colours", "most", "share"),
+    [("psnr", 3, 500, 0.5), ("psnr", 3, 490, 0.8), ("psnr", 9, 500, 0.8), ("bytes", 3, 500, 0.95)],
 )
 def test_a_time_limit_leaves_time_for_passes_towards_a_target(
-    kind: Kind, colours: int, share: float, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, colours: int, most: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """More for a short run of few colours."""
+    monkeypatch.setattr(lengths, "MOST_STEADY", most)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     pixels = np.arange(256 * 256, dtype=np.int64).reshape(256, 256, 1) % colours * 20
     wanted, limit = Goal(kind, {"psnr": 35, "bytes": 400}[kind]), Workload(0, seconds=1000.0)

@@ -18,7 +18,6 @@ from imgmlp.codec.latent.training.forms import (
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import (
     FEWEST_LIMITED,
-    HASTY,
     HURRIED,
     SHORTER,
     LatentTrainerState,
@@ -126,7 +125,9 @@ LEAST_AGAIN, SOONER = 0.2, 0.6
 # Of a limited time, for the run before any pass: what misses its dB needs one, while a file of
 # somewhat too few bytes is better than one of shorter training.
 MAIN = {"lambda": 1.0, "psnr": 0.8, "bytes": 0.95}
-MAIN_STEADY = 0.5  # of few colours towards dB, whose price passes find
+# Of a run of few colours towards dB whose price stays: such a share, as passes find that price; and
+# steps, up to which it does. With more of them latents follow its changes about as well.
+MAIN_STEADY, MOST_STEADY = 0.5, 1000
 
 
 def steps_of(level: int) -> int:
@@ -396,6 +397,11 @@ class Lengths:
         """Whether a run of so many may be done once more."""
         return _may_start_over(self.wanted, self.workload, steps, self.pixels)
 
+    def is_steady(self, steps: int) -> bool:
+        """Whether the price stays in a run of so many that goes towards dB."""
+        few = steps <= MOST_STEADY or self.may_start_over(steps)
+        return self.wanted.kind == "psnr" and few and is_graphic(self.picture.pixels, steps)
+
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
         return None if self.limit is None else self.limit - SOONER * self.rounding
@@ -426,8 +432,10 @@ class Lengths:
     def fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
-        steady = self.wanted.kind == "psnr" and is_graphic(self.picture.pixels, HASTY)
-        steps = self.fitting_in((MAIN_STEADY if steady else MAIN[self.wanted.kind]) * left, pace)
+        steps = self.fitting_in(MAIN[self.wanted.kind] * left, pace)
+        fewer = self.fitting_in(MAIN_STEADY * left, pace)
+        if self.is_steady(fewer):
+            steps = fewer
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):

@@ -226,11 +226,10 @@ class LatentTrainerState(TrainerState):
     held: bool = False  # whether its price stays, whatever the target is
     over: bool = False  # whether it is the same run once more
 
-    def hold(self, price: float | None) -> None:
-        """Have a price that stays, if there is one."""
-        if price is not None:
-            self.price = self.lowest = price
-            self.held = True
+    def hold(self, price: float) -> None:
+        """Have one that stays."""
+        self.price = self.lowest = price
+        self.held = True
 
 
 class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):

@@ -25,8 +25,8 @@ A_BIT = 0.2
 # Times that, which passes may go to for dB that are missing: below it latents get finer, which
 # took up to 6 dB from pictures of 48×40 and 64×64 pixels, and there was no time to learn them anew.
 IN_PASSES = 0.4
-# Of pictures of few colours the price stays in a run towards dB: times the error that these mean,
-# at least; and under a time limit, which may leave no time for what would be missing.
+# Of pictures of few colours the price stays in a short run towards dB: times the error that these
+# mean, at least; and under a time limit, which may leave no time for what would be missing.
 STEADY, SAFELY_STEADY = 5.0, 2.0
 OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
@@ -70,11 +70,8 @@ class Prices:
         """Squared, on [0, 1], that the dB wanted mean."""
         return math.pow(10, -self.wanted.value / 10)
 
-    def steady(self, limited: bool) -> float | None:
-        """What stays in a run of few colours, whose latents follow no changes; None for targets
-        that have to be met on the way."""
-        if self.wanted.kind != "psnr":
-            return None
+    def steady(self, limited: bool) -> float:
+        """What stays in a short run of few colours towards dB, whose latents follow no changes."""
         return max(self.first(), (SAFELY_STEADY if limited else STEADY) * self._error())
 
     def cheapest_of_passes(self) -> float:
