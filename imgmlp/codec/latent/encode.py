@@ -105,7 +105,7 @@ class _Encoder:
             no_pass = len(self.passes.tried) == 1 and not trainer.state.over
             may = no_pass and self.lengths.may_start_over(trainer.state.first)
             if may and trainer.was_astray(price):
-                trainer.start_over(self.passes.price(anew=True))
+                trainer.start_over(self.passes.price(anew=trainer.state.held))
                 self.passes.tried.clear()  # which are of what is left behind
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
@@ -123,7 +123,7 @@ class _Encoder:
             state = LatentTrainerState.of(saved.values)
         steps = state.first or state.steps
         limited = lengths.workload.seconds is not None
-        if saved is None and lengths.is_steady(steps):
+        if saved is None and lengths.steady:
             state.hold(self.prices.steady(limited=limited))
         anew = self._anew(step, steps)
         self.passes.least = lengths.least_passes(steps)

@@ -26,7 +26,8 @@ APART = 0.2
 # How much less a pass that there is in any case leads to at a price that stays: doublings of the
 # bytes, most of which are networks'; dB stay.
 SAVED = {"psnr": 0.0, "bytes": 0.007}
-FURTHEST, ANEW = 1.5, 3.0  # doublings of the price, at most, of a pass and of another run
+FURTHEST = 1.5  # doublings of the price, at most, at once
+ANEW = 3.0  # the same where a run begins anew whose price stayed
 EXACTLY = 1e-6  # doublings between a price and the lowest, which it is then
 HARDENED = 2  # doublings of a change of the price, at most, for passes that it did not turn round
 
@@ -77,8 +78,8 @@ class Passes:
         return self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST
 
     def price(self, anew: bool = False) -> float:
-        """Where a line through the latest pass meets the target, after those that are to come; of
-        a pass, or of a run that begins `anew`.
+        """Where a line through the latest pass meets the target, after those that are to come; for
+        a pass, or for a run like the one before that begins `anew`.
 
         Not between passes with too much and too little: each goes on training where the one
         before ended, so that an earlier one's price would give something else by now.

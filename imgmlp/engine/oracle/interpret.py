@@ -141,20 +141,21 @@ class Evaluation:
     """What leads from Buffers' values to those of some Nodes, ready to be run again and again.
 
     Values that repeat one number are worked out here, and so is when each of the others is not
-    needed any more. Of a COND only the value that it chooses is computed. No run forgets what is
-    `kept`, if it is there when the run begins.
+    needed any more. Of a COND only the value that it chooses is computed: by an evaluation of its
+    own, which forgets nothing of what is `kept`, if it is there when the run begins.
     """
 
     def __init__(
-        self, roots: Sequence[Node], wide: bool = False, kept: Iterable[Node] = ()
+        self, roots: Sequence[Node], wide: bool = False, kept: Iterable[Node] | None = None
     ) -> None:
         self.roots, self.wide = roots, wide
         self._repeated: Set[Node] = frozenset()
         order = toposort(roots, _always_needed)
         self._uniform = self._uniform_values(order)
         known = {*self._uniform, *(n for n in order if n.op is Op.PARAMETER)}
-        self._repeated = _repeated_by_numpy(order, roots, known.union(kept))
-        dead = _dead_after(order, roots, known.union(kept))
+        if kept is None:  # else others may read any value that is left behind
+            self._repeated = _repeated_by_numpy(order, roots, known)
+        dead = _dead_after(order, roots, known.union(kept or ()))
         self._calls = [
             (node, self._function(node), _only(node.src), _taking(node.src), dead.get(node, ()))
             for node in order

@@ -227,7 +227,13 @@ def test_runs_are_done_again_for_db_alone_where_they_are_short_and_no_limit_coun
     assert not may("bytes", 30)
 
 
-@pytest.mark.usefixtures("few_trials")
+TWO_COLOURS = np.repeat(np.random.default_rng(0).integers(0, 2, (10, 13, 1), np.uint8) * 255, 3, 2)
+
+
+class Enough(Exception):
+    """Of a run, for what a test asks."""
+
+
 @pytest.mark.parametrize("kind", ["psnr", "bytes"])
 @pytest.mark.parametrize(
     ("limit", "most", "stays"), [(None, 0, True), (1e3, 40, True), (1e3, 39, False)]
@@ -235,29 +241,70 @@ def test_runs_are_done_again_for_db_alone_where_they_are_short_and_no_limit_coun
 def test_the_price_of_few_colours_stays_in_a_short_run_towards_db(
     kind: Kind, limit: float | None, most: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And in one that may be done again."""
+    """And in one that may be done again; higher where there may be no time for others."""
     monkeypatch.setattr(lengths, "MOST_STEADY", most)
     found = list[tuple[float, bool]]()
-
-    class Enough(Exception):
-        pass
 
     def begun(trainer: LatentTrainer, *_: object) -> None:
         found.append((trainer.state.price, trainer.state.held))
         raise Enough
 
     monkeypatch.setattr(LatentTrainer, "run", begun)
-    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: phases.HASTY)
-    wanted = Goal(kind, {"psnr": 35, "bytes": 400}[kind])
-    few = np.repeat(PIXELS[:, :, :1] // 48 * 48, 3, 2)
-    for pixels in (few, PIXELS):
+    monkeypatch.setattr(lengths.Lengths, "fitting_in", lambda *_: phases.HASTY)
+    wanted, error = Goal(kind, {"psnr": 45, "bytes": 400}[kind]), 10**-4.5
+    for pixels in (TWO_COLOURS, PIXELS):
         with pytest.raises(Enough):
             run(wanted, pixels, Workload(phases.HASTY, limit))
-    few_first, many_first = (Prices(Picture(p), wanted).first() for p in (few, PIXELS))
-    steady = max(few_first, (5 if limit is None else 2) * 10**-3.5)
-    stays = stays and kind == "psnr"
-    assert found[0] == pytest.approx((steady, True) if stays else (few_first, False))
+    few_first, many_first = (Prices(Picture(p), wanted).first() for p in (TWO_COLOURS, PIXELS))
+    if stays and kind == "psnr":
+        assert few_first < 2 * error
+        assert found[0] == pytest.approx(((5 if limit is None else 2) * error, True))
+    else:
+        assert found[0] == (few_first, False)
     assert found[1] == (many_first, False)
+
+
+@pytest.mark.usefixtures("few_trials")
+@pytest.mark.parametrize(("pixels", "doublings"), [(TWO_COLOURS, 3.0), (PIXELS, 1.5)])
+def test_a_run_of_few_colours_is_done_again_at_a_price_that_may_be_far_higher(
+    pixels: np.ndarray, doublings: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = list[float]()
+
+    def over(trainer: LatentTrainer, price: float) -> None:
+        prices.extend((trainer.state.price, price))
+        raise Enough
+
+    monkeypatch.setattr(LatentTrainer, "was_astray", lambda *_: True)
+    monkeypatch.setattr(LatentTrainer, "start_over", over)
+    monkeypatch.setattr(latent.Passes, "_excess", lambda *_: 12.0)
+    with pytest.raises(Enough):
+        run(Goal("psnr", 40), pixels, Workload(phases.HASTY))
+    assert math.log2(prices[1] / prices[0]) == pytest.approx(doublings)
+
+
+@pytest.mark.parametrize(
+    ("fitting", "steady"), [(39, False), (40, True), (1000, True), (1001, False)]
+)
+def test_a_limit_decides_once_whether_a_price_stays(
+    fitting: int, steady: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the steps that half of it leaves time for; passes take the other half then."""
+    work, device = Workload(0, seconds=1e4), open_device("numpy")
+    picture = Picture(np.tile(TWO_COLOURS, (7, 5, 1)))
+    found = lengths.Lengths(picture, Goal("psnr", 35), work, device, Run())
+    asked = list[float]()
+
+    def fits(room: float, _: float) -> int:
+        asked.append(room)
+        return round(fitting * room / asked[0])
+
+    monkeypatch.setattr(found, "fitting_in", fits)
+    steps = found.fitting(1e4, 1e4)
+    assert found.steady is steady
+    assert steps == (fitting if steady else pytest.approx(fitting * 1.6, abs=1))
+    told = found._told(steps, 1.0)
+    assert told == pytest.approx(1e4, abs=60) if steady else told < 5e3
 
 
 @pytest.mark.parametrize(("kind", "runs"), [("psnr", 2), ("lambda", 1)])

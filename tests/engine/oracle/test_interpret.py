@@ -253,6 +253,23 @@ def test_what_numpy_would_repeat_by_itself_has_its_shape_where_that_is_needed() 
     assert found[1].tolist() == [1, 2, 3, 1, 2, 3]
 
 
+def test_what_one_choice_leaves_behind_has_its_shape_for_another_one() -> None:
+    """Which finds some of it worked out, and never asks for what that was made of."""
+    (row, a), (full, b), (flag, c) = (leaf(x, f32) for x in ([[1, 2, 3]], [[6] * 3] * 2, [[1.0]]))
+    wide, yes = move(Op.EXPAND, row, (2, 3)), move(Op.RESHAPE, flag, ()) < const(2, f32)
+    made = wide * full
+    choices = [
+        cond(yes, made, full),
+        cond(yes, -made, full),
+        cond(yes, reduce(Op.SUM, wide, (0,)), const(0, f32, (3,))),
+    ]
+    for wide_floats in (False, True):
+        found = evaluate(choices, a | b | c, wide_floats)
+        assert found[0].tolist() == [[6, 12, 18]] * 2
+        assert found[1].tolist() == [[-6, -12, -18]] * 2
+        assert found[2].tolist() == [2, 4, 6]
+
+
 def test_values_are_freed_once_nobody_needs_them() -> None:
     start, values = leaf(np.zeros(1 << 17), f32)
     value = start

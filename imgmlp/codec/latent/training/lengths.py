@@ -319,6 +319,7 @@ class Lengths:
         each = operations(self.shape)
         self.opening = opening_steps(self.shape, device, self.short, each, self.extra)
         self.opened = False  # whether it is there now
+        self.steady = False  # whether the price of the run stays, though it goes towards dB
         self.limit: float | None = None  # of the clock
         self.pace = 0.0  # seconds that a step takes now, once it is known
         self.judging = 0.0  # seconds that judging networks takes, once it is known
@@ -336,10 +337,12 @@ class Lengths:
                 self.run.say(f"too little time for this picture: {duration(needed)} would do")
         elif self.workload.steps:
             steps = self._trained(self.workload.steps)
+            self.steady = self._is_steady(steps)
         else:
             every = {n: self._trained(steps_of(n)) for n in range(1, LEVELS + 1)}
             level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
             steps = every[level]
+            self.steady = self._is_steady(steps)
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
         again = self.least_passes(steps)
         times = "once" if again == 1 else f"{again} times"
@@ -397,11 +400,6 @@ class Lengths:
         """Whether a run of so many may be done once more."""
         return _may_start_over(self.wanted, self.workload, steps, self.pixels)
 
-    def is_steady(self, steps: int) -> bool:
-        """Whether the price stays in a run of so many that goes towards dB."""
-        few = steps <= MOST_STEADY or self.may_start_over(steps)
-        return self.wanted.kind == "psnr" and few and is_graphic(self.picture.pixels, steps)
-
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
         return None if self.limit is None else self.limit - SOONER * self.rounding
@@ -432,15 +430,19 @@ class Lengths:
     def fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
-        steps = self.fitting_in(MAIN[self.wanted.kind] * left, pace)
-        fewer = self.fitting_in(MAIN_STEADY * left, pace)
-        if self.is_steady(fewer):
-            steps = fewer
+        steps = self.fitting_in(MAIN_STEADY * left, pace)
+        self.steady = self._is_steady(steps)
+        if not self.steady:
+            steps = self.fitting_in(MAIN[self.wanted.kind] * left, pace)
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
             steps = self.opening + int((steps - self.opening) * pace / self._own_pace(pace))
         return min(steps, MOST_STEPS)
+
+    def _is_steady(self, steps: int) -> bool:
+        few = steps <= MOST_STEADY or self.may_start_over(steps)
+        return self.wanted.kind == "psnr" and few and is_graphic(self.picture.pixels, steps)
 
     def fitting_in(self, room: float, pace: float) -> int:
         """Steps of which so many seconds leave time, with all that follows them."""
@@ -521,7 +523,8 @@ class Lengths:
         if self.workload.seconds is None:
             return found
         left = self.run.began + self.workload.seconds - time.perf_counter()
-        return min(found, max(left, sum(self._in_limited_time(steps))))
+        most = max(left, sum(self._in_limited_time(steps)))
+        return most if self.steady else min(found, most)  # whose passes take what there is
 
     def _seconds(self, steps: int, pace: float) -> float:
         pace = self._mean_pace(steps, pace)

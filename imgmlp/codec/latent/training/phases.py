@@ -369,8 +369,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self.suit()
 
     def was_astray(self, price: float) -> bool:
-        """Whether the run had better be done again at this price than go on at it, as bits were
-        much cheaper at first."""
+        """Whether the run had better be done again than go on at this price, as bits were much
+        cheaper at first."""
         return self._pricing is not None and 0 < RISEN * self.state.lowest <= price
 
     def start_over(self, price: float) -> None:
