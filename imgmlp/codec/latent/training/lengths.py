@@ -127,7 +127,7 @@ LEAST_AGAIN, SOONER = 0.2, 0.6
 MAIN = {"lambda": 1.0, "psnr": 0.8, "bytes": 0.95}
 # Of a run of few colours towards dB whose price stays: such a share, as passes find that price; and
 # steps, up to which it does. With more of them latents follow its changes about as well.
-MAIN_STEADY, MOST_STEADY = 0.5, 1000
+MAIN_STEADY, MOST_STEADY = 0.65, 1000
 
 
 def steps_of(level: int) -> int:

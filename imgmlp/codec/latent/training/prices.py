@@ -26,8 +26,8 @@ A_BIT = 0.2
 # took up to 6 dB from pictures of 48×40 and 64×64 pixels, and there was no time to learn them anew.
 IN_PASSES = 0.4
 # Of pictures of few colours the price stays in a short run towards dB: times the error that these
-# mean, at least; and under a time limit, which may leave no time for what would be missing.
-STEADY, SAFELY_STEADY = 5.0, 2.0
+# mean, at least, but not under a time limit, which may leave no time for what would be missing.
+STEADY = 5.0
 OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
@@ -72,7 +72,7 @@ class Prices:
 
     def steady(self, limited: bool) -> float:
         """What stays in a short run of few colours towards dB, whose latents follow no changes."""
-        return max(self.first(), (SAFELY_STEADY if limited else STEADY) * self._error())
+        return self.first() if limited else max(self.first(), STEADY * self._error())
 
     def cheapest_of_passes(self) -> float:
         """Below which no pass after a run does."""
