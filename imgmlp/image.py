@@ -32,7 +32,6 @@ TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha cha
 _PNG_EXIF = "Raw profile type exif"  # a PNG's text of before it had a chunk for them
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
 
-
 PNG = {"compress_level": 4}  # a third of the time of Pillow's 6, and a hundredth larger
 
 # How a picture is written, by extension: Pillow's format and options. Lossless but for JPEG.

@@ -131,10 +131,8 @@ def test_the_smallest_pictures_have_files_too(
 def test_a_picture_whose_own_file_is_no_larger_is_told(in_process: Command, picture: Path) -> None:
     folder = picture.parent / "in"
     folder.mkdir()
-    tiny, flat = (
-        folder / "tiny.pgm",
-        folder / "flat.ppm",
-    )  # no file of ours is as small, or as large
+    # no file of ours is as small, or as large
+    tiny, flat = folder / "tiny.pgm", folder / "flat.ppm"
     Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4) * 16).save(tiny)
     Image.new("RGB", (40, 30), (10, 200, 77)).save(flat)
     told = f"{tiny.relative_to(picture.parent)} itself has {tiny.stat().st_size} B, no more"

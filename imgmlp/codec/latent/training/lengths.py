@@ -337,13 +337,13 @@ class Lengths:
                 self.run.say(f"too little time for this picture: {duration(needed)} would do")
         elif self.workload.steps:
             steps = self._trained(self.workload.steps)
-            self.steady = self._is_steady(steps)
         else:
             every = {n: self._trained(steps_of(n)) for n in range(1, LEVELS + 1)}
             level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
             steps = every[level]
-            self.steady = self._is_steady(steps)
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
+        if self.workload.seconds is None:  # else a limit has decided
+            self.steady = self._is_steady(steps)
         again = self.least_passes(steps)
         times = "once" if again == 1 else f"{again} times"
         more = f" and {times} {round(SHORTER * steps):,} again" if again else ""
@@ -428,7 +428,8 @@ class Lengths:
         return self.opened and goes_over(self.shape, self.device, steps, self.opening, each)
 
     def fitting(self, seconds: float, pace: float) -> int:
-        """Steps that a time limit leaves room for, or what there must be."""
+        """Steps that a time limit leaves room for, or what there must be; decides whether the price
+        stays in them."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
         steps = self.fitting_in(MAIN_STEADY * left, pace)
         self.steady = self._is_steady(steps)
