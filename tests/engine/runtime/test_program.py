@@ -228,6 +228,29 @@ def test_training_steps_agree_with_numpy(device: AnyDevice, preset: str) -> None
     assert losses[0] < 0.2 or count < 100
 
 
+@pytest.mark.parametrize(("memory", "refused"), [(0, False), (7_999, True), (8_000, False)])
+def test_numpy_refuses_only_what_is_held_at_once(
+    memory: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight values of 4,000 bytes in a row two; where it is not known what there is, nothing."""
+    numpy = open_device("numpy")
+    x = Tensor(np.ones(1000, np.float32), numpy)
+
+    def step() -> dict[str, Tensor]:
+        value = x
+        for _ in range(4):
+            value = (value * x).exp()
+        return {"value": value}
+
+    program = compile(step, numpy)
+    monkeypatch.setattr("imgmlp.engine.runtime.interpreted.host_memory", lambda: memory)
+    if not refused:
+        program.run()
+        return
+    with pytest.raises(OutOfMemoryError, match=r"8,000 bytes at once, this machine has 7,999"):
+        program.run()
+
+
 def test_the_same_seed_gives_the_same_bits(device: AnyDevice) -> None:
     found = list[np.ndarray]()
     # another one is in the source: all of its kernels would be compiled once more
