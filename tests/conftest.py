@@ -234,15 +234,16 @@ def in_process(
     what libraries read from the environment as they are loaded they have read.
     """
     from imgmlp import cli
-    from imgmlp.cli import options
+    from imgmlp.cli import options, plain
 
     monkeypatch.chdir(picture.parent)
     for name in LEFT_OUT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("IMGMLP_DEVICE", "numpy")
-    signals = (options, "raise_on_signals"), (options, "shield_children"), (cli, "ignore_signals")
-    for module, name in signals:
-        monkeypatch.setattr(module, name, lambda: None)
+    for module in (options, plain):
+        monkeypatch.setattr(module, "raise_on_signals", lambda: None)
+        monkeypatch.setattr(module, "shield_children", lambda: None)
+    monkeypatch.setattr(cli, "ignore_signals", lambda: None)
     monkeypatch.setattr(cli.ending, "leave", sys.exit)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command has its own
 

@@ -396,7 +396,7 @@ def test_the_readmes_set_up_and_test_commands_are_those_of_the_check_script() ->
 def test_every_option_is_an_argument_or_in_the_table_of_those_that_are_called_otherwise() -> None:
     import typer
 
-    from imgmlp.cli import app
+    from imgmlp.cli.commands import app
 
     page = (ROOT / "docs" / "python.md").read_text("utf-8")
     cells = re.findall(r"^\| (`-.*) \| (.*) \|$", page, re.MULTILINE)
@@ -428,7 +428,7 @@ def test_the_page_of_the_api_says_what_the_code_does() -> None:
 
 @pytest.mark.parametrize("document", ["README.md", "docs/manual.md"])
 def test_the_commands_of_documents_exist(document: str) -> None:
-    from imgmlp.cli import app
+    from imgmlp.cli.commands import app
 
     known = {command.callback.__name__ for command in app.registered_commands if command.callback}
     known |= {group.name for group in app.registered_groups}

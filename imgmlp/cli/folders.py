@@ -25,8 +25,8 @@ from imgmlp.batch.pool import Pool, Seat, run_here
 from imgmlp.batch.work import Work
 from imgmlp.cli import files
 from imgmlp.cli.files import STANDARD
-from imgmlp.cli.options import first_of
 from imgmlp.cli.run_report import RunReport
+from imgmlp.cli.words import first_of
 from imgmlp.codec.training.run import Progress
 from imgmlp.errors import ImgmlpError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from imgmlp import __version__
+from imgmlp.cli.words import first_of
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.float_mlp.presets import usual
 from imgmlp.interrupt import raise_on_signals, shield_children
@@ -177,12 +178,6 @@ _MOST, _LEAST, _MARGIN, _NAMES, _TEXT = 80, 38, 2, 30, 23
 _SHORT = 65  # characters of a command's help in that of all commands
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def first_of(spec: str) -> str:
-    """One of the devices that are named, for what is done on one."""
-    name = spec.split(",", maxsplit=1)[0].strip()
-    return {"all": "auto", "gpus": "gpu"}.get(name.lower(), name)
 
 
 def _one_device(context: typer.Context, option: typer.CallbackParam, value: str) -> str:

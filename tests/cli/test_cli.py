@@ -16,8 +16,8 @@ import pytest
 from conftest import QUICK, Command, environment, imgmlp_command
 from outputs import assert_error, names
 
-from imgmlp import cli, terminal, text
-from imgmlp.cli import devices
+from imgmlp import terminal, text
+from imgmlp.cli import devices, typed
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import list_devices
 from imgmlp.errors import OutputError
@@ -73,11 +73,16 @@ def test_devices_lists_what_the_option_takes(in_process: Command) -> None:
 def test_a_home_that_cannot_be_written_keeps_completion_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def app(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/home/u/.bashrc")
+
     monkeypatch.setattr(sys, "argv", ["imgmlp", "--install-completion"])
-    told = cli._problem(OSError(errno.EROFS, os.strerror(errno.EROFS), "/home/u/.bashrc"))
-    assert isinstance(told, OutputError)
-    assert str(told) == "cannot install completion: Read-only file system: /home/u/.bashrc"
-    assert "--show-completion" in told.hint
+    monkeypatch.setattr(typed, "app", app)
+    with pytest.raises(OutputError) as told:
+        typed.run(terminal.Terminal())
+    problem = "cannot install completion: Read-only file system: /home/u/.bashrc"
+    assert str(told.value) == problem
+    assert "--show-completion" in told.value.hint
 
 
 def test_devices_says_how_to_mend_what_is_missing(

@@ -17,7 +17,7 @@ from conftest import GOLDEN, QUICK, Command, environment, imgmlp_command, small_
 from outputs import assert_error, pixels_of
 from PIL import Image
 
-from imgmlp import cli
+from imgmlp.cli.commands import app
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 from imgmlp.errors import problem_of
@@ -463,7 +463,7 @@ def test_help_is_no_wider_than_the_terminal_and_says_as_much_in_a_narrow_one(
     shown = {}
     for columns in (40, 47, 60, 80):
         monkeypatch.setenv("COLUMNS", str(columns))
-        cli.app([*command, "--help"], obj=Terminal(), prog_name="imgmlp", standalone_mode=False)
+        app([*command, "--help"], obj=Terminal(), prog_name="imgmlp", standalone_mode=False)
         shown[columns] = capsys.readouterr().out
     for columns, text in shown.items():
         assert max(map(len, text.splitlines())) <= columns

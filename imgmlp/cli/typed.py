@@ -1,0 +1,57 @@
+"""A command as it was typed, read by Typer: what it says is wrong becomes an error of ours.
+
+Only `commands` and `options` know Typer beside this module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+import typer
+
+from imgmlp.cli.commands import app
+from imgmlp.cli.words import options_in
+from imgmlp.errors import Interrupted, OutputError, UsageError, problem_of
+from imgmlp.terminal import Terminal
+from imgmlp.text import quoted
+
+INSTALL = "--install-completion"
+
+
+def run(terminal: Terminal) -> int:
+    """Do what the process was asked for; returns the exit code. Raises ImgmlpError."""
+    try:
+        code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
+    except typer.TyperException as error:
+        if not error.format_message():
+            return error.exit_code  # the help was shown instead
+        raise _usage(error) from error
+    except OSError as error:
+        if INSTALL not in sys.argv[1:]:
+            raise
+        problem = f"cannot install completion: {error.strerror}: {error.filename}"
+        hint = "--show-completion prints what your shell is to read"
+        raise OutputError(problem, hint=hint) from error  # Typer asks nothing
+    if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
+        raise problem_of(KeyboardInterrupt())
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: typer.TyperException) -> UsageError:
+    """What Typer says, without the words of Pydantic's in it."""
+    problem = error.format_message().replace("Value error, ", "")  # as Pydantic begins it
+    problem = re.sub("Input should be a valid integer.*", "it is no whole number", problem)
+    problem = re.sub("Input should be a valid number.*", "it is no number", problem)
+    return UsageError(problem, hint=_hint(error))
+
+
+def _hint(error: typer.TyperException) -> str:
+    if error.format_message().startswith("No such option"):
+        for word in options_in(sys.argv[1:]):
+            if word.startswith("-") and os.path.isfile(word):
+                return f"`{quoted(word)}` means the file of this name"
+    context = getattr(error, "ctx", None)
+    return f"see `{context.command_path if context else 'imgmlp'} --help`"
