@@ -19,6 +19,8 @@ ARITHMETIC = {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.MULACC, Op.MAX, Op.LT, 
 LOGIC = {Op.AND, Op.OR, Op.XOR}
 WHOLE = {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.MAX, Op.LT, Op.EQ, Op.SHL, Op.SHR} | LOGIC
 NUMBERS = {f32, i32}
+CHEAP = {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.WHERE}
+PLACED = {U.CONST, U.LOAD, U.STORE}  # with these they may be in a loop over elements apart
 
 
 def in_vectors(code: Code) -> tuple[dict[int, int], dict[int, int]]:
@@ -106,6 +108,21 @@ def step(offset: Expr, column: Var) -> int | None:
         if column not in (offset - column * n).variables():
             return n
     return None
+
+
+def apart(code: Code, begin: int) -> bool:
+    """Whether a loop of cheap arithmetic reads and writes nothing but elements that are far apart,
+    so that vectors of them would be put together and taken apart one by one."""
+    loop: Range = code.uops[begin].arg
+    end = next(j for j in range(begin + 1, len(code.uops)) if code.uops[j].op in (U.END, U.RANGE))
+    inside = code.uops[begin + 1 : end]
+    if loop.kind != "loop" or code.uops[end].op is not U.END:
+        return False
+    if not all(u.op in PLACED or (u.op is U.ALU and u.arg in CHEAP) for u in inside):
+        return False
+    column = Var(loop.name, 0, loop.count - 1)
+    places = [u.arg[0] if u.op is U.LOAD else u.arg for u in inside if u.op in (U.LOAD, U.STORE)]
+    return bool(places) and all(step(place, column) is None for place in places)
 
 
 def around_registers(code: Code) -> set[int]:

@@ -27,13 +27,14 @@ from imgmlp.engine.codegen.c_syntax import (
 from imgmlp.engine.codegen.matmul_calls import ProductCalls
 from imgmlp.engine.codegen.matrix_units import element, local_buffers, slices
 from imgmlp.engine.codegen.register_vectors import (
+    apart,
     around_registers,
     in_vectors,
     products_in_sums,
     step,
     subtracts_products,
 )
-from imgmlp.engine.codegen.sum_vectors import EVERY_OTHER, sums_in_vectors
+from imgmlp.engine.codegen.sum_vectors import EVERY_OTHER, outputs_in_vectors, sums_in_vectors
 from imgmlp.engine.codegen.vector_access import Neighbours
 from imgmlp.engine.ir.dtype import DType, bool_, f16, f32
 from imgmlp.engine.ir.op import Op
@@ -102,8 +103,11 @@ class _Writer:
         self.columns, self.vectors = in_vectors(code)  # loops and values: columns at once
         self.vector, self.wide = target.vector, target.wide
         self.sums: set[int] = set()  # accumulators that are vectors
+        self.outputs: set[int] = set()  # likewise, each place of which is an output
         if self.lanes == "one":
             self.sums, loops, values = sums_in_vectors(code, self.vector)
+            self.columns, self.vectors = self.columns | loops, self.vectors | values
+            self.outputs, loops, values = outputs_in_vectors(code, self.vector)
             self.columns, self.vectors = self.columns | loops, self.vectors | values
         self.around = around_registers(code)
         self.terms = products_in_sums(code) if self.lanes == "one" else set()
@@ -206,6 +210,9 @@ class _Writer:
         if self.vector > NARROW and n >= self.vector and self._only_stores(i):
             # LLVM prefers 8 for most processors that have vectors of 16
             self.lines.append(f"#pragma clang loop vectorize_width({self.vector})")
+        elif self.lanes == "one" and apart(self.code, i):
+            # gathered one by one, which compiles for half a second and gains nothing
+            self.lines.append("#pragma clang loop vectorize(disable) interleave(disable)")
         if i not in self.columns and not self._has_vectors(i):
             self.lines.append(opening)
         self.opened.append((i, len(self.lines)))
@@ -395,10 +402,13 @@ class _Writer:
     def _acc(self, i: int, u: UOp) -> None:
         count, start = u.arg
         assert u.dtype is not None
-        if i in self.sums:
+        if i in self.sums | self.outputs:
             parts = count // self.vector
             self.lines.append(f"float{self.vector} v{i}[{parts}];")
             self.lines += [f"v{i}[{n}] = 0.f;" for n in range(parts)]
+        if i in self.outputs:
+            return
+        if i in self.sums:
             self.lines += [f"float8 v{i}_by_8 = 0.f;"] if self.vector > NARROW else []
             self.lines.append(f"float v{i}_by_1 = 0.f;")
             return
@@ -410,7 +420,9 @@ class _Writer:
     def _accumulate(self, i: int, u: UOp) -> None:
         (acc, term), (op, lane) = u.src, u.arg
         cell = f"v{acc}[{_index(lane)}]"
-        if acc in self.sums:
+        if acc in self.outputs:
+            cell = f"v{acc}[{_index(lane)} / {self.vector}]"
+        elif acc in self.sums:
             width = self._at_once()
             whole = width == self.vector
             cell = f"v{acc}[{_index(lane)} / {width}]" if whole else f"v{acc}_by_{width}"
@@ -443,7 +455,8 @@ class _Writer:
 
     def _lane(self, i: int, u: UOp) -> None:
         own = self.lanes == "group" and self.code.uops[u.src[0]].op is U.COLUMNS
-        self._declare(i, u, f"v{u.src[0]}[{'0' if own else _index(u.arg)}]")
+        array = f"((const float *)v{u.src[0]})" if u.src[0] in self.outputs else f"v{u.src[0]}"
+        self._declare(i, u, f"{array}[{'0' if own else _index(u.arg)}]")
 
     def _group(self, i: int, u: UOp) -> None:
         op, results = u.arg

@@ -101,7 +101,10 @@ def _reduce_columns(
     assert core is not None
     shape = core.shape
     outer, width = math.prod(shape[:-1]), lower.target.wide
-    while width < WIDE and shape[-1] >= PAGE and outer * shape[-1] >= 2 * width * groups:
+    many = shape[-1] >= PAGE
+    while width < WIDE and many and outer * shape[-1] >= 2 * width * groups:
+        if shape[-1] % width == 0 != shape[-1] % (2 * width):
+            break  # as only whole blocks go in vectors
         width *= 2
     blocks = -(-shape[-1] // width)
     share = lower.outermost("i", outer * blocks, "share")

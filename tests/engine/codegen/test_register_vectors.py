@@ -134,3 +134,26 @@ def test_tiles_that_are_not_whole(device: Device, rows: int, columns: int, vecto
     assert bool(in_vectors(program.stages.codes[0])[0]) is vectors
     program.run()
     assert close(program.read("y"), x.numpy() @ w.numpy() + 1)
+
+
+FAR = "#pragma clang loop vectorize(disable)"
+
+
+@pytest.mark.parametrize(
+    ("first", "far"),
+    [
+        (lambda x: x[:, 3:4] * 0.5 + x[:, 7:8], True),
+        (lambda x: (x[:, 3:4] * 0.5 + x[:, 7:8]).exp(), False),
+        (lambda x: x[:, :20] * 0.5, False),
+    ],
+)
+def test_a_loop_over_elements_that_are_far_apart_has_no_vectors(
+    device: Device, first: Callable[[Tensor], Tensor], far: bool
+) -> None:
+    """A column of a matrix that becomes one of another, with no arithmetic that takes long."""
+    x = tensor(device, 300, 40)
+    program = compile(lambda: {"y": Tensor.concat([first(x), x[:, 20:]], 1)}, device)
+    assert (FAR in program.stages.source) is far
+    program.run()
+    same = Tensor(x.numpy(), open_device("numpy"))
+    assert close(program.read("y"), Tensor.concat([first(same), same[:, 20:]], 1).numpy())

@@ -9,7 +9,7 @@ import pytest
 from conftest import open_mapping
 
 from imgmlp.engine import Device, Tensor, compile, dtype, open_device
-from imgmlp.engine.codegen.sum_vectors import sums_in_vectors
+from imgmlp.engine.codegen.sum_vectors import outputs_in_vectors, sums_in_vectors
 
 ROWS = 3
 COUNTS = [8, 9, 15, 16, 17, 31, 32, 33, 56, 63, 300]
@@ -75,6 +75,50 @@ def test_terms(device: Device, name: str) -> None:
         alone = compile(lambda own=own, n=n: {"sums": terms(*own, n).sum(1)}, lowered)  # type: ignore[misc]
         (code,) = alone.stages.codes
         assert bool(sums_in_vectors(code, width)[0]) is wanted, n
+
+
+# What is summed over the first axis of x and y [33, 2 n + 3], to n neighbouring outputs.
+OUTPUTS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
+    "neighbours": (lambda x, y, n: x[:, 3 : n + 3], True),
+    "two products": (lambda x, y, n: x[:, :n] * y[:, 1 : n + 1] + x[:, 2 : n + 2] * 0.5, True),
+    "the same for all": (lambda x, y, n: x[:, :n] * y[:, :1], True),
+    "an exponential": (lambda x, y, n: (x[:, :n] * 0.1).exp(), True),
+    "under a condition": (lambda x, y, n: x[:, : n - 2].pad((0, 0), (1, 1)), False),
+    "a sine": (lambda x, y, n: x[:, :n].sin(), False),
+}
+
+
+@pytest.mark.parametrize("columns", [16, 32, 96, 1088, 24, 81])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_neighbouring_outputs(device: Device, name: str, columns: int) -> None:
+    """In whole vectors, also 128 columns at once; elsewhere the last ones have fewer."""
+    terms, wanted = OUTPUTS[name]
+    rng, numpy = np.random.default_rng(0), open_device("numpy")
+    x, y = (rng.standard_normal((33, 2 * columns + 3)).astype(np.float32) for _ in range(2))
+    there = Tensor(x, device), Tensor(y, device)
+
+    def sums() -> dict[str, Tensor]:
+        found = terms(*there, columns).sum(0)
+        return {"sums": found, "again": found * 2 + 1}
+
+    program = compile(sums, device)
+    program.run()
+    exact = terms(Tensor(x, numpy), Tensor(y, numpy), columns).numpy().astype(np.float64)
+    most = 1e-6 * np.abs(exact).sum(0) + 1e-6
+    assert (np.abs(program.read("sums") - exact.sum(0)) <= most).all()
+    assert (np.abs(program.read("again") - (2 * exact.sum(0) + 1)) <= 2 * most).all()
+    codes = program.stages.codes
+    found = [outputs_in_vectors(code, device.vector_width)[0] for code in codes]
+    assert any(found) is (wanted and columns % (2 * device.vector_width) == 0)
+    assert not any(sums_in_vectors(code, device.vector_width)[0] for code in codes)
+
+
+def test_the_largest_of_columns_is_no_sum(device: Device) -> None:
+    values = np.random.default_rng(0).standard_normal((5, 32)).astype(np.float32)
+    program = compile(lambda: {"most": Tensor(values, device).max(0)}, device)
+    program.run()
+    assert np.array_equal(program.read("most"), values.max(0))
+    assert not any(outputs_in_vectors(code, 8)[0] for code in program.stages.codes)
 
 
 def test_fewer_than_a_vector_have_no_more_accumulators_than_terms(device: Device) -> None:
