@@ -170,6 +170,9 @@ def _by_one(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wante
     while others * parts < wanted and parts * 16 <= rows:
         parts *= 2
     height = -(-rows // parts)
+    if rows % height and core.src[0].shape[-1] <= REGISTER_INNER and not _along(core, lower.target):
+        most = REGISTER_ROWS[lower.target.vector][width]
+        height += -height % most  # as the last has fewer anyway: one form of code, not two
     shape = (*batch, -(-rows // height), count)
     tiles = math.prod(shape)
     number = lower.outermost("t", tiles, "share")
