@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -95,14 +96,23 @@ def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> 
         seen.add(resolved(path))
 
 
+def digest(path: Path) -> str:
+    """Stands for a file's bytes. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def write_atomically(
-    path: Path | str, write: Callable[[BinaryIO], object], replace: bool = True
+    path: Path | str,
+    write: Callable[[BinaryIO], object],
+    replace: bool = True,
+    announce: Callable[[str], object] | None = None,
 ) -> None:
     """Have `write` fill a file that takes its name only once it is whole and on the disk.
 
-    Whatever goes wrong, the old file stays as it was, or none. A new one in its place may be read
-    and written by whom it might. Raises OutputError, also for a file that is there by then and must
-    not be replaced.
+    Just before that `announce` is told its digest, but of what is no file. Whatever goes wrong, the
+    old file stays as it was, or none. A new one in its place may be read and written by whom it
+    might. Raises OutputError, also for a file that is there by then and must not be replaced.
     """
     path = Path(path)
     try:
@@ -118,6 +128,8 @@ def write_atomically(
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
+            if announce is not None:
+                announce(digest(temporary))
             if fcntl is None:  # nor can it be renamed
                 stream.close()
             if replace:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from imgmlp.batch.find import Found, names_in
-from imgmlp.batch.journal import Done, Journal, digest
+from imgmlp.batch.journal import Done, Journal
 from imgmlp.batch.output import check
 from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.store import is_stored, url
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError, UsageError
-from imgmlp.output_files import is_special, write_atomically
+from imgmlp.output_files import digest, is_special, write_atomically
 
 TABLES = """
 CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;

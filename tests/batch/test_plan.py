@@ -13,10 +13,10 @@ from imgmlp.batch import journal as journals
 from imgmlp.batch import plan as planning
 from imgmlp.batch.encode import looked_at
 from imgmlp.batch.find import Found, Search, names_in
-from imgmlp.batch.journal import digest
 from imgmlp.batch.plan import FAILED, Plan, Rules
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError
+from imgmlp.output_files import digest
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from imgmlp import output_files
 from imgmlp.batch import encode as batch_encode
 from imgmlp.batch import pool as pools
 from imgmlp.batch.encode import EncodeFile
-from imgmlp.batch.journal import NAME, digest
+from imgmlp.batch.journal import NAME
 from imgmlp.batch.plan import FAILED, Plan
 from imgmlp.batch.pool import run_here
 from imgmlp.batch.wanted import Wanted
@@ -28,6 +28,7 @@ from imgmlp.codec import encoder
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.errors import DeviceError, Interrupted, OutputError, TargetError, UsageError
+from imgmlp.output_files import digest
 
 
 @pytest.fixture
