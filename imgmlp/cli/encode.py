@@ -137,11 +137,13 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
     ]
     tasks[0].began = terminal.began  # starting counts as well, while others wait for their turn
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
-    code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
-    if all(map(_Task.is_done, tasks)):
-        for task in tasks:
-            task.forget()
-    elif any(task.kept is not None for task in tasks if task.written):
+    try:
+        code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
+    finally:  # whatever becomes of the JSON
+        if done := all(map(_Task.is_done, tasks)):
+            for task in tasks:
+                task.forget()
+    if not done and any(task.kept is not None for task in tasks if task.written):
         terminal.note("the same command passes over the files that it has written")
     return code
 

@@ -25,7 +25,7 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent.training import lengths
 from imgmlp.codec.training import target
 from imgmlp.codec.training.checkpoint import left_beside
-from imgmlp.errors import Interrupted, OutOfMemoryError, TargetError, UsageError
+from imgmlp.errors import Interrupted, OutOfMemoryError, OutputError, TargetError, UsageError
 from imgmlp.image import Picture, load, psnr
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
@@ -249,6 +249,22 @@ def test_a_stopped_command_goes_on_where_it_was(
     assert encode([picture], Outputs(), wanted) == code
     assert "continuing after" in capsys.readouterr().err
     assert written.read_bytes() == whole.read_bytes()
+    assert not left_beside(written)
+
+
+def test_json_that_nobody_can_read_leaves_no_hidden_file(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: str) -> None:
+        raise OutputError("cannot write to stdout", hint="send it to another place")
+
+    Image.new("RGB", (8, 8), (10, 200, 77)).save(picture)
+    monkeypatch.setattr(encoding.files, "print_data", full)
+    request = Request([picture], device="numpy", as_json=True)
+    with pytest.raises(OutputError, match="stdout"):
+        encoding.run(Terminal(), request, Outputs(), Wanted(psnr=40))
+    written = picture.with_suffix(".imlp")
+    assert written.exists()
     assert not left_beside(written)
 
 
