@@ -138,12 +138,11 @@ class _Task:
     def decode(self) -> None:
         """Write the picture. Raises ImgmlpError."""
         began, target = time.perf_counter(), self.target
-        stored = self.once or files.stored(self.source)
-        pixels = stored.decode(self.device(), self.dimensions)
-        if stored.exact and self.dimensions not in (None, (stored.width, stored.height)):
-            note = "another size than its own: rendered in floats, not the exact picture"
+        found = self.once or files.stored(self.source)
+        pixels = found.decode(self.device(), self.dimensions)
+        if (note := stored.inexact(found, self.dimensions)) is not None:
             self.terminal.note(note)
-        self._save(pixels, stored.metadata)
+        self._save(pixels, found.metadata)
         height, width, channels = pixels.shape
         self.entry |= {"width": width, "height": height, "channels": channels}
         if target != STANDARD:

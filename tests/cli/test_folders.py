@@ -266,11 +266,24 @@ def test_decode_mirrors_a_tree(stored: Path, capsys: Shown) -> None:
     assert "2 files done before" in capsys.readouterr().err
     small = pixels_of(Path("out/x.decoded.png")).shape
     assert decode(stored, scale=2) == 0
+    assert "x.imlp: another size than its own" in capsys.readouterr().err
     assert pixels_of(Path("out/x.decoded.png")).shape == (2 * small[0], 2 * small[1])
     (Path("out") / NAME).unlink()  # as if it had been killed before it remembered
     assert decode(stored, scale=2) == 0
     (Path("out") / NAME).unlink()
     assert decode(stored) == 1  # another size is another picture
+
+
+def test_the_entry_of_a_picture_is_that_of_one_alone(stored: Path, capsys: Shown) -> None:
+    request = Request([stored / "x.imlp"], device="numpy", as_json=True)
+    found = []
+    for outputs in (decoding.Outputs(), decoding.Outputs(folder=Path("out"))):
+        assert decoding.run(Terminal(), request, outputs) == 0
+        entries = json.loads(capsys.readouterr().out)
+        found.append(entries[0] if isinstance(entries, list) else entries)
+    alone, one = found
+    assert one.keys() == alone.keys() | {"device"}
+    assert one["channels"] == alone["channels"] == 1
 
 
 def test_verify_looks_into_folders(stored: Path, capsys: Shown) -> None:
