@@ -135,18 +135,18 @@ def write_atomically(
             if replace:
                 temporary.replace(whole)
             else:
-                _name_free(temporary, whole)
+                _name_free(temporary, whole, path)
         _sync_folder(whole.parent)
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
-def _name_free(temporary: Path, path: Path) -> None:
-    """Name a file as no other one is. Raises OutputError."""
+def _name_free(temporary: Path, path: Path, given: Path) -> None:
+    """Name a file as no other one is. Raises OutputError, in which it has the name as `given`."""
     with contextlib.suppress(OSError):  # a name that is taken, or a file system without links
         os.link(temporary, path)  # which replaces nothing, as a rename would
         return
-    check_free(path, force=False)
+    check_free(given, force=False)
     temporary.replace(path)
 
 
