@@ -217,10 +217,11 @@ def test_times_are_written_as_people_do(text: str, seconds: float) -> None:
     assert parse_time(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1d", "99999h"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "1d", "99999h", "1000001"])
 def test_other_texts_are_no_times(text: str) -> None:
-    with pytest.raises(UsageError, match="--time"):
+    with pytest.raises(UsageError, match="--time") as refused:
         parse_time(text)
+    assert "up to a million seconds" in refused.value.hint
 
 
 @CODECS
