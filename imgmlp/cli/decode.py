@@ -90,7 +90,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
 
 def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     """Decode files into PNGs of a folder."""
-    folders.check_out(outputs.folder)
+    folders.check_out(request, outputs.folder)
     if outputs.folder is not None and store.is_stored(outputs.folder):
         hint = "give a folder of this machine: only encode writes into stores"
         raise UsageError(f"{store.url(outputs.folder)} is in a store", hint=hint)

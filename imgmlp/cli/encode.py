@@ -82,7 +82,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
     outputs.check_choices(request.many or len(request.sources) > 1)
     if outputs.folder is None and not request.many:
         return _beside(terminal, request, outputs, wanted)
-    folders.check_out(outputs.folder)
+    folders.check_out(request, outputs.folder)
     assert outputs.folder is not None
     stored = store.is_stored(outputs.folder)
     if not stored:

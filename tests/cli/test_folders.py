@@ -221,6 +221,30 @@ def test_what_has_no_place_is_refused(in_process: Command, picture: Path) -> Non
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--jobs", "0"), 2, "--jobs is 0"),
+        (("--jobs", "2"), 2, "--jobs is for many files"),
+        (("--device", "numpy,cpu"), 2, "--device numpy,cpu names several devices"),
+        (("--device", "numpy,none"), 6, "no device 'none'"),
+        (("--cluster", "foo"), 2, "--cluster is 'foo'"),
+        (("--cluster", "local"), 2, "--cluster is for many files"),
+    ],
+)
+def test_what_is_for_many_files_is_refused_for_one(
+    in_process: Command, picture: Path, options: tuple[str, ...], code: int, words: str
+) -> None:
+    assert_error(in_process("encode", picture, *options, check=code).stderr, words)
+
+
+def test_without_a_folder_the_request_is_looked_at_first(
+    in_process: Command, picture: Path
+) -> None:
+    for options, words in ((("--jobs", "0"), "--jobs is 0"), ((), "where should the outputs")):
+        assert_error(in_process("decode", ".", *options, check=2).stderr, words)
+
+
 @pytest.mark.parametrize("scheme", ["file", "local"])
 def test_an_address_of_this_machine_is_no_store(
     in_process: Command, picture: Path, scheme: str
