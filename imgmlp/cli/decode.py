@@ -121,6 +121,7 @@ class _Task:
 
     def __post_init__(self) -> None:
         self.entry: Entry = {"file": str(self.source), "output": None, "problem": None}
+        self.entry["notes"] = self.notes = list[str]()
 
     def check(self) -> None:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
@@ -141,7 +142,7 @@ class _Task:
         found = self.once or files.stored(self.source)
         pixels = found.decode(self.device(), self.dimensions)
         if (note := stored.inexact(found, self.dimensions)) is not None:
-            self.terminal.note(note)
+            self._note(note)
         self._save(pixels, found.metadata)
         height, width, channels = pixels.shape
         self.entry |= {"width": width, "height": height, "channels": channels}
@@ -157,4 +158,8 @@ class _Task:
             files.write_standard(png.getvalue())
             return
         if lost := pictures.save_named(pixels, self.target, metadata, self.outputs.force):
-            self.terminal.note(f"{self.target} cannot hold the {together(lost)}")
+            self._note(f"{self.target} cannot hold the {together(lost)}")
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.terminal.note(text)

@@ -193,6 +193,7 @@ class _Task:
 
     def __post_init__(self) -> None:
         self.entry: Entry = {"file": str(self.source), "output": str(self.path), "problem": None}
+        self.entry["notes"] = self.notes = list[str]()
 
     def check(self) -> None:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
@@ -214,6 +215,7 @@ class _Task:
         began, wanted = self.began or time.perf_counter(), self.wanted
         terminal, standard = self.watch.terminal, self.path == STANDARD
         picture = parsing.load_picture(terminal, self.source, True, wanted.frame, wanted.strip)
+        self.notes += picture.notes
         encoding = Encoding(
             picture,
             files.named(self.source),
@@ -234,6 +236,7 @@ class _Task:
         self.entry |= found.facts()
         told = None if self.source == STANDARD else smaller_source(self.source, found)
         if told is not None:
+            self.notes.append(told)
             terminal.note(told)
         terminal.done(found.line("standard output" if standard else str(self.path)))
 

@@ -182,6 +182,9 @@ def _entry(record: Record) -> Entry:
     if task.output is not None:
         entry["output"] = url(task.output)
     entry |= {"problem": record.problem} | record.facts
+    if task.output is not None:  # as of one file alone, whose name is in the entry
+        name = f"{url(task.source)}: "
+        entry["notes"] = [note.removeprefix(name) for note in record.notes]
     if record.problem is not None:
         entry |= {"hint": record.hint, "exit_code": record.exit_code}
     if record.device:

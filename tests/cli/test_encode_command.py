@@ -253,6 +253,18 @@ def test_a_stopped_command_goes_on_where_it_was(
     assert not left_beside(written)
 
 
+def test_json_has_what_notes_say(in_process: Command, picture: Path) -> None:
+    """The same of one file and of a run over many."""
+    (picture.parent / "deep.pgm").write_bytes(b"P5 2 2 65535\n" + bytes(8))
+    asked = ("encode", "deep.pgm", "--psnr", "40", "--json")
+    (alone,) = json.loads(in_process(*asked).stdout)
+    one = json.loads(in_process(*asked, "--out", "out").stdout)
+    bits, smaller = alone["notes"]
+    assert bits == "of the 16 bits of a sample the upper 8 are kept"
+    assert smaller.startswith("deep.pgm itself has")
+    assert one["notes"] == alone["notes"]
+
+
 def test_json_that_nobody_can_read_leaves_no_hidden_file(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

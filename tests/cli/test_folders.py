@@ -301,13 +301,16 @@ def test_decode_mirrors_a_tree(stored: Path, capsys: Shown) -> None:
 def test_the_entry_of_a_picture_is_that_of_one_alone(stored: Path, capsys: Shown) -> None:
     request = Request([stored / "x.imlp"], device="numpy", as_json=True)
     found = []
-    for outputs in (decoding.Outputs(), decoding.Outputs(folder=Path("out"))):
+    for folder in (None, Path("out")):
+        outputs = decoding.Outputs(folder=folder, scale=2)
         assert decoding.run(Terminal(), request, outputs) == 0
         entries = json.loads(capsys.readouterr().out)
         found.append(entries[0] if isinstance(entries, list) else entries)
     alone, one = found
     assert one.keys() == alone.keys() | {"device"}
     assert one["channels"] == alone["channels"] == 1
+    assert one["notes"] == alone["notes"]
+    assert alone["notes"][0].startswith("another size than its own")
 
 
 def test_verify_looks_into_folders(stored: Path, capsys: Shown) -> None:
