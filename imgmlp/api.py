@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import re
 from collections.abc import Callable
@@ -61,6 +62,7 @@ def _in_pythons_words(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _plain(text: str) -> str:
+    text = text.replace("--scale and --size", "--size")  # which is all that decode has
     return _OPTIONS.sub(lambda found: _OPTION_NAMES.get(found[1], found[1]), text)
 
 
@@ -145,10 +147,8 @@ def encode(
     Raises ImgmlpError: PictureError for what is no picture, UsageError for an argument that is
     none, TrainingError, DeviceError and OutOfMemoryError. A target that was missed raises nothing.
     """
-    given = {"quality": quality, "bpp": bpp, "psnr": psnr, "price": price, "seconds": seconds}
-    for name, value in given.items():
-        if value is not None:
-            _check_number(name, value, float)
+    quality, bpp, psnr = _real("quality", quality), _real("bpp", bpp), _real("psnr", psnr)
+    price, seconds = _real("price", price), _real("seconds", seconds)
     for name, count in {"size": size, "effort": effort}.items():
         if count is not None:
             _check_number(name, count, int)
@@ -219,6 +219,17 @@ def _check_number(name: str, value: object, kind: type[float]) -> None:
     if not good or isinstance(value, bool):
         what = "a whole number" if kind is int else "a number"
         raise UsageError(f"{name} is {value!r}", hint=f"use {what}")
+
+
+def _real(name: str, value: float | None) -> float | None:
+    """A number as Python's own, which goes into JSON; others' kinds do not. Raises UsageError."""
+    if value is None:
+        return None
+    _check_number(name, value, float)
+    try:
+        return float(value)
+    except OverflowError:  # of what has more digits
+        return math.inf if value > 0 else -math.inf
 
 
 @_in_pythons_words

@@ -9,7 +9,7 @@ import contextlib
 import io
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -336,9 +336,13 @@ def info_of(found: Metadata) -> dict[Any, Any]:
 
 
 def save_picture(
-    pixels: np.ndarray, path: Path, found: Metadata = NOTHING, replace: bool = True
+    pixels: np.ndarray,
+    path: Path,
+    found: Metadata = NOTHING,
+    replace: bool = True,
+    announce: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """Write pixels in the format that the extension names; `replace` as in `write_atomically`.
+    """Write pixels in the format that the extension names; the rest as in `write_atomically`.
 
     Returns the names of what cannot be kept there. Raises UsageError, OutputError.
     """
@@ -355,16 +359,20 @@ def save_picture(
             hint = "write a .png instead"
             raise OutputError(f"{name} cannot hold this picture: {error}", hint=hint) from error
 
-    write_atomically(path, write, replace)
+    write_atomically(path, write, replace, announce)
     return [what for what in found.names() if what not in kept.names()]
 
 
 def save_named(
-    pixels: np.ndarray, path: Path, found: Metadata = NOTHING, replace: bool = True
+    pixels: np.ndarray,
+    path: Path,
+    found: Metadata = NOTHING,
+    replace: bool = True,
+    announce: Callable[[str], object] | None = None,
 ) -> list[str]:
     """As `save_picture`, but to what is no file as PNG, as its name says nothing."""
     if not is_special(path):
-        return save_picture(pixels, path, found, replace)
+        return save_picture(pixels, path, found, replace, announce)
     save_png(pixels, path, found)
     return []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -95,14 +96,23 @@ def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> 
         seen.add(resolved(path))
 
 
+def digest(path: Path) -> str:
+    """Stands for a file's bytes. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def write_atomically(
-    path: Path | str, write: Callable[[BinaryIO], object], replace: bool = True
+    path: Path | str,
+    write: Callable[[BinaryIO], object],
+    replace: bool = True,
+    announce: Callable[[str], object] | None = None,
 ) -> None:
     """Have `write` fill a file that takes its name only once it is whole and on the disk.
 
-    Whatever goes wrong, the old file stays as it was, or none. A new one in its place may be read
-    and written by whom it might. Raises OutputError, also for a file that is there by then and must
-    not be replaced.
+    Just before that `announce` is told its digest, but of what is no file. Whatever goes wrong, the
+    old file stays as it was, or none. A new one in its place may be read and written by whom it
+    might. Raises OutputError, also for a file that is there by then and must not be replaced.
     """
     path = Path(path)
     try:
@@ -118,23 +128,25 @@ def write_atomically(
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
+            if announce is not None:
+                announce(digest(temporary))
             if fcntl is None:  # nor can it be renamed
                 stream.close()
             if replace:
                 temporary.replace(whole)
             else:
-                _name_free(temporary, whole)
+                _name_free(temporary, whole, path)
         _sync_folder(whole.parent)
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
-def _name_free(temporary: Path, path: Path) -> None:
-    """Name a file as no other one is. Raises OutputError."""
+def _name_free(temporary: Path, path: Path, given: Path) -> None:
+    """Name a file as no other one is. Raises OutputError, in which it has the name as `given`."""
     with contextlib.suppress(OSError):  # a name that is taken, or a file system without links
         os.link(temporary, path)  # which replaces nothing, as a rename would
         return
-    check_free(path, force=False)
+    check_free(given, force=False)
     temporary.replace(path)
 
 

@@ -11,10 +11,11 @@ import pytest
 from conftest import Command
 from reference import close
 
+from imgmlp.bench import kernels_report
 from imgmlp.bench.kernels import CASES, COPY, Case, Point, measure, providers, rows
 from imgmlp.bench.kernels_report import as_csv, bench_kernels, table
 from imgmlp.engine import Tensor, open_device
-from imgmlp.errors import UsageError
+from imgmlp.errors import OutputError, UsageError
 from imgmlp.terminal import Terminal
 
 NAMED = {case.name: case for case in CASES}
@@ -64,6 +65,20 @@ def test_the_command_prints_json_and_writes_csv(imgmlp: Command, picture: Path) 
     written = (picture.parent / "speeds.csv").read_text("utf-8").splitlines()
     assert len(written) == len(found) + 1
     imgmlp("bench", "kernels", "--side", "8", "--csv", "speeds.csv", check=8)
+
+
+@pytest.mark.parametrize("kind", ["--csv", "--plot"])
+def test_a_file_that_cannot_be_written_is_all_that_json_tells(
+    in_process: Command, picture: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object) -> None:
+        raise OutputError(f"cannot write {path}", hint="make room")
+
+    monkeypatch.setattr(kernels_report, "find_spec", lambda _: True)
+    monkeypatch.setattr(kernels_report.output_files, "write_atomically", full)
+    asked = ("bench", "kernels", "--quick", "--side", "8", "--json", "--device", "numpy")
+    done = in_process(*asked, kind, "a.svg", check=8)
+    assert json.loads(done.stdout)["problem"] == "cannot write a.svg"
 
 
 def test_sides_that_do_not_fit_are_too_large(in_process: Command) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from imgmlp import errors
-from imgmlp.cli import app
+from imgmlp.cli.commands import app
 from imgmlp.errors import ImgmlpError, problem_of
 
 EXIT_CODES = {

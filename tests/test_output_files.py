@@ -51,6 +51,28 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(
     assert seen[0] == (3, False)
 
 
+def test_a_file_that_came_meanwhile_has_the_name_that_was_given(tmp_path: Path) -> None:
+    whole, link = tmp_path / "whole", tmp_path / "link"
+    link.symlink_to(whole)
+
+    def meanwhile(_: BinaryIO) -> None:
+        whole.write_bytes(b"mine")
+
+    with pytest.raises(OutputError, match="link exists already"):
+        output_files.write_atomically(link, meanwhile, replace=False)
+    assert whole.read_bytes() == b"mine"
+
+
+def test_a_file_is_announced_before_it_takes_its_name(tmp_path: Path) -> None:
+    path, told = tmp_path / "a", list[tuple[str, bool]]()
+
+    def announce(digest: str) -> None:
+        told.append((digest, path.exists()))
+
+    output_files.write_atomically(path, lambda stream: stream.write(b"new"), True, announce)
+    assert told == [(output_files.digest(path), False)]
+
+
 def test_a_file_that_another_process_took_for_a_dead_ones_is_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

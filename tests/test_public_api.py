@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +214,25 @@ def test_of_several_frames_one_is_trained_on_and_a_profile_may_be_left_out(tmp_p
 def test_numbers_of_numpy_are_numbers() -> None:
     choices = {"effort": np.int64(1), "price": np.float32(0.5), "device": "numpy"}
     assert imgmlp.encode(np.zeros((9, 7), np.uint8), **choices).metrics["psnr"] == math.inf
+
+
+@pytest.mark.parametrize(
+    "target", [{"psnr": Fraction(30)}, {"price": Fraction(1, 1000)}, {"quality": Fraction(60)}]
+)
+def test_fractions_are_numbers_as_well(target: dict[str, Fraction]) -> None:
+    """Also in a file's digest and metrics."""
+    choices = {"seconds": Fraction(1, 2), "codec": "mlp", "device": "numpy"} | target
+    found = imgmlp.encode(small_pixels()[:9, :9], **choices)
+    assert json.dumps(found.metrics)
+    (name,) = target
+    with pytest.raises(imgmlp.ImgmlpError, match=f"{name} is inf"):
+        imgmlp.encode(small_pixels(), **{name: Fraction(10**400)})
+
+
+def test_hints_name_arguments_that_there_are() -> None:
+    with pytest.raises(UsageError, match="only its own size") as told:
+        imgmlp.decode(ROOT / "tests" / "golden" / "latent" / "start-1.imlp", size=(9, 9))
+    assert told.value.hint == "leave out size"
 
 
 @pytest.mark.parametrize("source", [None, 3, b"bytes", [[1]], small_pixels().astype(int)])

@@ -172,10 +172,10 @@ class Encoding:
             if (others := checkpoint.others(self.output, state)) is not None:
                 self.watch.note(others)
         self._announce_time(goal, device)
-        values = {"live": self.live.names()}
-        run = Run(None, self.watch.stopping, self.watch.note, state, values, self.began)
-        self.live.check([] if run.saved is None else run.saved.values["live"], picture)
-        view = self.live.view(self.name, picture, self.watch.note)
+        run = Run(None, self.watch.stopping, self.watch.note, state, began=self.began)
+        key = "" if state is None else state.key
+        self.live.check(None if run.saved is None else key, picture)
+        view = self.live.view(self.name, picture, self.watch.note, key)
         with self.watch.training(workload.steps) as show, view:
             run.tell = view.after(show)
             made = encoder.encode(picture, goal, workload, device, run, codec)

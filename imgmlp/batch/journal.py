@@ -8,7 +8,6 @@ Whoever reads it may have forgotten all of it: then a file is one that nobody kn
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from imgmlp.errors import OutputError, UsageError
-from imgmlp.output_files import is_special
+from imgmlp.output_files import digest, is_special
 
 NAME = ".imgmlp-journal.jsonl"
 VERSION = 1
@@ -41,12 +40,6 @@ class Done:
 
 
 _KINDS = {one.name: {"str": str, "int": int}.get(str(one.type), dict) for one in fields(Done)}
-
-
-def digest(path: Path) -> str:
-    """Stands for a file's bytes. Raises OSError."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def looked_at(path: Path) -> tuple[tuple[int, int], str]:

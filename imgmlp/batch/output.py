@@ -10,7 +10,6 @@ import stat
 from pathlib import Path
 
 from imgmlp import output_files
-from imgmlp.batch.journal import digest
 from imgmlp.batch.work import Task
 from imgmlp.errors import OutputError
 
@@ -45,7 +44,7 @@ def check(path: Path, force: bool, known: str, hint: str) -> None:
         output_files.check_free(path, force, hint)
         return
     try:
-        changed = digest(path) != known
+        changed = output_files.digest(path) != known
     except OSError as error:
         problem = f"cannot read {path}: {error.strerror}"
         raise OutputError(problem, hint="check its rights") from error

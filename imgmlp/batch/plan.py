@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from imgmlp.batch.find import Found, names_in
-from imgmlp.batch.journal import Done, Journal, digest
+from imgmlp.batch.journal import Done, Journal
 from imgmlp.batch.output import check
 from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.store import is_stored, url
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError, UsageError
-from imgmlp.output_files import is_special, write_atomically
+from imgmlp.output_files import digest, is_special, write_atomically
 
 TABLES = """
 CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;
@@ -118,6 +118,8 @@ class Plan:
         self._data = sqlite3.connect("")  # a file that has no name
         weakref.finalize(self, self._data.close)
         self._data.executescript(TABLES)
+        self._data.create_function("absolute", 1, os.path.abspath)
+        self._data.create_function("there", 1, os.path.lexists)
 
     def make(
         self, files: Iterable[Found], stopping: Callable[[], bool] = lambda: False
@@ -278,32 +280,45 @@ class Plan:
 
     @_room()
     def list_failed(self, whole: bool = True) -> Path | None:
-        """Write the list of those that failed; returns it, or None if there is none to write.
+        """Write the list of those that failed; returns it, or None if none did.
 
-        If the run ended early, which is not `whole`, the list keeps what it has, which may be left
-        to do. Raises OutputError, also for a list that is somebody else's.
+        The list keeps what it has of files that this run did not look at, as it was of others, and
+        that are there still. If the run ended early, which is not `whole`, it keeps all, which may
+        be left to do. Raises OutputError, also for a list that is somebody else's.
         """
         folder = self.rules.folder
         if folder is None or not folder.is_dir():
             return None
-        path, count = folder / FAILED, self._data.execute("SELECT count(*) FROM failed").fetchone()
+        path, failed = folder / FAILED, self._failures()
+        if not (failed or whole):
+            return None  # it stays as it is
+        self._keep_others(whole)
         known = self._known(os.fsencode(FAILED))
         own, there = "" if known is None else known.output_digest, path.exists()
-        if not count[0]:
-            if whole and path.is_file() and digest(path) == own:  # else it is somebody else's
+        if not self._failures():
+            if path.is_file() and digest(path) == own:  # else it is somebody else's
                 path.unlink(missing_ok=True)
             return None
         if is_special(path):  # which would be written into, and may wait for ever
             raise OutputError(f"{path} is a pipe or a device", hint="remove it")
-        if not whole:
-            more = "SELECT path FROM before WHERE path NOT IN (SELECT path FROM failed)"
-            self._data.execute(f"INSERT INTO failed {more}")
         check(path, self.rules.force, own, "rename it, or give --force")
         write_atomically(path, self._write_failed, self.rules.force or there)
         status = path.stat()
         kept = status.st_size, status.st_mtime_ns, digest(path)
         self._remember(Done(FAILED, "", 0, 0, "", self.rules.settings, *kept))
-        return path
+        return path if failed else None
+
+    def _failures(self) -> int:
+        (count,) = self._data.execute("SELECT count(*) FROM failed").fetchone()
+        return int(count)
+
+    def _keep_others(self, whole: bool) -> None:
+        """Let those of the list before count as failed that are to stay in it."""
+        kept = "SELECT path FROM before WHERE path NOT IN (SELECT path FROM failed)"
+        if whole:
+            looked = "SELECT absolute(path) FROM found"
+            kept += f" AND there(path) AND absolute(path) NOT IN ({looked})"
+        self._data.execute(f"INSERT INTO failed {kept}")
 
     def _write_failed(self, stream: BinaryIO) -> None:
         ends = "instr(path, x'0a') OR instr(path, x'0d')"  # of lines, for one system or another

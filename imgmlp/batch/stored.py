@@ -36,6 +36,13 @@ def weigh(path: Path) -> int:
     return 1
 
 
+def inexact(stored: Stored, size: Size | None) -> str | None:
+    """What there is to say of a picture at this size, if it is not the one that was encoded."""
+    if not stored.exact or size in (None, (stored.width, stored.height)):
+        return None
+    return "another size than its own: rendered in floats, not the exact picture"
+
+
 @dataclass(frozen=True)
 class DecodeFile:
     """Decodes files into PNGs, at their own size or another: each task's source to its output."""
@@ -54,12 +61,15 @@ class DecodeFile:
         if self.scale is not None:
             size = image.scaled(stored.width, stored.height, self.scale)
         pixels = stored.decode(device(), size)
+        if (note := inexact(stored, size)) is not None:
+            record.notes.append(f"{task.source}: {note}")
         png = io.BytesIO()
         image.save_png(pixels, png, stored.metadata)
         put(task, png.getvalue(), REPLACE)
         record.made = hashlib.sha256(png.getvalue()).hexdigest()
         height, width, channels = pixels.shape
-        record.written, record.facts = True, {"width": width, "height": height}
+        record.written = True
+        record.facts = {"width": width, "height": height, "channels": channels}
         seconds = duration(time.perf_counter() - began)
         record.line = f"{task.output}  {dimensions(width, height, channels)}   {seconds}"
 

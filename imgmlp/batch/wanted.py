@@ -68,5 +68,6 @@ def parse_time(text: str) -> float:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(s|m|min|h)?", text)
     seconds = float(match[1]) * _SECONDS[match[2] or ""] if match else 0.0
     if not 0 < seconds <= 10**6:
-        raise UsageError(f"--time is {text!r}", hint="write it like 60s, 5m or 2h")
+        hint = "write it like 60s, 5m or 2h: above 0, up to a million seconds"
+        raise UsageError(f"--time is {text!r}", hint=hint)
     return seconds

@@ -59,10 +59,6 @@ def bench_kernels(
         points, peak = run(terminal, device, quick, sides)
     except (MemoryError, OutOfMemoryError) as error:
         raise OutOfMemoryError("out of memory", hint="give a smaller --side") from error
-    if as_json:
-        print_data(json.dumps(rows(points, peak), indent=2))
-    else:
-        print_table(*table(points, peak), caption(peak, device))
     if table_file is not None:
         text = as_csv(points, peak).encode()
         output_files.write_atomically(table_file, lambda stream: stream.write(text), force)
@@ -71,6 +67,10 @@ def bench_kernels(
         output_files.write_atomically(
             plot, lambda stream: drawing.save(points, title, stream, kind), force
         )
+    if as_json:  # last: where a file cannot be written, the error is what stdout has
+        print_data(json.dumps(rows(points, peak), indent=2))
+    else:
+        print_table(*table(points, peak), caption(peak, device))
 
 
 def _check(table_file: Path | None, plot: Path | None, force: bool) -> None:

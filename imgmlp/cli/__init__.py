@@ -15,7 +15,7 @@ import sys
 
 from imgmlp import ending  # first, as the others have something to write
 from imgmlp.cli import plain
-from imgmlp.cli.words import options_in
+from imgmlp.cli.words import options_in, with_dash_as_file
 from imgmlp.errors import ImgmlpError, OutputError, UsageError, problem_of
 from imgmlp.interrupt import ignore_signals
 from imgmlp.terminal import Terminal
@@ -46,6 +46,7 @@ def _run(terminal: Terminal) -> int:
     if any(map(_is_empty, options_in(words))) or "" in words:
         hint = "is a variable of your shell unset? leave it out, or give it a value"
         raise UsageError("an argument is empty", hint=hint)
+    sys.argv[1:] = words = with_dash_as_file(words)
     work = plain.work(words)
     if work is None:
         from imgmlp.cli import typed

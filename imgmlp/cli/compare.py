@@ -24,7 +24,7 @@ from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal
 from imgmlp.ending import held
 from imgmlp.engine import open_device
-from imgmlp.errors import DeviceError, UsageError
+from imgmlp.errors import DeviceError, UsageError, problem_of
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
@@ -79,14 +79,29 @@ def run(
         terminal.note(device.info.describe())
         return Job(wanted.codec, workload, device, rates, _others(terminal))
 
-    stages = len(sources) * len(rates)
-    with StopRequest() as stop, terminal.stages(stages) as show:
-        report = _Report(terminal, output, force, wanted, job, show, stop)
-        jobs = [report.job(source) for source in sources]
-        code = files.one_by_one(terminal, jobs, as_json, stop.requested)
-    if report.measured and code != DeviceError.exit_code:  # which leaves pictures to go on with
-        report.write(job())
+    stages, jobs = len(sources) * len(rates), list[files.Job]()
+    try:
+        with StopRequest() as stop, terminal.stages(stages) as show:
+            report = _Report(terminal, output, force, wanted, job, show, stop)
+            jobs += [report.job(source) for source in sources]
+            code = files.one_by_one(terminal, jobs, False, stop.requested)
+        if report.measured and code != DeviceError.exit_code:  # which leaves some to go on with
+            _write(report, job(), jobs)
+    finally:
+        if as_json and jobs:  # once it is known whether the page was written
+            files.answer(terminal, jobs)
     return code
+
+
+def _write(report: _Report, job: Job, jobs: list[files.Job]) -> None:
+    """Write the page; where that fails, all the pictures on it have failed. Raises ImgmlpError."""
+    try:
+        report.write(job)
+    except (KeyboardInterrupt, Exception) as error:
+        for one in jobs:
+            if one.entry["problem"] is None:
+                one.entry |= problem_of(error).facts()
+        raise
 
 
 def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool) -> None:

@@ -90,7 +90,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
 
 def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     """Decode files into PNGs of a folder."""
-    folders.check_out(outputs.folder)
+    folders.check_out(request, outputs.folder)
     if outputs.folder is not None and store.is_stored(outputs.folder):
         hint = "give a folder of this machine: only encode writes into stores"
         raise UsageError(f"{store.url(outputs.folder)} is in a store", hint=hint)
@@ -121,6 +121,7 @@ class _Task:
 
     def __post_init__(self) -> None:
         self.entry: Entry = {"file": str(self.source), "output": None, "problem": None}
+        self.entry["notes"] = self.notes = list[str]()
 
     def check(self) -> None:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
@@ -138,12 +139,11 @@ class _Task:
     def decode(self) -> None:
         """Write the picture. Raises ImgmlpError."""
         began, target = time.perf_counter(), self.target
-        stored = self.once or files.stored(self.source)
-        pixels = stored.decode(self.device(), self.dimensions)
-        if stored.exact and self.dimensions not in (None, (stored.width, stored.height)):
-            note = "another size than its own: rendered in floats, not the exact picture"
-            self.terminal.note(note)
-        self._save(pixels, stored.metadata)
+        found = self.once or files.stored(self.source)
+        pixels = found.decode(self.device(), self.dimensions)
+        if (note := stored.inexact(found, self.dimensions)) is not None:
+            self._note(note)
+        self._save(pixels, found.metadata)
         height, width, channels = pixels.shape
         self.entry |= {"width": width, "height": height, "channels": channels}
         if target != STANDARD:
@@ -158,4 +158,8 @@ class _Task:
             files.write_standard(png.getvalue())
             return
         if lost := pictures.save_named(pixels, self.target, metadata, self.outputs.force):
-            self.terminal.note(f"{self.target} cannot hold the {together(lost)}")
+            self._note(f"{self.target} cannot hold the {together(lost)}")
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.terminal.note(text)

@@ -82,7 +82,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
     outputs.check_choices(request.many or len(request.sources) > 1)
     if outputs.folder is None and not request.many:
         return _beside(terminal, request, outputs, wanted)
-    folders.check_out(outputs.folder)
+    folders.check_out(request, outputs.folder)
     assert outputs.folder is not None
     stored = store.is_stored(outputs.folder)
     if not stored:
@@ -137,11 +137,13 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
     ]
     tasks[0].began = terminal.began  # starting counts as well, while others wait for their turn
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
-    code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
-    if all(map(_Task.is_done, tasks)):
-        for task in tasks:
-            task.forget()
-    elif any(task.kept is not None for task in tasks if task.written):
+    try:
+        code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
+    finally:  # whatever becomes of the JSON
+        if done := all(map(_Task.is_done, tasks)):
+            for task in tasks:
+                task.forget()
+    if not done and any(task.kept is not None for task in tasks if task.written):
         terminal.note("the same command passes over the files that it has written")
     return code
 
@@ -191,6 +193,7 @@ class _Task:
 
     def __post_init__(self) -> None:
         self.entry: Entry = {"file": str(self.source), "output": str(self.path), "problem": None}
+        self.entry["notes"] = self.notes = list[str]()
 
     def check(self) -> None:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
@@ -212,6 +215,7 @@ class _Task:
         began, wanted = self.began or time.perf_counter(), self.wanted
         terminal, standard = self.watch.terminal, self.path == STANDARD
         picture = parsing.load_picture(terminal, self.source, True, wanted.frame, wanted.strip)
+        self.notes += picture.notes
         encoding = Encoding(
             picture,
             files.named(self.source),
@@ -232,6 +236,7 @@ class _Task:
         self.entry |= found.facts()
         told = None if self.source == STANDARD else smaller_source(self.source, found)
         if told is not None:
+            self.notes.append(told)
             terminal.note(told)
         terminal.done(found.line("standard output" if standard else str(self.path)))
 

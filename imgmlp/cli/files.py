@@ -155,6 +155,12 @@ class Job:
         return 0
 
 
+def answer(terminal: Terminal, jobs: Sequence[Job]) -> None:
+    """Print what there is to tell of files as JSON. Raises OutputError."""
+    terminal.answered = True
+    print_data(json.dumps([job.entry for job in jobs], indent=2))
+
+
 def one_by_one(
     terminal: Terminal,
     jobs: Sequence[Job],
@@ -184,6 +190,5 @@ def one_by_one(
                 return DeviceError.exit_code
     finally:
         if as_json:
-            terminal.answered = True
-            print_data(json.dumps([job.entry for job in jobs], indent=2))
+            answer(terminal, jobs)
     return codes[0] if len(codes) == 1 else int(any(codes))

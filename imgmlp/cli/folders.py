@@ -85,6 +85,32 @@ class Request:
         if stored is not None and (self.cluster is None or self.listed is not None):
             hint = "encode works on stores with --cluster, which may be local, and without a list"
             raise UsageError(f"{store.url(stored)} is in a store", hint=hint)
+        self._check_places()
+
+    def check_without_folder(self) -> None:
+        """The same where there is no --out; then refuse, as a UsageError, that there is none.
+
+        Of a file that is alone, what was given for many.
+        """
+        if not self._is_alone():
+            self.check()
+            hint = "--out DIR says where their tree is mirrored; it is made if it is not there"
+            raise UsageError("where should the outputs of many files go?", hint=hint)
+        self._check_places()
+        if self.cluster is None and self.jobs is None:
+            hint = "name one of them; or give --out DIR, for many files"
+            raise UsageError(f"--device {self.device} names several devices", hint=hint)
+        option = "--jobs" if self.cluster is None else "--cluster"
+        raise UsageError(f"{option} is for many files", hint="leave it out, or give --out DIR")
+
+    def _is_alone(self) -> bool:
+        """Whether one file is given, by its name."""
+        if self.listed is not None or self.recursive or len(self.sources) != 1:
+            return False
+        return not _many(self.sources[0]) and not store.is_stored(self.sources[0])
+
+    def _check_places(self) -> None:
+        """Refuse devices, processes or a cluster that cannot be meant. Raises as `check`."""
         if self.cluster is not None and devices.is_several(self.device or ""):
             hint = "start a worker for each, with its name in IMGMLP_DEVICE"
             raise UsageError("a worker of a cluster computes on one device", hint=hint)
@@ -120,11 +146,11 @@ def _list(path: Path) -> bytes:
         raise UsageError(problem, hint="give a file with a name in each line") from error
 
 
-def check_out(folder: Path | None) -> None:
-    """Refuse, before any work, where nothing can be written. Raises UsageError or OutputError."""
+def check_out(request: Request, folder: Path | None) -> None:
+    """Refuse, before any work, where nothing can be written. Raises ImgmlpError."""
     if folder is None:
-        hint = "--out DIR says where their tree is mirrored; it is made if it is not there"
-        raise UsageError("where should the outputs of many files go?", hint=hint)
+        request.check_without_folder()
+        return
     if folder == STANDARD:
         raise UsageError("--out is -, which is standard output", hint="give a folder")
     store.check_scheme(folder)

@@ -15,7 +15,14 @@ from imgmlp.batch.pool import Seat
 from imgmlp.batch.store import url
 from imgmlp.batch.work import Record
 from imgmlp.cli.files import Entry
-from imgmlp.errors import DeviceError, ImgmlpError, Interrupted, OutputError, UsageError
+from imgmlp.errors import (
+    DeviceError,
+    ImgmlpError,
+    Interrupted,
+    OutputError,
+    TargetError,
+    UsageError,
+)
 from imgmlp.terminal import FilesShown, Terminal
 from imgmlp.text import duration, print_data, quoted
 
@@ -44,8 +51,11 @@ class RunReport:
         """Say what was not looked at, and what needs no work."""
         note, plan = self.terminal.note, self.plan
         if plan.unchanged:
-            missed = f"; {self.known:,} of them missed the target" if self.known else ""
-            note(f"{_files(plan.unchanged)} done before, and unchanged since{missed}")
+            note(f"{_files(plan.unchanged)} done before, and unchanged since")
+        if self.known:  # also with -q: the exit code says so each time
+            hint = "the best files are there; try another target, a higher --effort or more --time"
+            problem = f"{_files(self.known)} done before missed the target"
+            self.terminal.problem(TargetError(problem, hint=hint))
         if plan.skipped:
             note(f"{_files(plan.skipped)} passed over, as there is an output already")
         if search.folders:
@@ -172,6 +182,9 @@ def _entry(record: Record) -> Entry:
     if task.output is not None:
         entry["output"] = url(task.output)
     entry |= {"problem": record.problem} | record.facts
+    if task.output is not None:  # as of one file alone, whose name is in the entry
+        name = f"{url(task.source)}: "
+        entry["notes"] = [note.removeprefix(name) for note in record.notes]
     if record.problem is not None:
         entry |= {"hint": record.hint, "exit_code": record.exit_code}
     if record.device:

@@ -5,10 +5,11 @@ A run that was stopped goes on, over what it has written itself, where its weigh
 
 from __future__ import annotations
 
+import contextlib
 import io
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from imgmlp import image as pictures
 from imgmlp import output_files
@@ -32,6 +33,7 @@ from imgmlp.terminal import Terminal
 from imgmlp.text import duration, quoted, size
 
 REPLACING = "--force replaces it; -o, --png and --live choose other names"
+GOING_ON = "move it away, and the same command goes on; --force replaces it"
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,14 @@ class Outputs:
     def paths(self) -> list[Path]:
         return [*self.lasting(), *self.shown()]
 
-    def names(self) -> list[str]:
-        return [str(output_files.resolved(path)) for path in self.paths()]
-
-    def check(self, source: Path, replaced: list[Path]) -> None:
+    def check(self, source: Path, replaced: list[Path], hint: str = REPLACING) -> None:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
         if self.weights == STANDARD:
             files.check_terminal("weights", "imgmlp train photo.png -o - > weights.npz")
         own = [path for path in self.paths() if not output_files.is_special(path)]
         output_files.check_distinct(own, [source], "give every file a name of its own")
         for path in self.paths():
-            output_files.check_output(path, path in replaced, REPLACING)
+            output_files.check_output(path, path in replaced, hint)
 
     def check_formats(self, picture: Picture | None = None) -> None:
         """Refuse, as a UsageError, names of pictures that cannot hold this one, or none at all."""
@@ -141,26 +140,44 @@ class _Training:
         self.kept: Checkpoint | None = None
         if not files.is_stream(self.outputs.weights):  # beside which there is no place for a state
             self.kept = checkpoint.of(self.outputs.weights, self.picture, self.device, choices)
-        values = {"outputs": self.outputs.names()}
-        self.run = Run(note=self.terminal.note, checkpoint=self.kept, values=values)
+        self.run = Run(note=self.terminal.note, checkpoint=self.kept)
+        # Digests of what this run has written, by the files' places. Dates would tell nothing: what
+        # somebody moves there may be of any.
+        self.written: dict[str, list[str]] = {}
+        if self.run.saved is not None:
+            self.written = self.run.saved.values.get("written", {})
+        self.run.values["written"] = self.written
 
     def written_before(self) -> list[Path]:
-        """The outputs that an interrupted run has written, and nothing else since.
-
-        What is shown live is younger than the checkpoint if the run was killed.
-        """
-        kept, saved, paths = self.kept, self.run.saved, self.outputs.paths()
-        if kept is None or saved is None:
+        """The outputs that are still as an interrupted run has left them."""
+        if self.kept is None or self.run.saved is None:
             return []
-        named = zip(paths, self.outputs.names(), strict=True)
-        known = [path for path, name in named if name in saved.values["outputs"]]
-        shown = self.outputs.shown()
-        return [path for path in known if path in shown or not kept.is_older_than(path)]
+        kept = [path for path in self.outputs.lasting() if self._is_own(path)]
+        return kept + live.left_by(self.outputs.live, self.kept.key)
+
+    def _is_own(self, path: Path) -> bool:
+        digests = self.written.get(str(output_files.resolved(path)), [])
+        with contextlib.suppress(OSError):  # it is not there, or nobody may read it
+            return path.is_file() and output_files.digest(path) in digests
+        return False
+
+    def _announce(self, path: Path, digest: str) -> None:
+        """Keep what is about to be written, so that the same command knows it as its own.
+
+        Beside what was there before, which stays if this process is killed right now.
+        """
+        digests = self.written.setdefault(str(output_files.resolved(path)), [])
+        if digest not in digests:
+            digests.append(digest)
+        if self.kept is not None:
+            with contextlib.suppress(OutputError):  # then the same command refuses to replace it
+                self.kept.add({"written": self.written})
 
     def check(self) -> None:
         """Refuse files that must not be replaced. Raises OutputError."""
         replaced = self.outputs.paths() if self.force else self.written_before()
-        self.outputs.check(self.source, replaced)
+        hint = REPLACING if self.run.saved is None else GOING_ON
+        self.outputs.check(self.source, replaced, hint)
         self._before = {path: _look(path) for path in self.outputs.lasting()}
 
     def _check_again(self, path: Path) -> None:
@@ -204,9 +221,7 @@ class _Training:
             how = "Done" if trained.stopped is None else trained.stopped.capitalize()
             done = f"{trained.steps:,} of {self.settings.steps:,} steps"
             view.end(f"{how}: {done}, {trained.psnr:.2f} dB", trained.pixels)
-        if self.kept is not None and trained.stopped == "interrupted":
-            self.kept.touch()
-        elif self.kept is not None:
+        if self.kept is not None and trained.stopped != "interrupted":
             self.kept.remove(self.outputs.weights)
         return trained
 
@@ -215,23 +230,18 @@ class _Training:
         npz.save(trained.weights, archive)
         data = archive.getbuffer()
         self._bytes = len(data)
-
-        def write(stream: BinaryIO) -> None:
-            stream.write(data)
-            if self.kept is not None:  # so that the same command knows them as its own
-                stream.flush()
-                self.kept.touch()
-
         if target == STANDARD:
             files.write_standard(data)
         else:
             self._check_again(target)
-            output_files.write_atomically(target, write)
-        if self.outputs.png is None:
+            announce = partial(self._announce, target)
+            output_files.write_atomically(target, lambda out: out.write(data), True, announce)
+        if (png := self.outputs.png) is None:
             return
         try:
-            self._check_again(self.outputs.png)
-            pictures.save_named(trained.pixels, self.outputs.png, self.picture.metadata)
+            self._check_again(png)
+            announce = partial(self._announce, png)
+            pictures.save_named(trained.pixels, png, self.picture.metadata, True, announce)
         except OutputError as error:
             if target == STANDARD:
                 raise
@@ -241,7 +251,8 @@ class _Training:
 
     def _view(self) -> LiveView:
         title = files.named(self.source)
-        return LiveView(self.outputs.live, title, self.picture.metadata, self.terminal.note)
+        run = "" if self.kept is None else self.kept.key
+        return LiveView(self.outputs.live, title, self.picture.metadata, self.terminal.note, run)
 
     def report(self, trained: Trained) -> None:
         """Say how it went. Raises Interrupted or TrainingError if it ended early."""

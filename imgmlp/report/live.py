@@ -6,8 +6,10 @@ cannot be made or written is told, and that is the end of it.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -42,25 +44,22 @@ class Live:
     def paths(self) -> list[Path]:
         return files_of(self.picture)
 
-    def names(self) -> list[str]:
-        return [str(output_files.resolved(path)) for path in self.paths()]
-
-    def check(self, own: Sequence[str] = (), of: Picture | None = None) -> None:
-        """Refuse what cannot be written, or must not be replaced: all but a training's own.
+    def check(self, run: str | None = None, of: Picture | None = None) -> None:
+        """Refuse what cannot be written, or must not be replaced: all but what is still as the run
+        of this key has left it, which goes on.
 
         Raises UsageError, also for a name that cannot hold a picture like this one, or OutputError.
         """
         what = () if of is None else (of.channels, (of.width, of.height))
+        own = [] if run is None else left_by(self.picture, run)
         for path in self.paths():
             if path == self.picture and not output_files.is_special(path):
                 pictures.check_extension(path, *what)
             hint = "--force replaces it; or choose another name for --live"
-            output_files.check_output(
-                path, self.force or str(output_files.resolved(path)) in own, hint
-            )
+            output_files.check_output(path, self.force or path in own, hint)
 
-    def view(self, title: str, of: Picture, note: Callable[[str], None]) -> LiveView:
-        return LiveView(self.picture, title, of.metadata, note)
+    def view(self, title: str, of: Picture, note: Callable[[str], None], run: str) -> LiveView:
+        return LiveView(self.picture, title, of.metadata, note, run)
 
 
 def files_of(picture: Path | None) -> list[Path]:
@@ -76,13 +75,51 @@ def files_of(picture: Path | None) -> list[Path]:
     return [picture, picture.with_suffix(ENDING)]
 
 
+def left_by(picture: Path | None, run: str) -> list[Path]:
+    """Those files of a live view that are still as the run of this key has left them.
+
+    The page tells, as its own end has a mark of the run, and the picture's digest.
+    """
+    for page in files_of(picture)[1:]:
+        with contextlib.suppress(OSError):  # there is none, or nobody may read it
+            data = page.read_bytes() if page.is_file() else b""
+            text = data[: -len(_mark("", b""))]
+            if text and data == text + _mark(run, text):
+                assert picture is not None
+                known = text.splitlines()[-1].decode().split()
+                return [page, picture] if _digest_of(picture) in known else [page]
+    return []
+
+
+def _mark(run: str, text: bytes) -> bytes:
+    """The last line of a page: a run's key and the rest of the page have come to it."""
+    return f"<!-- run {hashlib.sha256(run.encode() + text).hexdigest()} -->\n".encode()
+
+
+def _digest_of(path: Path) -> str | None:
+    """That of a file, if there is one that can be read."""
+    with contextlib.suppress(OSError):
+        return output_files.digest(path) if path.is_file() else None
+    return None
+
+
 class LiveView:
-    """The files of one training, if there are to be any; its end is told however it ends."""
+    """The files of one training, if there are to be any; its end is told however it ends.
+
+    `run` is the key of the training, by which it knows them when it goes on.
+    """
 
     def __init__(
-        self, picture: Path | None, title: str, metadata: Metadata, note: Callable[[str], None]
+        self,
+        picture: Path | None,
+        title: str,
+        metadata: Metadata,
+        note: Callable[[str], None],
+        run: str = "",
     ) -> None:
         self._picture, self._title, self._metadata, self._note = picture, title, metadata, note
+        self._run = run
+        self._digest: str | None = None  # of the picture that is there
         self._history = History()
         self._latest: Progress | None = None
         self._size: tuple[int, int] | None = None  # of the picture that was written
@@ -90,6 +127,8 @@ class LiveView:
         self._broken = self._ended = False
 
     def __enter__(self) -> LiveView:
+        if self._picture is not None:  # of a run before, or somebody's who had it replaced
+            self._digest = _digest_of(self._picture)
         self._write(None, None)
         self._next = time.monotonic() + EVERY
         return self
@@ -129,16 +168,28 @@ class LiveView:
         try:
             if preview is not None:
                 self._save(self._picture, preview())
-            for page in files_of(self._picture)[1:]:
-                text = live_page.render(self._view(self._picture.name, ended)).encode()
-                output_files.write_atomically(page, partial(_fill, text))
+            self._write_page(ended)
         except (ImgmlpError, MemoryError) as error:  # not worth losing the training for
             if not self._broken:
                 self._note(f"no more previews: {error}")
             self._broken = True
 
+    def _write_page(self, ended: str | None, following: str | None = None) -> None:
+        """The page, which names the picture's digest, and that of one that is about to follow."""
+        assert self._picture is not None
+        for page in files_of(self._picture)[1:]:
+            text = live_page.render(self._view(self._picture.name, ended))
+            text += f"<!-- picture {self._digest} {following} -->\n"
+            data = text.encode()
+            data += _mark(self._run, data)
+            output_files.write_atomically(page, partial(_fill, data))
+
     def _save(self, path: Path, pixels: Array) -> None:
-        pictures.save_named(pixels, path, self._metadata)
+        def announce(digest: str) -> None:  # a kill may come between the page and the picture
+            self._write_page(None, digest)
+            self._digest = digest
+
+        pictures.save_named(pixels, path, self._metadata, True, announce)
         self._size = pixels.shape[1], pixels.shape[0]
 
     def _view(self, name: str, ended: str | None) -> View:

@@ -261,7 +261,7 @@ def test_options_that_a_cluster_cannot_follow_are_refused(
     assert not out.exists()
     somewhere = in_process("encode", picture, "--out", out, "--cluster", "somewhere", check=2)
     assert "--cluster is 'somewhere'" in somewhere.stderr
-    nowhere = in_process("encode", picture, "--cluster", "local", check=2)
+    nowhere = in_process("encode", tmp_path, "--cluster", "local", check=2)
     assert "where should the outputs" in nowhere.stderr
 
 

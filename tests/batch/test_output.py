@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from imgmlp import output_files
-from imgmlp.batch.journal import digest
 from imgmlp.batch.output import check, put
 from imgmlp.batch.work import Task
 from imgmlp.errors import OutputError
+from imgmlp.output_files import digest
 
 HINT = "what to do"
 

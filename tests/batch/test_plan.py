@@ -13,10 +13,10 @@ from imgmlp.batch import journal as journals
 from imgmlp.batch import plan as planning
 from imgmlp.batch.encode import looked_at
 from imgmlp.batch.find import Found, Search, names_in
-from imgmlp.batch.journal import digest
 from imgmlp.batch.plan import FAILED, Plan, Rules
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError
+from imgmlp.output_files import digest
 
 
 @pytest.fixture
@@ -229,6 +229,26 @@ def test_a_run_that_ends_early_only_adds_to_the_list(folder: Path) -> None:
     assert planned(folder)[0].list_failed(whole=False) is None
     assert listed(planned(folder)[0], "c", "b", whole=False) == ["c", "b", "a"]
     assert listed(planned(folder)[0], "c") == ["c"]
+
+
+def test_what_failed_among_other_inputs_stays_listed_while_it_is_there(folder: Path) -> None:
+    other, odd = folder.parent / "other.png", folder.parent / os.fsdecode(b"\xff.png")
+    other.write_bytes(b"x")
+    odd.write_bytes(b"x")
+    path = folder.parent / "out" / FAILED
+    path.parent.mkdir()
+    names = [str(other), str(odd), str(folder / "a.png"), os.path.relpath(folder / "b.png")]
+    first, _ = planned(folder)
+    for name in names:
+        first.failed(Path(name))
+    first.list_failed()
+    assert planned(folder)[0].list_failed() is None  # none failed of those that it looked at
+    assert list(names_in(path.read_bytes())) == [other, odd]
+    odd.unlink()
+    assert listed(planned(folder)[0], str(folder / "a.png")) == [str(folder / "a.png"), str(other)]
+    other.unlink()
+    assert planned(folder)[0].list_failed() is None
+    assert not path.exists()
 
 
 def test_a_list_that_somebody_else_wrote_stays(folder: Path) -> None:

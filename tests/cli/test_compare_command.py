@@ -122,8 +122,9 @@ def test_while_a_picture_is_compiled_for_a_signal_ends_it_at_once(
 
 
 def test_a_page_that_cannot_be_written_loses_no_encoding(
-    two: list[Path], monkeypatch: pytest.MonkeyPatch
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And JSON says of each of its pictures that nothing came of it."""
     write = output_files.write_atomically
 
     def full(path: Path, fill: Any, *_: Any) -> None:
@@ -134,7 +135,11 @@ def test_a_page_that_cannot_be_written_loses_no_encoding(
     with monkeypatch.context() as patch:
         patch.setattr(output_files, "write_atomically", full)
         with pytest.raises(OutputError, match="disk full"):
-            run(two)
+            run([*two, two[0].parent / "gone.png"], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["exit_code"] for entry in found] == [8, 8, 2]
+    assert found[0]["problem"] == "cannot write report.html: disk full"
+    assert found[0]["files"]
     counted = Counted(monkeypatch)
     assert run(two) == 0
     assert counted.files == 0

@@ -25,7 +25,7 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent.training import lengths
 from imgmlp.codec.training import target
 from imgmlp.codec.training.checkpoint import left_beside
-from imgmlp.errors import Interrupted, OutOfMemoryError, TargetError, UsageError
+from imgmlp.errors import Interrupted, OutOfMemoryError, OutputError, TargetError, UsageError
 from imgmlp.image import Picture, load, psnr
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
@@ -217,10 +217,11 @@ def test_times_are_written_as_people_do(text: str, seconds: float) -> None:
     assert parse_time(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1d", "99999h"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "1d", "99999h", "1000001"])
 def test_other_texts_are_no_times(text: str) -> None:
-    with pytest.raises(UsageError, match="--time"):
+    with pytest.raises(UsageError, match="--time") as refused:
         parse_time(text)
+    assert "up to a million seconds" in refused.value.hint
 
 
 @CODECS
@@ -249,6 +250,34 @@ def test_a_stopped_command_goes_on_where_it_was(
     assert encode([picture], Outputs(), wanted) == code
     assert "continuing after" in capsys.readouterr().err
     assert written.read_bytes() == whole.read_bytes()
+    assert not left_beside(written)
+
+
+def test_json_has_what_notes_say(in_process: Command, picture: Path) -> None:
+    """The same of one file and of a run over many."""
+    (picture.parent / "deep.pgm").write_bytes(b"P5 2 2 65535\n" + bytes(8))
+    asked = ("encode", "deep.pgm", "--psnr", "40", "--json")
+    (alone,) = json.loads(in_process(*asked).stdout)
+    one = json.loads(in_process(*asked, "--out", "out").stdout)
+    bits, smaller = alone["notes"]
+    assert bits == "of the 16 bits of a sample the upper 8 are kept"
+    assert smaller.startswith("deep.pgm itself has")
+    assert one["notes"] == alone["notes"]
+
+
+def test_json_that_nobody_can_read_leaves_no_hidden_file(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: str) -> None:
+        raise OutputError("cannot write to stdout", hint="send it to another place")
+
+    Image.new("RGB", (8, 8), (10, 200, 77)).save(picture)
+    monkeypatch.setattr(encoding.files, "print_data", full)
+    request = Request([picture], device="numpy", as_json=True)
+    with pytest.raises(OutputError, match="stdout"):
+        encoding.run(Terminal(), request, Outputs(), Wanted(psnr=40))
+    written = picture.with_suffix(".imlp")
+    assert written.exists()
     assert not left_beside(written)
 
 

@@ -221,6 +221,30 @@ def test_what_has_no_place_is_refused(in_process: Command, picture: Path) -> Non
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--jobs", "0"), 2, "--jobs is 0"),
+        (("--jobs", "2"), 2, "--jobs is for many files"),
+        (("--device", "numpy,cpu"), 2, "--device numpy,cpu names several devices"),
+        (("--device", "numpy,none"), 6, "no device 'none'"),
+        (("--cluster", "foo"), 2, "--cluster is 'foo'"),
+        (("--cluster", "local"), 2, "--cluster is for many files"),
+    ],
+)
+def test_what_is_for_many_files_is_refused_for_one(
+    in_process: Command, picture: Path, options: tuple[str, ...], code: int, words: str
+) -> None:
+    assert_error(in_process("encode", picture, *options, check=code).stderr, words)
+
+
+def test_without_a_folder_the_request_is_looked_at_first(
+    in_process: Command, picture: Path
+) -> None:
+    for options, words in ((("--jobs", "0"), "--jobs is 0"), ((), "where should the outputs")):
+        assert_error(in_process("decode", ".", *options, check=2).stderr, words)
+
+
 @pytest.mark.parametrize("scheme", ["file", "local"])
 def test_an_address_of_this_machine_is_no_store(
     in_process: Command, picture: Path, scheme: str
@@ -266,11 +290,27 @@ def test_decode_mirrors_a_tree(stored: Path, capsys: Shown) -> None:
     assert "2 files done before" in capsys.readouterr().err
     small = pixels_of(Path("out/x.decoded.png")).shape
     assert decode(stored, scale=2) == 0
+    assert "x.imlp: another size than its own" in capsys.readouterr().err
     assert pixels_of(Path("out/x.decoded.png")).shape == (2 * small[0], 2 * small[1])
     (Path("out") / NAME).unlink()  # as if it had been killed before it remembered
     assert decode(stored, scale=2) == 0
     (Path("out") / NAME).unlink()
     assert decode(stored) == 1  # another size is another picture
+
+
+def test_the_entry_of_a_picture_is_that_of_one_alone(stored: Path, capsys: Shown) -> None:
+    request = Request([stored / "x.imlp"], device="numpy", as_json=True)
+    found = []
+    for folder in (None, Path("out")):
+        outputs = decoding.Outputs(folder=folder, scale=2)
+        assert decoding.run(Terminal(), request, outputs) == 0
+        entries = json.loads(capsys.readouterr().out)
+        found.append(entries[0] if isinstance(entries, list) else entries)
+    alone, one = found
+    assert one.keys() == alone.keys() | {"device"}
+    assert one["channels"] == alone["channels"] == 1
+    assert one["notes"] == alone["notes"]
+    assert alone["notes"][0].startswith("another size than its own")
 
 
 def test_verify_looks_into_folders(stored: Path, capsys: Shown) -> None:

@@ -18,7 +18,7 @@ from imgmlp import output_files
 from imgmlp.batch import encode as batch_encode
 from imgmlp.batch import pool as pools
 from imgmlp.batch.encode import EncodeFile
-from imgmlp.batch.journal import NAME, digest
+from imgmlp.batch.journal import NAME
 from imgmlp.batch.plan import FAILED, Plan
 from imgmlp.batch.pool import run_here
 from imgmlp.batch.wanted import Wanted
@@ -28,6 +28,8 @@ from imgmlp.codec import encoder
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.errors import DeviceError, Interrupted, OutputError, TargetError, UsageError
+from imgmlp.output_files import digest
+from imgmlp.terminal import Terminal
 
 
 @pytest.fixture
@@ -308,7 +310,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
     [({"missed": "99 bytes instead of 9"}, TargetError.exit_code), ({"diverged": True}, 1)],
 )
 @pytest.mark.parametrize("several", [True, False])
-def test_a_missed_target_is_told_once_and_remembered(
+def test_a_missed_target_is_remembered_and_told_each_time(
     tree: Path,
     several: bool,
     short: dict[str, Any],
@@ -330,12 +332,17 @@ def test_a_missed_target_is_told_once_and_remembered(
     assert "--files-from" not in told
     assert encode(sources, as_json=True) == code
     shown = capsys.readouterr()
-    assert f"unchanged since; {count} of them missed the target" in shown.err
-    assert "best" not in shown.err
+    files = "1 file" if count == 1 else f"{count} files"
+    assert f"{files} done before missed the target" in shown.err
+    assert "instead of" not in shown.err
     for line in map(json.loads, shown.out.splitlines()):
         assert line["unchanged"]
         assert line["problem"]
         assert short.items() <= line.items()
+    monkeypatch.setattr(Terminal, "note", lambda *_: None)  # as with -q
+    assert encode(sources) == code  # which is never without a word
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"error: {files} done before missed")
 
 
 def test_what_others_left_is_removed_once_it_is_old(tree: Path) -> None:

@@ -91,6 +91,12 @@ def test_a_stopped_command_goes_on_over_what_it_showed(
     (folder / "other.html").write_text("somebody's")
     assert run([source], "mlp", "a.imlp", live=folder / "other.png") == 8
     assert (folder / "other.html").read_text() == "somebody's"
+    for name in ("live.png", "live.html"):  # also where it was written since
+        own = (folder / name).read_bytes()
+        (folder / name).write_bytes(b"mine")
+        assert run([source], "mlp", "a.imlp", live=folder / "live.png") == 8
+        assert (folder / name).read_bytes() == b"mine"
+        (folder / name).write_bytes(own)
     assert run([source], "mlp", "a.imlp", live=folder / "live.png") == 0
     assert "Done: " in (folder / "live.html").read_text("utf-8")
 

@@ -152,6 +152,26 @@ def test_encode_and_decode_are_filters(picture: Path, codec: str) -> None:
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
 
+def test_a_dash_with_its_folder_is_the_file_of_this_name(
+    in_process: Command, picture: Path
+) -> None:
+    """Whichever way a command is read; alone it is standard input and output."""
+    dash = picture.parent / "-"
+    dash.write_bytes(Path(COMPACT).read_bytes())
+    for arguments in (("info", "./-"), ("info", "./-", "-q"), ("verify", ".//-", "./-")):
+        in_process(*arguments)
+    in_process("decode", "./-", "-o", "a.png")
+    in_process("decode", "./-", "-o", "b.png", "-q")
+    plain, typed = (picture.parent / f"{name}.png" for name in "ab")
+    assert plain.read_bytes() == typed.read_bytes()
+    in_process("decode", "./-")
+    assert (picture.parent / "-.decoded.png").read_bytes() == plain.read_bytes()
+    dash.unlink()
+    assert in_process("encode", picture.name, *SHORT, "-o", "./-").stdout == ""
+    assert open_stored(dash).width == 31
+    assert_error(in_process("encode", picture.name, "--output=./-", check=8).stderr, "/- exists")
+
+
 def test_a_file_goes_to_standard_output(picture: Path) -> None:
     done = run(picture.parent, "encode", picture.name, *SHORT, "-o", "-")
     assert open_stored(done.stdout).width == 31

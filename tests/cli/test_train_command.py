@@ -204,21 +204,51 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     assert open_stored(folder / "a.npz").width == 31
     with pytest.raises(OutputError, match="exists already"):  # not with other settings
         train("a", 310)
-    os.utime(folder / "whole.png", (0, 0))
     with pytest.raises(OutputError, match=r"whole\.png exists already"):  # nor over other files
         train("a", png="whole")
     with pytest.raises(OutputError, match=r"whole\.png exists already"):
         train("a", live=folder / "whole.png")
-    os.utime(folder / "a.npz", (2**32, 2**32))
-    with pytest.raises(OutputError, match="exists already"):  # nor if something else wrote it
-        train("a")
-    os.utime(folder / "a.npz", (0, 0))
+    for name in ("a.npz", "a.png"):  # nor if somebody else's is there by now, however old it is
+        own = (folder / name).read_bytes()
+        (folder / name).write_bytes(b"mine")
+        os.utime(folder / name, (0, 0))
+        with pytest.raises(OutputError, match=f"{name} exists already") as refused:
+            train("a")
+        assert "move it away" in refused.value.hint
+        assert (folder / name).read_bytes() == b"mine"
+        (folder / name).write_bytes(own)  # which is as good as it was
     capsys.readouterr()
     train("a")
     assert "continuing after" in capsys.readouterr().err
     for end in ("npz", "png"):
         assert (folder / f"a.{end}").read_bytes() == (folder / f"whole.{end}").read_bytes()
     assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
+
+
+def test_a_stopped_training_goes_on_over_what_it_showed_only(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, chosen = picture.parent, {"batch": 64, "hidden": 8, "layers": 1, "features": 8}
+    settings = parsing.training_settings("default", steps=300, **chosen)
+
+    def train() -> None:
+        outputs = Outputs(folder / "a.npz", folder / "a.png", folder / "live.png")
+        training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
+
+    left = iter(range(7))
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupt.StopRequest, "requested", lambda _: next(left, None) is None)
+        with pytest.raises(Interrupted):
+            train()
+    for name in ("live.png", "live.html"):
+        own = (folder / name).read_bytes()
+        (folder / name).write_bytes(b"mine")
+        with pytest.raises(OutputError, match=r"live\.\w+ exists already"):
+            train()
+        assert (folder / name).read_bytes() == b"mine"
+        (folder / name).write_bytes(own)
+    train()
+    assert "Done: " in (folder / "live.html").read_text("utf-8")
 
 
 def test_before_the_first_step_ctrl_c_ends_training_and_leaves_what_there_is(

@@ -213,12 +213,63 @@ def test_others_files_are_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"a\.html exists already"):
         live.Live(tmp_path / "a.png").check()
     live.Live(tmp_path / "a.png", force=True).check()
-    live.Live(tmp_path / "a.png").check(own=[str((tmp_path / "a.html").resolve())])
+    with pytest.raises(OutputError, match=r"a\.html exists already"):
+        live.Live(tmp_path / "a.png").check(run="key")
     with pytest.raises(UsageError, match="extension"):
         live.Live(tmp_path / "a.txt").check()
     alpha = from_array(np.zeros((4, 4, 4), np.uint8), alpha=True)
     with pytest.raises(UsageError, match="transparent"):
         live.Live(tmp_path / "b.jpg").check(of=alpha)
+
+
+def test_a_run_knows_what_it_left_until_somebody_has_changed_it(
+    tmp_path: Path, told: list[str]
+) -> None:
+    picture, page = tmp_path / "a.png", tmp_path / "a.html"
+    assert live.left_by(picture, "key") == []
+    with LiveView(picture, "a", NOTHING, told.append, "key") as view:
+        assert live.left_by(picture, "key") == [page]
+        view.end("Done", PIXELS)
+    assert live.left_by(picture, "key") == [page, picture]
+    assert live.left_by(picture, "other") == []
+    live.Live(picture).check(run="key")
+    with LiveView(picture, "a", NOTHING, told.append, "key"):  # which goes on, and is killed
+        assert live.left_by(picture, "key") == [page, picture]
+    picture.write_bytes(b"mine")
+    assert live.left_by(picture, "key") == [page]
+    with pytest.raises(OutputError, match=r"a\.png exists already"):
+        live.Live(picture).check(run="key")
+    page.write_text(page.read_text("utf-8").replace("Ended", "My best"), "utf-8")
+    assert live.left_by(picture, "key") == []
+    page.unlink()
+    page.mkdir()
+    assert live.left_by(picture, "key") == []
+    assert live.left_by(None, "key") == []
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["before", "after"])
+def test_a_run_that_is_killed_when_it_writes_a_preview_knows_it(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch, new: bool
+) -> None:
+    """Between page and picture, or picture and page."""
+    picture, page = tmp_path / "a.png", tmp_path / "a.html"
+    replace = Path.replace
+
+    def kill(self: Path, target: Path) -> Path:
+        if new or target != picture:
+            replace(self, target)
+        if target == picture:
+            raise KeyboardInterrupt
+        return target
+
+    view = LiveView(picture, "a", NOTHING, told.append, "key")
+    view.end("Done", PIXELS)
+    monkeypatch.setattr(Path, "replace", kill)
+    before = picture.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        view.end("Done", np.zeros_like(PIXELS))
+    assert (picture.read_bytes() != before) == new
+    assert live.left_by(picture, "key") == [page, picture]
 
 
 def test_names_that_are_no_text_are_shown_and_linked() -> None:

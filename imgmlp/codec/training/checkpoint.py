@@ -215,19 +215,19 @@ class Checkpoint:
     """The checkpoint of one run."""
 
     def __init__(self, path: Path, key: str) -> None:
-        self.path, self._key = path, key
+        self.path, self.key = path, key
 
     def load(self) -> Snapshot | None:
         """What this run left, if there is anything."""
         found = _read(self.path)
-        return found if found is not None and found.values.pop(_KEY, None) == self._key else None
+        return found if found is not None and found.values.pop(_KEY, None) == self.key else None
 
     def save(self, snapshot: Snapshot, replace: bool = True) -> None:
         """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses.
 
         Without `replace`, it is also raised where somebody else has saved one.
         """
-        values = json.dumps({**snapshot.values, _KEY: self._key})
+        values = json.dumps({**snapshot.values, _KEY: self.key})
         arrays = {**snapshot.arrays, _VALUES: np.array(values)}
         size = sum(array.nbytes + _BESIDE for array in arrays.values())
         if size > MAX_BYTES:
@@ -242,17 +242,10 @@ class Checkpoint:
 
         write_atomically(self.path, write, replace)
 
-    def touch(self) -> None:
-        """Once files were written that this run may replace when it goes on."""
-        with contextlib.suppress(OSError):
-            os.utime(self.path)
-
-    def is_older_than(self, output: Path) -> bool:
-        """Whether something else has written a file since."""
-        try:
-            return self.path.stat().st_mtime_ns < output.stat().st_mtime_ns
-        except OSError:
-            return False
+    def add(self, values: dict[str, Any]) -> None:
+        """Put values into what is saved, if anything is. Raises OutputError."""
+        if (saved := self.load()) is not None:
+            self.save(Snapshot(saved.arrays, saved.values | values))
 
     def remove(self, target: Path) -> None:
         """Once the file that it was for is there; also others' that nobody has gone on with."""

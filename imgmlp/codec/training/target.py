@@ -19,6 +19,7 @@ LOWEST_SHARE = 0.98  # of the bytes wanted, from which on a file is near enough 
 TOLERANCE = 0.1  # dB
 STEPS = 60_000  # of a run with the default effort
 WIDER = (1, 2, 3, 5, 8)  # times the pixels in a step, of it and of the levels above
+MOST_BYTES = 2**27
 _SUFFIXES = {"": 1, "k": 1000, "m": 1_000_000}
 
 
@@ -102,10 +103,15 @@ def _within(name: str, value: float, low: float, high: float) -> float:
 
 def parse_bytes(text: str) -> int:
     """A number of bytes as people write it: 20000, 20k, 1.5M. Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([kKmM]?)[bB]?", text)
-    count = round(float(match[1]) * _SUFFIXES[match[2].lower()]) if match else 0
-    if not 1 <= count <= 2**27:
-        raise UsageError(f"--bytes is {text!r}", hint="write it like 20000, 20k or 1.5M")
+    match = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,6}))?([kKmM]?)[bB]?", text)
+    count = rest = 0
+    if match is not None:
+        digits = match[2] or ""  # behind the point
+        parts = int(match[1] + digits) * _SUFFIXES[match[3].lower()]
+        count, rest = divmod(parts, 10 ** len(digits))
+    if rest or not 1 <= count <= MOST_BYTES:
+        hint = f"write it like 20000, 20k or 1.5M: whole bytes, from 1 to {MOST_BYTES:,}"
+        raise UsageError(f"--bytes is {text!r}", hint=hint)
     return count
 
 

@@ -109,15 +109,19 @@ def test_what_a_file_was_is_forgotten_once_it_is_another_one(
     assert left == sorted([checkpoint.beside(target, keys[b"new"]), running.path])
 
 
-def test_it_knows_whether_something_else_wrote_since(saved: Checkpoint, tmp_path: Path) -> None:
-    output = tmp_path / "a.npz"
-    assert not saved.is_older_than(output)
-    output.write_bytes(b"weights")
-    then = saved.path.stat().st_mtime + 5
-    os.utime(output, (then, then))
-    assert saved.is_older_than(output)
-    os.utime(output, (then - 10, then - 10))
-    assert not saved.is_older_than(output)
+def test_values_are_added_to_what_is_saved_and_to_nothing_else(
+    saved: Checkpoint, tmp_path: Path
+) -> None:
+    before = saved.load()
+    assert before is not None
+    saved.add({"more": 1})
+    found = saved.load()
+    assert found is not None
+    assert found.values == before.values | {"more": 1}
+    assert found.arrays.keys() == before.arrays.keys()
+    none = Checkpoint(checkpoint.beside(tmp_path / "b.imlp", OTHER), OTHER)
+    none.add({"more": 1})
+    assert none.load() is None
 
 
 def test_another_version_of_the_program_does_not_go_on_but_knows_what_is_finished(

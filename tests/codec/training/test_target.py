@@ -29,18 +29,20 @@ def test_bits_a_pixel_are_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"), [("1", 1), ("20000", 20_000), ("20k", 20_000), ("1.5M", 1_500_000),
-                        ("134217728", 2**27)]
+                        ("134217728", 2**27), ("1.001k", 1001), ("4.0", 4)]
 )  # fmt: skip
 def test_bytes_are_written_as_people_do(text: str, count: int) -> None:
     assert target.parse_bytes(text) == count
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "k", "-5", "1e9", "20g", "9999m", "134217729", "0.0001", "²"]
+    "text",
+    ["", "0", "k", "-5", "1e9", "20g", "9999m", "134217729", "0.0001", "²", "1.5", "1.0005k"],
 )
 def test_other_texts_are_no_bytes(text: str) -> None:
-    with pytest.raises(UsageError, match="--bytes"):
+    with pytest.raises(UsageError, match="--bytes") as refused:
         target.parse_bytes(text)
+    assert "from 1 to 134,217,728" in refused.value.hint
 
 
 @pytest.mark.parametrize(
