@@ -207,12 +207,12 @@ class _Writer:
         in_registers = n <= self.wide and (self.lanes == "group" or self._accumulates(i))
         if loop.kind == "vector" and not limit and in_registers and i not in self.columns:
             self.lines.append("#pragma unroll")  # so that accumulators are in registers
-        if self.vector > NARROW and n >= self.vector and self._only_stores(i):
-            # LLVM prefers 8 for most processors that have vectors of 16
-            self.lines.append(f"#pragma clang loop vectorize_width({self.vector})")
-        elif self.lanes == "one" and apart(self.code, i):
+        if self.lanes == "one" and apart(self.code, i):
             # gathered one by one, which compiles for half a second and gains nothing
             self.lines.append("#pragma clang loop vectorize(disable) interleave(disable)")
+        elif self.vector > NARROW and n >= self.vector and self._only_stores(i):
+            # LLVM prefers 8 for most processors that have vectors of 16
+            self.lines.append(f"#pragma clang loop vectorize_width({self.vector})")
         if i not in self.columns and not self._has_vectors(i):
             self.lines.append(opening)
         self.opened.append((i, len(self.lines)))
