@@ -139,7 +139,7 @@ class RawKernel:
                 if kind and not (argument.realized or kind.startswith(CONST)):
                     text = "only a realized Tensor can be written; call realize() first, or declare"
                     raise misuse(ValueError, f"{what}: {text} it const")
-                bound.append(self._place(argument))
+                bound.append(self._place(argument, not kind.startswith(CONST)))
             else:
                 bound.append(_number(what, kind, argument))
         return self.device.bind(self._handle, bound, *sizes), copies
@@ -173,8 +173,12 @@ class RawKernel:
         copies.append(_Copy(what, array, allocation, written))
         return allocation
 
-    def _place(self, tensor: Tensor) -> Allocation:
-        """Where a Tensor's elements are; an expression is computed, and stays one."""
+    def _place(self, tensor: Tensor, written: bool) -> Allocation:
+        """Where a Tensor's elements are; an expression is computed, and stays one.
+
+        What may be `written` is not what the host put there any more, so that indices are looked at
+        before rows are taken by them.
+        """
         if tracing.is_building():
             advice = "a kernel written by hand runs at once, and cannot be part of a compiled step"
             raise misuse(TypeError, f"{self.name}: {advice}")
@@ -188,6 +192,7 @@ class RawKernel:
             here, there = told_apart(self.device, storage.device)
             raise misuse(ValueError, f"{self.name} is on device {here}, the Tensor on {there}")
         upload(storage)
+        storage.given = storage.given and not written
         allocation: Allocation = storage.data
         return allocation
 

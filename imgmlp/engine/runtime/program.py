@@ -89,6 +89,7 @@ class Program:
         self.outputs: dict[str, Buffer] = {}
         self.inputs: set[Buffer] = set()  # everything that is read, states included
         self._unset: set[Buffer] = set()  # what no step has given a value yet
+        self._assigned: list[Buffer]  # whose values are not what the host put there, once it ran
         self._traceable = traceable
         if traceable is None:
             self.updates = self._named((outputs, updates))
@@ -165,8 +166,7 @@ class Program:
         given, self.outputs = outline.bound(step.states, self.device)
         self._identity = outline.graph, given
         self.inputs = {step.states[number] for number in outline.reads}
-        for state in assigned:
-            state.given = False
+        self._assigned = [*assigned, *self.outputs.values()]
         self._adopt([*given, *self.outputs.values()])
         return True
 
@@ -192,7 +192,7 @@ class Program:
         self.inputs.update(leaves)
         for state, value in self.updates:
             check_assigned(state, value)
-            state.given = False
+        self._assigned = [state for state, _ in self.updates]
         self._adopt([*leaves, *(state for state, _ in self.updates), *self.outputs.values()])
 
     def _adopt(self, storages: Sequence[Buffer]) -> None:
@@ -375,6 +375,8 @@ class Program:
     def _run(self, times: int) -> None:
         if times:
             self._unset.clear()
+            for state in self._assigned:
+                state.given = False
         if isinstance(self.device, NumpyDevice):
             for _ in range(times):
                 self._interpret(self.device.form)
@@ -490,6 +492,8 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
     """Compute some Buffers now. Raises OutOfBoundsError for a computed index out of bounds, except
     within loops."""
-    Program(device, {}, updates, once=True).run()
-    for state, value in updates:
-        state.given = is_given(value)
+    program = Program(device, {}, updates, once=True)
+    given = [is_given(value) for _, value in updates]  # of what a state is before, as it is moved
+    program.run()
+    for (state, _), known in zip(updates, given, strict=True):
+        state.given = known

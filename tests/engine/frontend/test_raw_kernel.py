@@ -9,6 +9,7 @@ import pytest
 from conftest import open_opencl
 
 from imgmlp.engine import Device, RawKernel, Tensor, compare, compile, open_device
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 from imgmlp.errors import DeviceError
 
 SCALE = """
@@ -51,6 +52,20 @@ def test_arrays_that_are_no_block_of_memory_come_back_too(scale: RawKernel, a: n
     out = np.zeros((10, 2), np.float32)
     scale((3, 4), (1, 4), out[:, 1], a[::-1], 1, a.size)
     assert out.tolist() == [[0, 9 - i] for i in range(10)]
+
+
+def test_indices_that_a_kernel_may_have_written_are_looked_at() -> None:
+    device = open_opencl()
+    source = "__kernel void t_put(__global int *o, int v) { o[get_global_id(0)] = v; }"
+    put, index = RawKernel(device, source, "t_put"), Tensor([0, 1], device)
+    taken = Tensor(np.arange(5.0), device)[index]
+    assert taken.numpy().tolist() == [0, 1]
+    put(2, 1, index, 4)
+    assert taken.numpy().tolist() == [4, 4]
+    for launch in (put, put.time):
+        launch(2, 1, index.write(np.int32([0, 1])), 100_000_000)
+        with pytest.raises(OutOfBoundsError, match="a computed index is 100000000"):
+            taken.numpy()
 
 
 def test_tensors_stay_on_the_device(scale: RawKernel, a: np.ndarray) -> None:

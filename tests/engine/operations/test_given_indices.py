@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, dtype, nn, open_device
+from imgmlp.engine import AnyDevice, Feeder, Pages, Program, Tensor, compile, dtype, nn, open_device
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 
 DEVICE = open_device("numpy")
@@ -159,6 +159,42 @@ def test_what_is_computed_at_once_must_be_rows_too(device: AnyDevice, name: str)
     with pytest.raises(IndexError, match="a computed index is"):
         state.assign(COMPUTED[name](x, i).sum())
     assert state.item() == 5
+
+
+PUT: dict[str, Callable[[Program, Tensor, np.ndarray], object]] = {
+    "made": lambda program, index, array: None,
+    "write": lambda program, index, array: index.write(array),
+    "Feeder": lambda program, index, array: Feeder(program, index).send(array),
+    "page": lambda program, index, array: (pages := Pages(index)).turn(pages.add(array)),
+    "page, written": lambda program, index, array: Pages(index).write(0, array),
+}
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("name", PUT)
+def test_what_a_compiled_step_has_moved_is_computed(
+    device: AnyDevice, name: str, seen: bool
+) -> None:
+    """However the host put there what it was before, and wherever it was then."""
+    x, index = Tensor(X, device), Tensor(np.int32([0, 1]), device)
+    taken = x[index]
+    if seen:
+        taken.numpy()
+    program = compile(lambda: {"index": index.assign(index + 1)}, device)
+    PUT[name](program, index, np.int32([1, 0]))
+    assert taken.numpy().shape == (2, 4)
+    program.run(20)
+    with pytest.raises(OutOfBoundsError, match=r"a computed index is 2[01]"):
+        taken.numpy()
+    index.write(np.int32([2, 2]))
+    assert np.array_equal(taken.numpy(), X[[2, 2]])
+
+
+def test_what_is_moved_at_once_is_given_as_it_was(device: AnyDevice) -> None:
+    index = Tensor(np.int32([0, 7]), device)
+    index.assign(index.flip(0))
+    with pytest.raises(OutOfBoundsError, match="index 7 is out of bounds"):
+        Tensor(X, device).gather(index)
 
 
 def test_computed_indices_that_are_rows_are_taken(

@@ -662,10 +662,11 @@ def test_indices_of_a_step_that_is_not_traced_are_checked(folder: Path) -> None:
         assert step.last.numpy() == 1
 
 
-def test_what_a_step_assigns_is_not_given_whether_it_was_traced_or_not(folder: Path) -> None:
+def test_what_a_step_assigned_is_not_given_whether_it_was_traced_or_not(folder: Path) -> None:
     device = open_opencl()
     for traced in (1, 0):
         step = Taking(device, [3, 0, 2])
+        step.program.run()
         given = [t.node.arg.given for t in (step.x, step.at, step.last)]
         assert (step.traced, given) == (traced, [True, True, False])
 
