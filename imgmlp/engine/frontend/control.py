@@ -6,6 +6,7 @@ however many iterations there are, and a choice by a value that only the device 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import overload
@@ -27,6 +28,7 @@ class _Building(threading.local):
 
 
 _building = _Building()
+_numbers = itertools.count()  # one for each loop that is built, by any thread
 
 
 @overload
@@ -55,15 +57,16 @@ def loop(
     optimizer does, they are part of it and cost nothing more.
 
     Raises TypeError or ValueError if the count is not a whole number from 0, or if the body
-    returns other shapes or dtypes or assigns a state.
+    returns other shapes or dtypes or assigns a state. What a value inside of it made is refused
+    wherever it is used outside, in another loop too.
     """
     _check_count(count)
     if not initial or not all(isinstance(t, Tensor) for t in initial):
         raise misuse(TypeError, "loop: needs Tensors to carry from iteration to iteration")
     device = common_device(*initial)
-    depth = _building.depth
-    index = control_flow.parameter(depth, 0, graph.const(0, i32))
-    carried = [control_flow.parameter(depth, 1 + i, t.node) for i, t in enumerate(initial)]
+    depth, own = _building.depth, next(_numbers)
+    index = control_flow.parameter(depth, 0, graph.const(0, i32), own)
+    carried = [control_flow.parameter(depth, 1 + i, t.node, own) for i, t in enumerate(initial)]
     _building.depth += 1
     try:
         with capture() as updates:
