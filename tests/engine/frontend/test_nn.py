@@ -134,9 +134,7 @@ def test_what_is_no_layer_or_weight_is_refused_at_once() -> None:
         nn.Linear(Tensor.ones(3, device=device))
     with pytest.raises(TypeError, match=r"Sequential: .* one by one, not list; \*layers"):
         nn.Sequential([nn.relu])  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"Linear: needs .*, not a Tensor of shape"
-    ):
+    with pytest.raises(ValueError, match=r"Linear: needs .*, not a Tensor of shape"):
         nn.Linear.random(1, 2, 0, device)(Tensor(1.0, device))
     with pytest.raises(ValueError, match=r"SelfAttention: .*, not \(3, 4\); x\.unsqueeze"):
         nn.SelfAttention(4, 2, 0, device)(Tensor.ones(3, 4, device=device))
