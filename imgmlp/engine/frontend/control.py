@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any, overload
 
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import capture
@@ -120,8 +120,11 @@ def cond(
         raise misuse(
             TypeError, f"cond: the condition must be one bool or integer Tensor, not {what}"
         )
-    with capture() as updates:
-        several = [then(), otherwise()]
+    several, updates = list[Any](), list[Update]()
+    for way in (then, otherwise):  # each captured alone: gradients of one are none of the other's
+        with capture() as assigned:
+            several.append(way())
+        updates += assigned
     first, second = (_tensors("cond: a function", returned) for returned in several)
     _check_assigned("cond: a function", updates)
     if len(first) != len(second):

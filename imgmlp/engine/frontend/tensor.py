@@ -232,7 +232,8 @@ class Tensor(Windows):
     def grad(self) -> Tensor | None:
         """The sum of gradients since `zero_grad()`, zeros where no loss used this Tensor.
 
-        None if it does not require one.
+        None if it does not require one. What a step that is being built adds or forgets, or the
+        body of a loop or a choice, ends with it.
         """
         if not self.requires_grad:
             return None
@@ -242,7 +243,13 @@ class Tensor(Windows):
     def zero_grad(self) -> None:
         """Forget the gradients added up so far."""
         if self.requires_grad:
-            self._grad = None
+            self._put_grad(None)
+
+    def _put_grad(self, found: Tensor | None) -> None:
+        """Another sum of gradients, within a step until it is built: nobody else has its values."""
+        before = self._grad
+        tracing.at_end(lambda: setattr(self, "_grad", before))
+        self._grad = found
 
     def backward(self) -> None:
         """Add the gradients of this single number to `grad` of every Tensor that requires it.
@@ -264,7 +271,7 @@ class Tensor(Windows):
         if not tracing.is_building():
             _realize(sums)
         for t, g in zip(wrt, sums, strict=True):
-            t._grad = g
+            t._put_grad(g)
 
     # --- running ---
 

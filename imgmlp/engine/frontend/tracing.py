@@ -27,6 +27,7 @@ class _Building(threading.local):
 
     def __init__(self) -> None:
         self.captured: list[list[Update]] = []  # assignments of its steps, innermost last
+        self.undone: list[list[Callable[[], None]]] = []  # with each of them
         self.unready: list[list[Program]] = []  # those compiled together, innermost last
 
 
@@ -35,12 +36,21 @@ _building = _Building()
 
 @contextmanager
 def capture() -> Iterator[list[Update]]:
-    """Within, assignments are noted down instead of made."""
+    """Within, assignments are noted down instead of made; at its end `at_end` undoes the rest."""
     _building.captured.append([])
+    _building.undone.append([])
     try:
         yield _building.captured[-1]
     finally:
         _building.captured.pop()
+        for undo in reversed(_building.undone.pop()):
+            undo()
+
+
+def at_end(undo: Callable[[], None]) -> None:
+    """Have something undone once the innermost step, body or choice is built; not if none is."""
+    if _building.undone:
+        _building.undone[-1].append(undo)
 
 
 def assign(state: Buffer, value: Node) -> bool:
