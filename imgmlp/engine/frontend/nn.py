@@ -15,7 +15,7 @@ from imgmlp.engine.frontend.tensor import Seed, Tensor
 from imgmlp.engine.ir.dtype import Array, DType, concrete, f16, f32, promote
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import dtype_of
-from imgmlp.engine.operations.operands import check_rows
+from imgmlp.engine.operations.operands import check_rows, hold_rows
 
 
 class Layer(Protocol):
@@ -260,9 +260,10 @@ def _nll_loss(operation: str, logarithms: Tensor, target: Tensor | Array) -> Ten
         )
     if not target.dtype.is_int:
         raise misuse(TypeError, f"{operation}: the target must be int, not {target.dtype.name}")
-    check_rows(logarithms.shape, target.node, 1)
+    asked = check_rows(logarithms.shape, target.node, 1)
     rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
+    hold_rows(asked, chosen.node)
     picked = Tensor.where(chosen, logarithms, 0.0)
     return -picked.sum(1).mean()
 

@@ -8,6 +8,7 @@ needs is not computed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,15 @@ from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Node, make, substitute, toposort
 from imgmlp.engine.ir.op import LOAD, MOVEMENT, Op
 from imgmlp.engine.ir.printer import render_nodes
+
+
+class _Building(threading.local):
+    """A thread's own: what others build meanwhile is around none of its loops."""
+
+    depth = 0  # loops around the one being built
+
+
+building = _Building()
 
 
 @dataclass(frozen=True)

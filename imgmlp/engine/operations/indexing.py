@@ -192,13 +192,17 @@ class Indexing(Functions):
         shape = broadcast_shapes("index", *(k.shape for _, k in arrays))
         count = math.prod(self.shape[a] for a in axes)
         graph.check_count(count)
+        asked = [
+            check_rows(self.shape, k.node, axis, negative=True)
+            for axis, k in arrays
+            if isinstance(k, Elementwise)
+        ]
         where: Any = 0
         for axis, k in arrays:
             where = where * self.shape[axis] + self._from_start(axis, k)
         lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
         rows = where if isinstance(where, Elementwise) else self._with(node_of(where))
-        check_rows(lines.shape, rows.node)
-        taken = lines._gathered(rows, [k.node for _, k in arrays if isinstance(k, Elementwise)])
+        taken = lines._gathered(rows, asked)
         count = len(shape)
         end = count + begin
         return taken.permute(*range(count, end), *range(count), *range(end, len(taken.shape)))
@@ -209,7 +213,6 @@ class Indexing(Functions):
         if isinstance(index, np.ndarray):
             check_given(self.shape, index, axis, negative=True)
             return (index.astype(np.int64) % (size or 1)).astype(np.int32)
-        check_rows(self.shape, index.node, axis, negative=True)
         wide = index.cast(dt.i32)  # as sums and products of places are more than a byte has
         return wide.where(wide < 0, wide + size, wide) if index.dtype.min < 0 else wide
 

@@ -97,7 +97,7 @@ class Program:
         elif not self._outlined(traceable):
             with own_limits(traceable.states):
                 for state, value in self.updates:
-                    check_assigned(state, value)
+                    check_assigned(state, value, self)
                 limits = limits_told(traceable.states)
             self._adopt_buffers()
             self._keep_outline(traceable, limits)
@@ -160,7 +160,7 @@ class Program:
         key = program_cache.key(outline.graph, self._target, self.general)
         found = program_cache.load(key, Executable.parse)
         assigned = [step.states[number] for number in outline.assigns]
-        if found is None or not set_limits(outline.limits, step.states, assigned):
+        if found is None or not set_limits(outline.limits, step.states, assigned, self):
             return False
         self.executable = found
         given, self.outputs = outline.bound(step.states, self.device)
@@ -191,7 +191,7 @@ class Program:
         leaves = [n.arg for n in nodes if n.op is Op.BUFFER]
         self.inputs.update(leaves)
         for state, value in self.updates:
-            check_assigned(state, value)
+            check_assigned(state, value, self)
         self._assigned = [state for state, _ in self.updates]
         self._adopt([*leaves, *(state for state, _ in self.updates), *self.outputs.values()])
 
