@@ -292,11 +292,14 @@ class Tensor(Windows):
         return self
 
     def _run_on(self) -> AnyDevice:
-        if self.device is None:
-            raise misuse(
-                ValueError, f"{self!r} was made without a device; pass device=open_device()"
-            )
-        return self.device
+        """Its device, or that where a Program has put the states that it is made of."""
+        if self.device is not None:
+            return self.device
+        for node in graph.toposort([self.node]):
+            if node.op is Op.BUFFER and node.arg.device is not None:
+                found: AnyDevice = node.arg.device
+                return found
+        raise misuse(ValueError, f"{self!r} was made without a device; pass device=open_device()")
 
     def realize(self, name: str = "") -> Tensor:
         """Compute the value now, in place of the expression; later uses read it.
