@@ -349,6 +349,7 @@ class Program:
         if times < 0:
             raise misuse(ValueError, f"run: {times} steps; the number must not be negative")
         if isinstance(self.device, DryRun):
+            self._unset.clear()  # as what is read of it is zero
             return
         if self._checks is not None:
             for _ in range(times):
