@@ -47,6 +47,7 @@ class Pages:
     def add(self, array: Array) -> int:
         """One more page with this value; returns its number. Raises ValueError if shape or dtype
         differ, OutOfMemoryError where there is no room for it."""
+        array = np.asarray(array)
         check_like(self.storage, array)
         data = self.device.alloc(self.storage.nbytes)
         self.device.write(data, array)
@@ -69,7 +70,7 @@ class Pages:
 
     def write(self, number: int, array: Array) -> None:
         """Replace a page's value once all enqueued steps are done. Raises ValueError as `add`."""
-        page = self._page(number)
+        page, array = self._page(number), np.asarray(array)
         check_like(self.storage, array)
         self.device.write(page.data, array)
         page.given, page.limits = True, self.storage.limits

@@ -124,7 +124,9 @@ class Tensor(Windows):
         *shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None, name: str = ""
     ) -> Tensor:
         """A realized Tensor to be written or assigned; zeros until then."""
-        return Tensor(np.zeros(whole_shape("empty", spread(shape))), device, dtype, name)
+        dt.check(dtype, "empty")
+        zeros = np.zeros(whole_shape("empty", spread(shape)), dtype.np)
+        return Tensor(zeros, device, dtype, name)
 
     @staticmethod
     def arange(
@@ -168,6 +170,8 @@ class Tensor(Windows):
     def random_bits(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:
         """Uniform u32 by hashing a counter with the seed: numbers or u32 of one element.
 
+        A number beyond 32 bits counts as several, the lowest 32 bits first; one below 0 is its
+        two's complement.
         Where no device is given, it is that of the seed's Tensors.
         """
         parts = seed if isinstance(seed, tuple) else (seed,)
@@ -189,7 +193,10 @@ class Tensor(Windows):
         variance: float = 1.0,
         device: Any = None,
     ) -> Tensor:
-        """Gaussian f32 by Box and Muller (1958) from two hashes of the counter."""
+        """Gaussian f32 by Box and Muller (1958) from two hashes of the counter.
+
+        Raises ValueError for a variance below 0.
+        """
         bits = Tensor.random_bits(shape, seed, device)
         return Tensor(random.normal(bits.node, mean, variance), bits.device)
 
@@ -376,8 +383,12 @@ class Tensor(Windows):
         raise misuse(TypeError, f"a Tensor cannot be pickled or copied deeply; {advice}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """What NumPy's functions take a Tensor for: its value, always a copy."""
-        return self.numpy().astype(dtype or self.dtype.np)
+        """What NumPy's functions take a Tensor for: its value, always a copy. Raises ValueError
+        where none is wanted."""
+        if copy is False:
+            text = "a Tensor's value is on its device, and NumPy has a copy only"
+            raise misuse(ValueError, f"{text}; leave out copy=False")
+        return self.numpy().astype(dtype or self.dtype.np, copy=False)
 
 
 def assign_all(pairs: Iterable[tuple[Tensor, Operand]]) -> None:

@@ -23,6 +23,7 @@ from imgmlp.engine.oracle.given_indices import Asked, beyond, limit
 
 Scalar = bool | int | float
 Axis = int | Sequence[int] | None
+NO_NUMBERS = "cOSUMm"  # NumPy's kinds of complex numbers, objects, text and times
 
 
 def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = "") -> Node:
@@ -38,13 +39,17 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
         array = np.asarray(data)
     except ValueError as error:  # lists of several lengths
         raise misuse(ValueError, f"Tensor: {error}") from None
+    if array.dtype.kind in NO_NUMBERS:
+        dt.from_numpy(array.dtype)  # says so, whatever the dtype is to be
     kind = dtype or dt.from_numpy(array.dtype)
     if not array.size:
         return graph.const(0, kind, array.shape)
     _check_range(array, kind)
     with np.errstate(over="ignore"):  # what is too large for a float is infinite
         host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
-    return graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
+    if np.may_share_memory(host, array):  # which its owner may change
+        host = host.copy()
+    return graph.buffer(Buffer(array.shape, kind, device, host, name))
 
 
 def narrowed(array: Array, kind: DType) -> Array:

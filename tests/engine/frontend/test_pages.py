@@ -62,6 +62,17 @@ def test_a_step_reads_and_moves_the_page_whose_turn_it_is(device: AnyDevice) -> 
     assert np.array_equal(x.numpy(), filled(1))
 
 
+def test_a_page_may_be_a_list() -> None:
+    index = Tensor(np.uint8([1, 2]), open_mapping("numpy"))
+    pages = Pages(index)
+    with pytest.raises(ValueError, match=r"cannot take int64\[2\]; use .astype"):
+        pages.add([3, 4])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"cannot take int64\[1\]"):
+        pages.write(0, [3])  # type: ignore[arg-type]
+    flags = Pages(Tensor(np.array([True, False]), open_mapping("numpy")))
+    assert flags.read(flags.add([False, True])).tolist() == [False, True]  # type: ignore[arg-type]
+
+
 def test_what_was_enqueued_keeps_the_page_that_it_had(device: AnyDevice) -> None:
     """However many steps are on their way when another one has its turn."""
     program, _, total = moving(device)
