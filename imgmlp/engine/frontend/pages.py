@@ -65,7 +65,8 @@ class Pages:
         if page.given and (joined or not limits.items() <= page.limits.items()):
             check_like(self.storage, self.read(number))
             page.limits = limits
-        self._all[self._now].given = self.storage.given
+        left = self._all[self._now]
+        left.given, left.limits = self.storage.given, limits  # which its value of now is within
         self.storage.data, self.storage.given, self._now = page.data, page.given, number
 
     def write(self, number: int, array: Array) -> None:

@@ -73,6 +73,20 @@ def test_a_page_may_be_a_list() -> None:
     assert flags.read(flags.add([False, True])).tolist() == [False, True]  # type: ignore[arg-type]
 
 
+def test_what_was_written_while_nothing_read_by_it_is_looked_at_later(device: AnyDevice) -> None:
+    x = Tensor(np.arange(3, dtype=np.float32), device)
+    index = Tensor(np.int32([0, 2]), device)
+    reader = x.gather(index)
+    pages = Pages(index)
+    del reader
+    index.write(np.int32([7, 7]))
+    pages.turn(pages.add(np.int32([1, 2])))
+    reader = x.gather(index)
+    with pytest.raises(OutOfBoundsError, match="7 is none of them"):
+        pages.turn(0)
+    assert reader.numpy().tolist() == [1, 2]
+
+
 def test_what_was_enqueued_keeps_the_page_that_it_had(device: AnyDevice) -> None:
     """However many steps are on their way when another one has its turn."""
     program, _, total = moving(device)
