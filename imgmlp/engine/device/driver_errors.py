@@ -15,6 +15,10 @@ class LastingError(DeviceError):
     """It comes again until the driver or the program is another one."""
 
 
+class UnnamedError(DeviceError):
+    """A program lacks a kernel that it was asked for."""
+
+
 def failure(what: str, status: str, memory: bool) -> DeviceError | OutOfMemoryError:
     """The error for an OpenCL call; `status` is OpenCL's name for what happened."""
     if memory:
@@ -28,9 +32,9 @@ def failure(what: str, status: str, memory: bool) -> DeviceError | OutOfMemoryEr
     )
 
 
-def unnamed(name: str, error: object) -> DeviceError:
+def unnamed(name: str, error: object) -> UnnamedError:
     """The error for a kernel that its program lacks, which a damaged one does."""
-    return DeviceError(
+    return UnnamedError(
         f"the built program has no kernel {name}: {error}",
         hint="`imgmlp devices --check` removes compiled kernels that are damaged; if it comes "
         "again, this is a fault in imgmlp: please report it",

@@ -6,27 +6,21 @@ however many iterations there are, and a choice by a value that only the device 
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any, overload
 
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import capture
 from imgmlp.engine.ir import control_flow, graph
+from imgmlp.engine.ir.control_flow import building
 from imgmlp.engine.ir.dtype import bool_, i32
 from imgmlp.engine.ir.graph import kind_of
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import common_device
 
-
-class _Building(threading.local):
-    """A thread's own: what others build meanwhile is around none of its loops."""
-
-    depth = 0  # loops around the one being built
-
-
-_building = _Building()
+_numbers = itertools.count()  # one for each loop that is built, by any thread
 
 
 @overload
@@ -55,21 +49,22 @@ def loop(
     optimizer does, they are part of it and cost nothing more.
 
     Raises TypeError or ValueError if the count is not a whole number from 0, or if the body
-    returns other shapes or dtypes or assigns a state.
+    returns other shapes or dtypes or assigns a state. What a value inside of it made is refused
+    wherever it is used outside, in another loop too.
     """
     _check_count(count)
     if not initial or not all(isinstance(t, Tensor) for t in initial):
         raise misuse(TypeError, "loop: needs Tensors to carry from iteration to iteration")
     device = common_device(*initial)
-    depth = _building.depth
-    index = control_flow.parameter(depth, 0, graph.const(0, i32))
-    carried = [control_flow.parameter(depth, 1 + i, t.node) for i, t in enumerate(initial)]
-    _building.depth += 1
+    depth, own = building.depth, next(_numbers)
+    index = control_flow.parameter(depth, 0, graph.const(0, i32), own)
+    carried = [control_flow.parameter(depth, 1 + i, t.node, own) for i, t in enumerate(initial)]
+    building.depth += 1
     try:
         with capture() as updates:
             returned = body(*(Tensor(node, device) for node in (index, *carried)))
     finally:
-        _building.depth -= 1
+        building.depth -= 1
     found = _tensors("loop: the body", returned)
     _check_carried(initial, found)
     _check_assigned("loop: the body", updates)
@@ -117,8 +112,11 @@ def cond(
         raise misuse(
             TypeError, f"cond: the condition must be one bool or integer Tensor, not {what}"
         )
-    with capture() as updates:
-        several = [then(), otherwise()]
+    several, updates = list[Any](), list[Update]()
+    for way in (then, otherwise):  # each captured alone: gradients of one are none of the other's
+        with capture() as assigned:
+            several.append(way())
+        updates += assigned
     first, second = (_tensors("cond: a function", returned) for returned in several)
     _check_assigned("cond: a function", updates)
     if len(first) != len(second):

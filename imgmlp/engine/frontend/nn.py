@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend.tensor import Tensor
-from imgmlp.engine.ir.dtype import Array
+from imgmlp.engine.frontend.tensor import Seed, Tensor
+from imgmlp.engine.ir.dtype import Array, DType, concrete, f16, f32, promote
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.operations.operands import check_rows
+from imgmlp.engine.operations.elementwise import dtype_of
+from imgmlp.engine.operations.operands import check_rows, hold_rows
 
 
 class Layer(Protocol):
@@ -36,13 +37,30 @@ variance = Tensor.var
 def layer_norm(x: Tensor, scale: Tensor, shift: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Mean 0 and variance 1 along the last axis, then scale and shift [features].
 
-    Ba, Kiros and Hinton (2016). Raises ValueError if features differ.
+    Ba, Kiros and Hinton (2016). Of float16 it is computed in float32, as squares leave the range
+    of float16 early, and rounded once. Raises ValueError if features differ.
     """
     if not x.shape[-1:] == scale.shape == shift.shape:
         shapes = f"scale {scale.shape} and shift {shift.shape}"
         raise misuse(ValueError, f"layer_norm: {shapes} do not fit the last axis of {x.shape}")
+    kind = _common_dtype(x, scale, shift)
+    x, scale, shift = map(_wide, (x, scale, shift))
     spread = (x.variance(-1, keepdims=True) + epsilon).sqrt()
-    return (x - x.mean(-1, keepdims=True)) / spread * scale + shift
+    return _rounded((x - x.mean(-1, keepdims=True)) / spread * scale + shift, kind)
+
+
+def _common_dtype(*operands: Tensor) -> DType:
+    return concrete(promote(*(dtype_of("nn", t) for t in operands)))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """A Tensor of halves as f32; all else, arrays too, as it is."""
+    return x.cast(f32) if isinstance(x, Tensor) and x.dtype is f16 else x
+
+
+def _rounded(x: Tensor, kind: DType) -> Tensor:
+    """What was computed in f32 in the dtype of its operands, where these are halves."""
+    return x.cast(f16) if kind is f16 else x
 
 
 class Linear:
@@ -63,9 +81,11 @@ class Linear:
 
     @staticmethod
     def random(
-        inputs: int, outputs: int, seed: int, device: AnyDevice, bias: bool = True
+        inputs: int, outputs: int, seed: Seed, device: AnyDevice, bias: bool = True
     ) -> Linear:
         """Gaussian weights of variance 1 / inputs, drawn on the device; a bias of zeros.
+
+        A seed of several numbers, as (seed, part), has the streams of a seed's parts apart.
 
         Raises ValueError for no inputs.
         """
@@ -76,6 +96,10 @@ class Linear:
         return Linear(draw.realize(), zeros)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Raises ValueError for a Tensor without axes, or of other features."""
+        if not x.shape:
+            text = "Linear: needs [..., inputs], not a Tensor of shape ()"
+            raise misuse(ValueError, f"{text}; x.reshape(1) has an axis")
         rows = x.reshape(-1, x.shape[-1]) @ self.weight  # [rows, outputs]
         y = rows if self.bias is None else rows + self.bias
         return y.reshape(*x.shape[:-1], self.weight.shape[-1])
@@ -130,12 +154,12 @@ class SelfAttention:
     [batch, time, features] -> the same; features are divided among the heads.
     """
 
-    def __init__(self, features: int, heads: int, seed: int, device: AnyDevice) -> None:
+    def __init__(self, features: int, heads: int, seed: Seed, device: AnyDevice) -> None:
         if heads < 1 or features % heads:
             raise misuse(ValueError, f"{features} features cannot be divided among {heads} heads")
         self.heads = heads
-        self.into = Linear.random(features, 3 * features, seed, device)
-        self.out = Linear.random(features, features, seed + 1, device)
+        self.into = Linear.random(features, 3 * features, _part(seed, 0), device)
+        self.out = Linear.random(features, features, _part(seed, 1), device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Raises ValueError for other axes than batch, time and features."""
@@ -165,14 +189,14 @@ class TransformerEncoder:
         features: int,
         heads: int,
         hidden: int,
-        seed: int,
+        seed: Seed,
         device: AnyDevice,
         activation: Callable[[Tensor], Tensor] = relu,
     ) -> None:
         self.activation = activation
         self.attention = SelfAttention(features, heads, seed, device)
-        self.first = Linear.random(features, hidden, seed + 2, device)
-        self.second = Linear.random(hidden, features, seed + 3, device)
+        self.first = Linear.random(features, hidden, _part(seed, 2), device)
+        self.second = Linear.random(hidden, features, _part(seed, 3), device)
         self.norms = LayerNorm(features, device), LayerNorm(features, device)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -185,6 +209,11 @@ class TransformerEncoder:
         return [p for layer in layers for p in layer.parameters()]
 
 
+def _part(seed: Seed, number: int) -> Seed:
+    """The seed of one part of a layer: not that of the next layer, whose seed may be the next."""
+    return (*seed, number) if isinstance(seed, tuple) else (seed, number)
+
+
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Array | None = None,
     causal: bool = False, scale: float | None = None,
@@ -193,8 +222,11 @@ def attention(
 
     Where a bool mask [..., time of query, time of key] is false, nobody looks; a float one is
     added. With `causal` no place looks at later ones. A query that may look nowhere has no softmax:
-    NaN, where a float mask of -1e9 instead gives the mean of all values. Vaswani et al. (2017).
+    NaN, where a float mask of -1e9 instead gives the mean of all values. Of float16 it is computed
+    in float32, which has room for all sums of products, and rounded once. Vaswani et al. (2017).
     """
+    kind = _common_dtype(query, key, value)
+    query, key, value = map(_wide, (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     scores = query @ key.transpose() * scale
     if causal:
@@ -202,9 +234,12 @@ def attention(
         scores = Tensor.where(seen, scores, -math.inf)
     if mask is not None:
         mask = mask if isinstance(mask, Tensor) else Tensor(mask, query.device)
-        added = mask.dtype.is_float
-        scores = scores + mask if added else Tensor.where(mask, scores, -math.inf)
-    return scores.softmax() @ value
+        if mask.dtype.is_float:
+            kind = concrete(promote(kind, mask.dtype))
+            scores = scores + _wide(mask)
+        else:
+            scores = Tensor.where(mask, scores, -math.inf)
+    return _rounded(scores.softmax() @ value, kind)
 
 
 def nll_loss(logarithms: Tensor, target: Tensor | Array) -> Tensor:
@@ -225,9 +260,10 @@ def _nll_loss(operation: str, logarithms: Tensor, target: Tensor | Array) -> Ten
         )
     if not target.dtype.is_int:
         raise misuse(TypeError, f"{operation}: the target must be int, not {target.dtype.name}")
-    check_rows(logarithms.shape, target.node, 1)
+    asked = check_rows(logarithms.shape, target.node, 1)
     rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
+    hold_rows(asked, chosen.node)
     picked = Tensor.where(chosen, logarithms, 0.0)
     return -picked.sum(1).mean()
 

@@ -48,10 +48,14 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
 def _check_rates(optimizer: str, lr: object, betas: object = (0.0, 0.0)) -> None:
     """Refuse a learning rate below 0 and betas that are no pair, or outside of [0, 1).
 
-    Of Tensors nothing is known.
+    Of Tensors only the shape is known.
     """
     if not isinstance(betas, Sequence) or len(betas) != 2:
         raise misuse(TypeError, f"{optimizer}: betas must be two numbers, not {betas!r}")
+    for beta in betas:
+        if isinstance(beta, Tensor | np.ndarray) and math.prod(beta.shape) != 1:
+            text = f"each of betas is one element, not a Tensor of shape {beta.shape}"
+            raise misuse(ValueError, f"{optimizer}: {text}")
     named = [("lr", lr, math.inf), *(("each of betas", beta, 1.0) for beta in betas)]
     for name, value, end in named:
         if isinstance(value, Tensor | np.ndarray):
@@ -61,6 +65,29 @@ def _check_rates(optimizer: str, lr: object, betas: object = (0.0, 0.0)) -> None
             raise misuse(TypeError, f"{optimizer}: {text}")
         if not 0 <= float(value) < end:
             raise misuse(ValueError, f"{optimizer}: {name} must be in [0, {end:g}), not {value}")
+
+
+def _alone(value: float | Tensor) -> float | Tensor:
+    """What a step multiplies by; one element whose own axes leave the shape of all else."""
+    one = isinstance(value, Tensor | np.ndarray) and value.shape and math.prod(value.shape) == 1
+    return value.reshape(()) if one else value  # type: ignore[union-attr]
+
+
+def _matching(
+    gradients: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: str
+) -> list[Tensor]:
+    """The gradients, if there is one of its shape for each parameter."""
+    if isinstance(gradients, Tensor):  # whose rows would be taken
+        raise misuse(TypeError, f"{optimizer}: apply takes a list of Tensors, not Tensor")
+    found = list(gradients)
+    if not all(isinstance(g, Tensor) for g in found):
+        kinds = ", ".join(type(g).__name__ for g in found)
+        raise misuse(TypeError, f"{optimizer}: apply takes a list of Tensors, not of {kinds}")
+    shapes, wanted = ([t.shape for t in several] for several in (found, parameters))
+    if shapes != wanted:
+        text = f"gradients of shapes {shapes} for parameters of shapes {wanted}"
+        raise misuse(ValueError, f"{optimizer}: {text}; give one for each, in their order")
+    return found
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
@@ -78,7 +105,7 @@ def _moment(parameter: Tensor, name: str) -> Tensor:
 
 
 def _new_moments(
-    g: Tensor, m: Tensor, v: Tensor, betas: tuple[float | Tensor, float | Tensor]
+    g: Tensor, m: Tensor, v: Tensor, betas: Sequence[float | Tensor]
 ) -> tuple[Tensor, Tensor]:
     """What a gradient makes of both moments."""
     g = g.cast(f32)
@@ -98,16 +125,20 @@ class SGD:
     """
 
     def __init__(self, parameters: Sequence[Tensor], lr: float | Tensor) -> None:
-        self.parameters, self.lr = _trainable(parameters, "SGD"), lr
+        self.parameters = _trainable(parameters, "SGD")
         _check_rates("SGD", lr)
+        self.lr = _alone(lr)
 
     def step(self, loss: Tensor) -> None:
         """Assign the parameters what they are after one step down the loss's gradient."""
         self.apply(_gradients(loss, self.parameters, "SGD"))
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
-        """The same, with a gradient for each parameter that was found elsewhere."""
-        pairs = zip(self.parameters, gradients, strict=True)
+        """The same, with a gradient for each parameter that was found elsewhere.
+
+        Raises TypeError for what are no Tensors, ValueError for other numbers or shapes of them.
+        """
+        pairs = zip(self.parameters, _matching(gradients, self.parameters, "SGD"), strict=True)
         assign_all((p, p - g * self.lr) for p, g in pairs)
 
 
@@ -140,7 +171,7 @@ class AdamW:
             known = " or ".join(map(repr, get_args(Form)))
             raise misuse(ValueError, f"{type(self).__name__}: form {form!r} is not {known}")
         _check_rates(type(self).__name__, lr, betas)
-        self.lr, self.betas = lr, betas
+        self.lr, self.betas = _alone(lr), tuple(map(_alone, betas))
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
         self.first = [_moment(p, "first_moment") for p in self.parameters]
         self.second = [_moment(p, "second_moment") for p in self.parameters]
@@ -158,8 +189,11 @@ class AdamW:
         self.apply(_gradients(loss, self.parameters, type(self).__name__))
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
-        """The same, with a gradient for each parameter that was found elsewhere."""
-        assign_all(self._news(gradients))
+        """The same, with a gradient for each parameter that was found elsewhere.
+
+        Raises TypeError for what are no Tensors, ValueError for other numbers or shapes of them.
+        """
+        assign_all(self._news(_matching(gradients, self.parameters, type(self).__name__)))
 
     def _news(self, gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """What all state and the parameters become."""
@@ -224,7 +258,8 @@ class SOAP:
     ) -> None:
         self.parameters = _trainable(parameters, "SOAP")
         _check_rates("SOAP", lr, betas)
-        self.lr, self.betas, self.memory, self.epsilon = lr, betas, memory, epsilon
+        self.lr, self.betas = _alone(lr), tuple(map(_alone, betas))
+        self.memory, self.epsilon = memory, epsilon
         shapes = [p.shape for p in self.parameters] if shapes is None else list(shapes)
         count = sum(math.prod(p.shape) for p in self.parameters)
         if sum(map(math.prod, shapes)) != count:
@@ -265,8 +300,11 @@ class SOAP:
         self.apply(_gradients(loss, self.parameters, "SOAP"))
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
-        """The same, with a gradient for each parameter that was found elsewhere."""
-        assign_all(self._news(gradients))
+        """The same, with a gradient for each parameter that was found elsewhere.
+
+        Raises TypeError for what are no Tensors, ValueError for other numbers or shapes of them.
+        """
+        assign_all(self._news(_matching(gradients, self.parameters, "SOAP")))
 
     def _news(self, gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """What all state and the parameters become."""

@@ -38,8 +38,8 @@ class Pages:
         if self.storage.device is None:
             self.storage.device = self.device
         upload(self.storage)
-        limits = dict(self.storage.limits)
-        self._all, self._now = [_Page(self.storage.data, self.storage.given, limits)], 0
+        first = _Page(self.storage.data, self.storage.given, self.storage.limits)
+        self._all, self._now = [first], 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -47,10 +47,11 @@ class Pages:
     def add(self, array: Array) -> int:
         """One more page with this value; returns its number. Raises ValueError if shape or dtype
         differ, OutOfMemoryError where there is no room for it."""
+        array = np.asarray(array)
         check_like(self.storage, array)
         data = self.device.alloc(self.storage.nbytes)
         self.device.write(data, array)
-        self._all.append(_Page(data, True, dict(self.storage.limits)))
+        self._all.append(_Page(data, True, self.storage.limits))
         return len(self) - 1
 
     def turn(self, number: int) -> None:
@@ -61,18 +62,19 @@ class Pages:
         """
         page, limits = self._page(number), self.storage.limits
         joined = any(len(sources) > 1 for _, sources in limits)
-        if page.given and (joined or limits != page.limits):
+        if page.given and (joined or not limits.items() <= page.limits.items()):
             check_like(self.storage, self.read(number))
-            page.limits = dict(limits)
-        self._all[self._now].given = self.storage.given
+            page.limits = limits
+        left = self._all[self._now]
+        left.given, left.limits = self.storage.given, limits  # which its value of now is within
         self.storage.data, self.storage.given, self._now = page.data, page.given, number
 
     def write(self, number: int, array: Array) -> None:
         """Replace a page's value once all enqueued steps are done. Raises ValueError as `add`."""
-        page = self._page(number)
+        page, array = self._page(number), np.asarray(array)
         check_like(self.storage, array)
         self.device.write(page.data, array)
-        page.given, page.limits = True, dict(self.storage.limits)
+        page.given, page.limits = True, self.storage.limits
         if number == self._now:
             self.storage.given = True
 

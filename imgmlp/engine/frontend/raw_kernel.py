@@ -15,7 +15,6 @@ what the generator does not make.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,6 +23,7 @@ import numpy as np
 
 from imgmlp.engine.device.base import Allocation, Launch
 from imgmlp.engine.device.discover import AnyDevice, told_apart
+from imgmlp.engine.device.driver_errors import UnnamedError
 from imgmlp.engine.device.opencl import CONST, LOCAL, Device
 from imgmlp.engine.frontend import tracing
 from imgmlp.engine.frontend.tensor import Tensor
@@ -69,13 +69,13 @@ class RawKernel:
                 "NumPy's interpreter runs no OpenCL C, so no kernel that is written by hand",
                 hint="choose another device; `imgmlp devices` shows what there is",
             )
-        if not re.search(rf"\b{re.escape(name)}\s*\(", source):
-            raise misuse(ValueError, f"the source has no kernel {name}")
         self.device = device
         self.name = name
         options = ["-cl-kernel-arg-info", *(f"-D{k}={v}" for k, v in constants.items())]
         try:
             self._handle = device.build(source, [name], options)[name]
+        except UnnamedError as error:
+            raise misuse(ValueError, f"the source has no kernel {name}") from error
         except DeviceError as error:
             error.add_note(error.hint)  # the log, where Python prints the error
             raise
@@ -139,7 +139,7 @@ class RawKernel:
                 if kind and not (argument.realized or kind.startswith(CONST)):
                     text = "only a realized Tensor can be written; call realize() first, or declare"
                     raise misuse(ValueError, f"{what}: {text} it const")
-                bound.append(self._place(argument))
+                bound.append(self._place(argument, not kind.startswith(CONST)))
             else:
                 bound.append(_number(what, kind, argument))
         return self.device.bind(self._handle, bound, *sizes), copies
@@ -147,7 +147,7 @@ class RawKernel:
     def _grid(
         self, items: tuple[int, ...], group: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        fits = len(items) == len(group) <= 3 and min(items + group) > 0
+        fits = 1 <= len(items) == len(group) <= 3 and min(items + group) > 0
         if not fits or any(n % m for n, m in zip(items, group, strict=True)):
             advice = "round up, and let the kernel guard its accesses"
             raise misuse(ValueError, f"groups of {group} do not fill a grid of {items}; {advice}")
@@ -173,8 +173,12 @@ class RawKernel:
         copies.append(_Copy(what, array, allocation, written))
         return allocation
 
-    def _place(self, tensor: Tensor) -> Allocation:
-        """Where a Tensor's elements are; an expression is computed, and stays one."""
+    def _place(self, tensor: Tensor, written: bool) -> Allocation:
+        """Where a Tensor's elements are; an expression is computed, and stays one.
+
+        What may be `written` is not what the host put there any more, so that indices are looked at
+        before rows are taken by them.
+        """
         if tracing.is_building():
             advice = "a kernel written by hand runs at once, and cannot be part of a compiled step"
             raise misuse(TypeError, f"{self.name}: {advice}")
@@ -188,6 +192,7 @@ class RawKernel:
             here, there = told_apart(self.device, storage.device)
             raise misuse(ValueError, f"{self.name} is on device {here}, the Tensor on {there}")
         upload(storage)
+        storage.given = storage.given and not written
         allocation: Allocation = storage.data
         return allocation
 
@@ -232,7 +237,10 @@ def _number(what: str, declared: str, given: np.generic | float) -> np.generic:
     if not isinstance(given, int | float | np.integer | np.floating | np.bool_):
         wanted = "a number" if declared else "a number, an array or a Tensor"
         raise misuse(TypeError, f"{what} was given {given!r}; pass {wanted}")
-    kind = KINDS.get(declared)
+    kind, element = KINDS.get(declared), declared.rstrip("0123456789")
+    if kind is None and element in KINDS:
+        text = f"{what} is a vector, which no number is; declare {element} parameters, or pass"
+        raise misuse(TypeError, f"{text} an array for a pointer")
     if kind is None:
         kind = given.dtype.str if isinstance(given, np.generic) else "i4"
         kind = "f4" if isinstance(given, float) else kind

@@ -124,7 +124,9 @@ class Tensor(Windows):
         *shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None, name: str = ""
     ) -> Tensor:
         """A realized Tensor to be written or assigned; zeros until then."""
-        return Tensor(np.zeros(whole_shape("empty", spread(shape))), device, dtype, name)
+        dt.check(dtype, "empty")
+        zeros = np.zeros(whole_shape("empty", spread(shape)), dtype.np)
+        return Tensor(zeros, device, dtype, name)
 
     @staticmethod
     def arange(
@@ -168,6 +170,8 @@ class Tensor(Windows):
     def random_bits(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:
         """Uniform u32 by hashing a counter with the seed: numbers or u32 of one element.
 
+        A number beyond 32 bits counts as several, the lowest 32 bits first; one below 0 is its
+        two's complement.
         Where no device is given, it is that of the seed's Tensors.
         """
         parts = seed if isinstance(seed, tuple) else (seed,)
@@ -189,7 +193,10 @@ class Tensor(Windows):
         variance: float = 1.0,
         device: Any = None,
     ) -> Tensor:
-        """Gaussian f32 by Box and Muller (1958) from two hashes of the counter."""
+        """Gaussian f32 by Box and Muller (1958) from two hashes of the counter.
+
+        Raises ValueError for a variance below 0.
+        """
         bits = Tensor.random_bits(shape, seed, device)
         return Tensor(random.normal(bits.node, mean, variance), bits.device)
 
@@ -232,7 +239,8 @@ class Tensor(Windows):
     def grad(self) -> Tensor | None:
         """The sum of gradients since `zero_grad()`, zeros where no loss used this Tensor.
 
-        None if it does not require one.
+        None if it does not require one. What a step that is being built adds or forgets, or the
+        body of a loop or a choice, ends with it.
         """
         if not self.requires_grad:
             return None
@@ -242,7 +250,13 @@ class Tensor(Windows):
     def zero_grad(self) -> None:
         """Forget the gradients added up so far."""
         if self.requires_grad:
-            self._grad = None
+            self._put_grad(None)
+
+    def _put_grad(self, found: Tensor | None) -> None:
+        """Another sum of gradients, within a step until it is built: nobody else has its values."""
+        before = self._grad
+        tracing.at_end(lambda: setattr(self, "_grad", before))
+        self._grad = found
 
     def backward(self) -> None:
         """Add the gradients of this single number to `grad` of every Tensor that requires it.
@@ -264,7 +278,7 @@ class Tensor(Windows):
         if not tracing.is_building():
             _realize(sums)
         for t, g in zip(wrt, sums, strict=True):
-            t._grad = g
+            t._put_grad(g)
 
     # --- running ---
 
@@ -285,11 +299,14 @@ class Tensor(Windows):
         return self
 
     def _run_on(self) -> AnyDevice:
-        if self.device is None:
-            raise misuse(
-                ValueError, f"{self!r} was made without a device; pass device=open_device()"
-            )
-        return self.device
+        """Its device, or that where a Program has put the states that it is made of."""
+        if self.device is not None:
+            return self.device
+        for node in graph.toposort([self.node]):
+            if node.op is Op.BUFFER and node.arg.device is not None:
+                found: AnyDevice = node.arg.device
+                return found
+        raise misuse(ValueError, f"{self!r} was made without a device; pass device=open_device()")
 
     def realize(self, name: str = "") -> Tensor:
         """Compute the value now, in place of the expression; later uses read it.
@@ -366,8 +383,12 @@ class Tensor(Windows):
         raise misuse(TypeError, f"a Tensor cannot be pickled or copied deeply; {advice}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """What NumPy's functions take a Tensor for: its value, always a copy."""
-        return self.numpy().astype(dtype or self.dtype.np)
+        """What NumPy's functions take a Tensor for: its value, always a copy. Raises ValueError
+        where none is wanted."""
+        if copy is False:
+            text = "a Tensor's value is on its device, and NumPy has a copy only"
+            raise misuse(ValueError, f"{text}; leave out copy=False")
+        return self.numpy().astype(dtype or self.dtype.np, copy=False)
 
 
 def assign_all(pairs: Iterable[tuple[Tensor, Operand]]) -> None:

@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from weakref import WeakMethod
 
 from imgmlp.engine.device.discover import AnyDevice
@@ -26,6 +27,7 @@ class _Building(threading.local):
 
     def __init__(self) -> None:
         self.captured: list[list[Update]] = []  # assignments of its steps, innermost last
+        self.undone: list[list[Callable[[], None]]] = []  # with each of them
         self.unready: list[list[Program]] = []  # those compiled together, innermost last
 
 
@@ -34,12 +36,21 @@ _building = _Building()
 
 @contextmanager
 def capture() -> Iterator[list[Update]]:
-    """Within, assignments are noted down instead of made."""
+    """Within, assignments are noted down instead of made; at its end `at_end` undoes the rest."""
     _building.captured.append([])
+    _building.undone.append([])
     try:
         yield _building.captured[-1]
     finally:
         _building.captured.pop()
+        for undo in reversed(_building.undone.pop()):
+            undo()
+
+
+def at_end(undo: Callable[[], None]) -> None:
+    """Have something undone once the innermost step, body or choice is built; not if none is."""
+    if _building.undone:
+        _building.undone[-1].append(undo)
 
 
 def assign(state: Buffer, value: Node) -> bool:
@@ -107,10 +118,11 @@ def compile(
     everywhere as long as all sums stay within 2**24. A Program `beside` it, on the same device,
     lends it kernels that both have, and its memory for intermediates, if there is enough of it.
 
-    Where `depends_on` is given, `step` may not be called at all: an earlier process has kept what
-    came of it. Then `repr(depends_on)` must tell all that changes what the step computes, beside
-    its code and the shapes and dtypes of `states`, realized Tensors, the only ones that it takes.
-    `step` is a method then.
+    Where `depends_on` is given, `step` is a method and may not be called at all: an earlier process
+    has kept what came of it. Then `repr(depends_on)` must tell all that changes what the step
+    computes, beside the class of its object and the shapes and dtypes of `states`, realized
+    Tensors, the only ones that it takes. Nothing is kept of a class outside of imgmlp: nobody
+    would notice that its code has changed. Raises TypeError for another function.
     """
     if not callable(step):
         text = f"compile: takes a function that returns a dict of Tensors, not {step!r}"
@@ -118,8 +130,8 @@ def compile(
     check_device("compile", device)
     unready, known = _building.unready, None
     with _uncollected():
-        if depends_on is not None:
-            name = f"{step.__module__}.{step.__qualname__} {depends_on!r}"
+        if depends_on is not None and (name := _name_of(step)):
+            name = f"{name} {depends_on!r}"
             method = WeakMethod(step)  # not of what holds the Program, which nobody would free then
             known = Traceable(name, [t.node.arg for t in states], lambda: _traced(_alive(method)))
         traced: Traced = _traced(step) if known is None else ({}, [])
@@ -130,6 +142,18 @@ def compile(
     if unready:
         unready[-1].append(found)
     return found
+
+
+def _name_of(step: Step) -> str:
+    """What tells a method from all others of this version of imgmlp; nothing for those of classes
+    outside of it, as nothing that is kept on disk names the version of their code."""
+    if not isinstance(step, MethodType):
+        text = f"compile: depends_on is for a method of an object that holds the states, not {step}"
+        raise misuse(TypeError, f"{text}; leave it out")
+    kind = type(step.__self__)
+    if not kind.__module__.startswith("imgmlp."):  # which source_digest is of
+        return ""
+    return f"{kind.__module__}.{kind.__qualname__} {step.__module__}.{step.__qualname__}"
 
 
 def _alive(method: WeakMethod[Step]) -> Step:

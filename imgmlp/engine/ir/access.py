@@ -83,7 +83,7 @@ class Access:
     def pad(self, widths: Sequence[tuple[int, int]]) -> Access:
         """Zeros (before, after) each dimension."""
         self._check_rank("pad", widths)
-        widths = _pairs(widths)
+        widths = _pairs("pad", widths, self.shape)
         if any(before < 0 or after < 0 for before, after in widths):
             raise _invalid("pad", widths, self.shape, "widths must not be negative")
         sides = zip(self.shape, widths, strict=True)
@@ -92,7 +92,7 @@ class Access:
     def shrink(self, box: Sequence[tuple[int, int]]) -> Access:
         """The elements from begin up to end of each dimension."""
         self._check_rank("shrink", box)
-        box = _pairs(box)
+        box = _pairs("shrink", box, self.shape)
         if any(not 0 <= b <= e <= n for n, (b, e) in zip(self.shape, box, strict=True)):
             raise _invalid("shrink", box, self.shape, "each needs 0 <= begin <= end <= size")
         return self._with(self.views[-1].window(box))
@@ -136,8 +136,11 @@ def _integers(values: Sequence[int]) -> Shape:
     return tuple(map(operator.index, values))
 
 
-def _pairs(values: Sequence[tuple[int, int]]) -> Ranges:
-    return tuple((operator.index(a), operator.index(b)) for a, b in values)
+def _pairs(operation: str, values: Sequence[tuple[int, int]], shape: Shape) -> Ranges:
+    try:
+        return tuple((operator.index(a), operator.index(b)) for a, b in values)
+    except ValueError:  # more or fewer of them
+        raise _invalid(operation, values, shape, "each entry is a pair of numbers") from None
 
 
 def _invalid(operation: str, argument: Sequence[object], shape: Shape, why: str) -> ValueError:

@@ -8,6 +8,7 @@ needs is not computed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,15 @@ from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Node, make, substitute, toposort
 from imgmlp.engine.ir.op import LOAD, MOVEMENT, Op
 from imgmlp.engine.ir.printer import render_nodes
+
+
+class _Building(threading.local):
+    """A thread's own: what others build meanwhile is around none of its loops."""
+
+    depth = 0  # loops around the one being built
+
+
+building = _Building()
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,11 @@ class Body:
         )
 
 
-def parameter(depth: int, position: int, like: Node) -> Node:
-    """What an iteration receives; `depth` counts the loops around it."""
-    return make(Op.PARAMETER, (), (depth, position), like.shape, like.dtype)
+def parameter(depth: int, position: int, like: Node, own: int | None = None) -> Node:
+    """What an iteration receives; `depth` counts the loops around it. While a loop is being built
+    a number of its `own` tells its PARAMETERs from those of others as deep."""
+    arg = (depth, position) if own is None else (depth, position, own)
+    return make(Op.PARAMETER, (), arg, like.shape, like.dtype)
 
 
 def received(body: Body) -> list[Node]:
@@ -74,15 +86,18 @@ def loop(
     """Carried values after `count` iterations, each of which makes `values` of `carried`.
 
     `carried` are PARAMETERs of this depth, one for each initial value and of its shape and
-    dtype. What does not depend on them is captured: computed once, before the loop.
+    dtype; numbers of their own end here, so that equal loops are one Node. What does not depend on
+    them is captured: computed once, before the loop.
     """
     if count == 0:
         return list(initial)
     captured = _captured(values, set(carried))
-    first = 1 + max(node.arg[1] for node in carried)
-    inner = [parameter(depth, first + i, node) for i, node in enumerate(captured)]
-    values = substitute(values, dict(zip(captured, inner, strict=True)))
-    body = Body(count, (*carried, *inner), tuple(values))
+    places = [node.arg[1] for node in carried]
+    places += range(1 + max(places), 1 + max(places) + len(captured))
+    outer = [*carried, *captured]
+    inner = [parameter(depth, place, node) for place, node in zip(places, outer, strict=True)]
+    values = substitute(values, dict(zip(outer, inner, strict=True)))
+    body = Body(count, tuple(inner), tuple(values))
     node = make(Op.LOOP, (*initial, *captured), body, (), i32)
     return list(states(node))[-1] if count == 1 else results(node)
 

@@ -31,12 +31,12 @@ class Buffer:
 
     `host` holds the initial values until they are uploaded; `data` is the device's
     allocation, which holds what the host put there where it is `given`. A Buffer without a device
-    is an intermediate of a Procedure. Of one that steps take rows by, `limits` say which values
-    may be written (oracle/given_indices.py).
+    is an intermediate of a Procedure. Of one that steps take rows by, `readers` are what does, each
+    with limits of its own of what may be written (oracle/given_indices.py).
     """
 
     __slots__ = (
-        "__weakref__", "data", "device", "dtype", "given", "host", "limits", "name", "shape",
+        "__weakref__", "data", "device", "dtype", "given", "host", "name", "readers", "shape",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +50,7 @@ class Buffer:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.host, self.name = host, name
         self.given = False
-        self.limits: dict[Any, tuple[int, int]] = {}
+        self.readers: weakref.WeakKeyDictionary[Any, dict[Any, tuple[int, int]]] | None = None
         self.data: Any = None
 
     @property
@@ -60,6 +60,16 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
+
+    @property
+    def limits(self) -> dict[Any, tuple[int, int]]:
+        """From where up to where the values of each index must stay, for all readers of now."""
+        found: dict[Any, tuple[int, int]] = {}
+        for limits in [] if self.readers is None else list(self.readers.values()):
+            for key, (low, high) in limits.items():
+                least, end = found.get(key, (low, high))
+                found[key] = max(low, least), min(high, end)
+        return found
 
     def __repr__(self) -> str:
         return f"{self.name or 'buffer'} {self.dtype.name}{list(self.shape)}"

@@ -63,7 +63,7 @@ class Op(Enum):
     CONTIGUOUS = auto()  # a value that must stand in memory
     FUNCTION = auto()  # vjp: the first source, with a gradient rule of its own
     # control, see control_flow.py
-    PARAMETER = auto()  # (depth, position): what an iteration of a loop receives
+    PARAMETER = auto()  # (depth, position, ...): what an iteration of a loop receives
     LOOP = auto()  # Body: its sources are initial, then captured values; no value of its own
     COND = auto()  # None: condition of shape (), then two values; only the chosen one is computed
     RESULT = auto()  # position of a carried value: what the LOOP leaves of it

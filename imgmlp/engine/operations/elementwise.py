@@ -129,10 +129,10 @@ class Elementwise:
     __lt__, __gt__ = _comparison(), _comparison(swapped=True)
 
     def __eq__(self, other: object) -> Self:  # type: ignore[override]
-        return self.eq(other) if _is_operand(other) else NotImplemented
+        return self.eq(other) if _is_comparable(other) else NotImplemented
 
     def __ne__(self, other: object) -> Self:  # type: ignore[override]
-        return self.eq(other).logical_not() if _is_operand(other) else NotImplemented
+        return self.eq(other).logical_not() if _is_comparable(other) else NotImplemented
 
     def _compare(self, op: Op, other: Operand, swapped: bool = False) -> Self:
         """A bool of each element; an integer is what it is, whatever the dtype can hold."""
@@ -367,6 +367,12 @@ def check_list(operation: str, parts: object) -> None:
 
 def _is_operand(value: object) -> TypeGuard[Operand]:
     return isinstance(value, Elementwise | bool | int | float | np.generic | np.ndarray)
+
+
+def _is_comparable(value: object) -> TypeGuard[Operand]:
+    """Whether `==` is left to `eq`: also of lists, which it refuses as all operations do, where
+    Python would find them unequal."""
+    return _is_operand(value) or isinstance(value, list | tuple)
 
 
 def dtype_of(operation: str, value: Operand) -> DType:

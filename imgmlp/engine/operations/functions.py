@@ -116,6 +116,7 @@ class Functions(Reduction):
         """x to any power: by squaring for whole ones up to 64, else by exp2 and log2.
 
         That is off by about |y log2(x)| roundings. Finite negative numbers have whole powers only.
+        Python's 0.5 and -0.5 are `sqrt` and `rsqrt`: NaN for -inf too, and signed for -0.0.
         """
         if isinstance(exponent, int) and not isinstance(exponent, bool) and 0 <= exponent <= 64:
             if exponent < 2:
@@ -134,7 +135,7 @@ class Functions(Reduction):
 
     def __rpow__(self, base: Operand) -> Self:
         """A number to the power of each element."""
-        if isinstance(base, int | float) and base > 0 and base != 1:  # 1 also to the power of NaN
+        if isinstance(base, int | float) and 0 < base < math.inf and base != 1:  # see _power
             return self._power_of(math.log2(base))
         y, x = _floats("**", self, base)
         return _power(x, y)

@@ -14,7 +14,7 @@ import numpy as np
 
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 from imgmlp.engine.operations.elementwise import Elementwise, Operand, check_list, node_of
 from imgmlp.engine.operations.functions import Functions
@@ -121,7 +121,7 @@ class Indexing(Functions):
 
         Computed ones out of bounds are refused as in `gather`.
         """
-        where = _checked(index if _is_array(index) or _is_empty(index) else np.asarray(index))
+        where = _checked(index if _is_array(index) or _is_empty(index) else _listed(index))
         if isinstance(where, bool) or _is_mask(where):
             raise misuse(TypeError, "take: indices are integers, not bools; use x[mask]")
         return self[(*(slice(None),) * self._axis(axis, "take"), where)]
@@ -192,13 +192,17 @@ class Indexing(Functions):
         shape = broadcast_shapes("index", *(k.shape for _, k in arrays))
         count = math.prod(self.shape[a] for a in axes)
         graph.check_count(count)
+        asked = [
+            check_rows(self.shape, k.node, axis, negative=True)
+            for axis, k in arrays
+            if isinstance(k, Elementwise)
+        ]
         where: Any = 0
         for axis, k in arrays:
             where = where * self.shape[axis] + self._from_start(axis, k)
         lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
         rows = where if isinstance(where, Elementwise) else self._with(node_of(where))
-        check_rows(lines.shape, rows.node)
-        taken = lines._gathered(rows, [k.node for _, k in arrays if isinstance(k, Elementwise)])
+        taken = lines._gathered(rows, asked)
         count = len(shape)
         end = count + begin
         return taken.permute(*range(count, end), *range(count), *range(end, len(taken.shape)))
@@ -209,9 +213,16 @@ class Indexing(Functions):
         if isinstance(index, np.ndarray):
             check_given(self.shape, index, axis, negative=True)
             return (index.astype(np.int64) % (size or 1)).astype(np.int32)
-        check_rows(self.shape, index.node, axis, negative=True)
         wide = index.cast(dt.i32)  # as sums and products of places are more than a byte has
         return wide.where(wide < 0, wide + size, wide) if index.dtype.min < 0 else wide
+
+
+def _listed(index: Any) -> Array:
+    """Lists of integers as an array. Raises ValueError for those of several lengths."""
+    try:
+        return np.asarray(index)
+    except ValueError as error:
+        raise misuse(ValueError, f"index: {error}") from None
 
 
 def _is_empty(index: Any) -> bool:
@@ -242,7 +253,7 @@ def _checked(key: Any) -> Any:
         if not key.dtype.is_int:
             raise misuse(TypeError, f"index: needs integers, not {key.dtype.name}; see gather")
     if isinstance(key, list):
-        key = np.asarray(key) if key else np.zeros(0, int)
+        key = _listed(key) if key else np.zeros(0, int)
     if isinstance(key, np.ndarray | np.bool_) and key.dtype.kind not in "iub":
         raise misuse(TypeError, f"index: needs integers or bools, not {key.dtype}")
     return bool(key) if (_is_mask(key) and not key.ndim) or isinstance(key, np.bool_) else key

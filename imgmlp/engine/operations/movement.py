@@ -9,7 +9,6 @@ import numpy as np
 
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
-from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 from imgmlp.engine.operations.elementwise import (
@@ -28,7 +27,7 @@ from imgmlp.engine.operations.operands import (
     spread,
     whole_shape,
 )
-from imgmlp.engine.oracle.given_indices import ask
+from imgmlp.engine.oracle.given_indices import Asked, ask
 
 
 class Movement(Elementwise):
@@ -143,13 +142,13 @@ class Movement(Elementwise):
         if self.shape:
             check_given(self.shape, index)
         rows = node_of(index)
-        found = self._gathered(
-            index if isinstance(index, Elementwise) else self._with(rows), [rows]
+        graph.gather(self.node, rows)  # refuses what is no table, or no index
+        asked = check_rows(self.shape, rows)
+        return self._gathered(
+            index if isinstance(index, Elementwise) else self._with(rows), [asked]
         )
-        check_rows(self.shape, rows)
-        return found
 
-    def _gathered(self, index: Elementwise, asked: Sequence[Node] = ()) -> Self:
+    def _gathered(self, index: Elementwise, asked: Sequence[Asked] = ()) -> Self:
         """The same by indices that are right, or come from what the user `asked` for."""
         node = graph.gather(self.node, index.node)
         ask(node, asked)

@@ -19,10 +19,11 @@ from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.oracle.given_indices import limit
+from imgmlp.engine.oracle.given_indices import Asked, beyond, limit
 
 Scalar = bool | int | float
 Axis = int | Sequence[int] | None
+NO_NUMBERS = "cOSUMm"  # NumPy's kinds of complex numbers, objects, text and times
 
 
 def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = "") -> Node:
@@ -38,13 +39,17 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
         array = np.asarray(data)
     except ValueError as error:  # lists of several lengths
         raise misuse(ValueError, f"Tensor: {error}") from None
+    if array.dtype.kind in NO_NUMBERS:
+        dt.from_numpy(array.dtype)  # says so, whatever the dtype is to be
     kind = dtype or dt.from_numpy(array.dtype)
     if not array.size:
         return graph.const(0, kind, array.shape)
     _check_range(array, kind)
     with np.errstate(over="ignore"):  # what is too large for a float is infinite
         host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
-    return graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
+    if np.may_share_memory(host, array):  # which its owner may change
+        host = host.copy()
+    return graph.buffer(Buffer(array.shape, kind, device, host, name))
 
 
 def narrowed(array: Array, kind: DType) -> Array:
@@ -91,14 +96,19 @@ def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
     return sizes
 
 
-def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False) -> None:
-    """Refuse indices out of bounds of an axis where the host gives them, now or later.
-
-    Negative ones may count from its end.
-    """
-    wrong = limit(index, -shape[axis] if negative else 0, shape[axis])
+def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False) -> Asked:
+    """Refuse indices out of bounds of an axis where the host gives them; negative ones may count
+    from its end. What reads by them is told the answer, so that later ones are refused too."""
+    asked = index, -shape[axis] if negative else 0, shape[axis]
+    wrong = beyond(*asked)
     if wrong is not None:
         raise out_of_bounds(wrong, axis, shape)
+    return asked
+
+
+def hold_rows(asked: Asked, reader: Node) -> None:
+    """Have later indices lie there too, as long as there is what reads by them."""
+    limit(*asked, reader)
 
 
 def check_given(shape: Shape, index: object, axis: int = 0, negative: bool = False) -> None:

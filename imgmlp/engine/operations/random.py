@@ -6,6 +6,7 @@ a step's number.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -16,31 +17,40 @@ from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.operands import whole_shape
 
+WORD = 0xFFFFFFFF
 PHI = 0x9E3779B9  # 2**32 over the golden ratio: keeps streams of random numbers apart
 
 
 def bits(shape: Sequence[int], seeds: Sequence[Node | int]) -> Node:
-    """Uniform u32 by lowbias32 of a counter and the seeds: integers or Nodes of one element."""
+    """Uniform u32 by lowbias32 of a counter and the seeds: integers or Nodes of one element.
+
+    An integer beyond 32 bits counts as several, its lowest 32 bits first.
+    """
     shape = whole_shape("random numbers", shape)
     count = math.prod(shape)
     mixed = const(0, u32, (1,))
-    for seed in seeds:
-        mixed = alu(Op.HASH, mixed + _word(seed) + PHI)
+    for word in itertools.chain.from_iterable(map(_words, seeds)):
+        mixed = alu(Op.HASH, mixed + word + PHI)
     counter = alu(Op.HASH, cast(iota(count), u32))
     drawn = alu(Op.HASH, counter + move(Op.EXPAND, mixed, (count,)))
     return move(Op.RESHAPE, drawn, shape)
 
 
-def _word(seed: Node | int) -> Node:
+def _words(seed: Node | int) -> list[Node]:
+    """32 bits each, all that there are to an integer: of one below 0 its two's complement."""
     if isinstance(seed, Node):
         if seed.dtype.is_float:
             text = f"random numbers: a seed of {seed.dtype.name} is no whole number"
             raise misuse(TypeError, text)
-        return move(Op.RESHAPE, cast(seed, u32), (1,))
+        return [move(Op.RESHAPE, cast(seed, u32), (1,))]
     try:
-        return const(operator.index(seed) & 0xFFFFFFFF, u32, (1,))
+        left = operator.index(seed)
     except TypeError:
         raise misuse(TypeError, f"random numbers: seed {seed!r} is no whole number") from None
+    words = [left & WORD]
+    while (left := left >> 32) not in (0, -1):
+        words.append(left & WORD)
+    return [const(word, u32, (1,)) for word in words]
 
 
 def uniform(random_bits: Node) -> Node:
@@ -50,7 +60,10 @@ def uniform(random_bits: Node) -> Node:
 
 
 def normal(random_bits: Node, mean: float, variance: float) -> Node:
-    """Gaussian f32 by Box and Muller (1958) from each u32 and its hash."""
+    """Gaussian f32 by Box and Muller (1958) from each u32 and its hash. Raises ValueError for a
+    variance below 0."""
+    if not variance >= 0:
+        raise misuse(ValueError, f"normal: the variance must not be below 0, not {variance}")
     u = uniform(random_bits)
     radius = alu(Op.SQRT, alu(Op.LOG2, 1.0 - u) * (-2.0 * variance * math.log(2)))
     angle = uniform(alu(Op.HASH, random_bits)) * (2 * math.pi)

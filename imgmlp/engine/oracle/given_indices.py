@@ -1,9 +1,9 @@
 """Indices that the host gives, checked before a step takes rows by them.
 
 An index is given where moving, casting and joining alone make it of Buffers that the host filled,
-and of constants. Each of its Buffers keeps which values must lie where, so that whatever the host
-puts there later is checked as well. What is computed otherwise is checked under DEBUG, and where it
-is computed at once (runtime/index_checks.py).
+and of constants. Each of its Buffers keeps which values must lie where, as long as there is what
+takes rows by it, so that whatever the host puts there later is checked as well. What is computed
+otherwise is checked under DEBUG, and where it is computed at once (runtime/index_checks.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from imgmlp.engine.ir import dtype, graph
-from imgmlp.engine.ir.control_flow import parameter
+from imgmlp.engine.ir.control_flow import building, parameter
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node, substitute, toposort
 from imgmlp.engine.ir.op import MOVEMENT, Op
@@ -28,6 +28,9 @@ MOVED = MOVEMENT | {Op.BUFFER, Op.CONST, Op.IOTA, Op.CAST, Op.CONCAT, Op.CONTIGU
 SAME = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.FUNCTION})  # has all of its first source
 
 Sources = tuple["ref[Buffer]", ...]  # Buffers that keep an index do not keep each other
+Key = tuple[Node, Sources]  # an index, with PARAMETERs for its Buffers
+Ends = tuple[int, int]
+Asked = tuple[Node, int, int]  # an index that a user gave, from where up to where it must stay
 
 
 def _moved_from(value: Node) -> list[Node] | None:
@@ -45,41 +48,58 @@ def is_given(value: Node) -> bool:
 _asked = WeakKeyDictionary[Node, set[Node]]()
 
 
-def ask(gather: Node, indices: Sequence[Node]) -> None:
-    """Remember what the user has given a GATHER for indices, which `limit` has seen. Those that the
+def ask(gather: Node, asked: Sequence[Asked]) -> None:
+    """Remember what the user has given a GATHER for indices, none of them `beyond`. Those that the
     engine makes itself are right."""
-    if indices:
-        _asked.setdefault(gather, set()).update(indices)
+    if asked:
+        _asked.setdefault(gather, set()).update(index for index, *_ in asked)
+    for index, low, high in asked:
+        limit(index, low, high, gather)
 
 
 def may_be_beyond(gather: Node) -> bool:
-    """Whether indices that the user gave are computed, so that `limit` knows nothing of them."""
+    """Whether indices that the user gave are computed, so that no limit is known of them."""
     return not all(map(is_given, _asked.get(gather, ())))
 
 
-def limit(index: Node, low: int, high: int) -> int | None:
-    """Have an index stay from `low` up to `high` - 1, if it is given: one of now that does not."""
+def beyond(index: Node, low: int, high: int) -> int | None:
+    """An index of now that does not lie from `low` up to `high` - 1, as far as they are given."""
+    key = _key_of(index)
+    return None if key is None else _wrong(*key, low, high)
+
+
+def limit(index: Node, low: int, high: int, reader: object) -> None:
+    """Have an index stay there, if it is given, as long as there is its reader: a Node or Program.
+
+    What is built in the body of a loop is another Node once the loop is closed; there an index is
+    limited for good.
+    """
+    if (key := _key_of(index)) is not None:
+        _keep_limit(key, (low, high), None if building.depth else reader)
+
+
+def _key_of(index: Node) -> Key | None:
+    """An index without its Buffers, and these; None if it is computed."""
     while index.op in SAME:
         index = index.src[0]
     leaves = _moved_from(index)
     if leaves is None:
         return None
     (moved,) = substitute([index], {n: parameter(0, i, n) for i, n in enumerate(leaves)})
-    key = moved, tuple(ref(n.arg) for n in leaves)
-    wrong = _wrong(*key, low, high)
-    if wrong is None:
-        _keep_limit(*key, low, high)
-    return wrong
+    return moved, tuple(ref(n.arg) for n in leaves)
 
 
-def _keep_limit(index: Node, sources: Sources, low: int, high: int) -> None:
-    for storage in filter(None, (source() for source in sources)):
-        _narrow(storage, (index, sources), low, high)
+def _keep_limit(key: Key, ends: Ends, reader: object) -> None:
+    for storage in filter(None, (source() for source in key[1])):
+        _narrow(storage, key, ends, storage if reader is None else reader)
 
 
-def _narrow(storage: Buffer, key: tuple[Node, Sources], low: int, high: int) -> None:
-    least, end = storage.limits.get(key, (low, high))
-    storage.limits[key] = max(low, least), min(high, end)
+def _narrow(storage: Buffer, key: Key, ends: Ends, reader: object) -> None:
+    if storage.readers is None:
+        storage.readers = WeakKeyDictionary()
+    limits = storage.readers.setdefault(reader, {})
+    low, high = limits.get(key, ends)
+    limits[key] = max(low, ends[0]), min(high, ends[1])
 
 
 # What a process tells the next one, which does not trace the step that set the limits
@@ -88,15 +108,16 @@ def _narrow(storage: Buffer, key: tuple[Node, Sources], low: int, high: int) -> 
 @contextmanager
 def own_limits(states: Sequence[Buffer]) -> Iterator[None]:
     """Within, Buffers have no limits but those set here; afterwards those of before as well."""
-    before = [(storage, dict(storage.limits)) for storage in states]
+    before = {storage: storage.readers for storage in states}
     for storage in states:
-        storage.limits.clear()
+        storage.readers = None
     try:
         yield
     finally:
-        for storage, limits in before:
-            for key, ends in limits.items():
-                _narrow(storage, key, *ends)
+        for storage, readers in before.items():
+            for reader, limits in [] if readers is None else list(readers.items()):
+                for key, ends in limits.items():
+                    _narrow(storage, key, ends, reader)
 
 
 def limits_told(states: Sequence[Buffer]) -> list[list[Any]] | None:
@@ -105,7 +126,7 @@ def limits_told(states: Sequence[Buffer]) -> list[list[Any]] | None:
     Each is the Nodes of an index, sources first, the numbers of its Buffers, and its limits.
     """
     numbers = {ref(b): number for number, b in enumerate(states)}
-    found: dict[tuple[Node, Sources], list[Any]] = {}
+    found: dict[Key, list[Any]] = {}
     for storage in states:
         for (index, sources), limits in storage.limits.items():
             nodes = _nodes_told(index)
@@ -116,24 +137,27 @@ def limits_told(states: Sequence[Buffer]) -> list[list[Any]] | None:
 
 
 def set_limits(
-    told: Sequence[Sequence[Any]], states: Sequence[Buffer], assigned: Sequence[Buffer]
+    told: Sequence[Sequence[Any]],
+    states: Sequence[Buffer],
+    assigned: Sequence[Buffer],
+    reader: object,
 ) -> bool:
-    """Limit these Buffers as others like them were.
+    """Limit these Buffers as others like them were, as long as there is their reader.
 
     False, and nothing, if their values are beyond, if those that the step assigns have other limits
     too, which only its graph can be checked for, or for what `limits_told` has not given.
     """
-    found = dict[tuple[Node, Sources], tuple[int, int]]()
+    found = dict[Key, Ends]()
     try:
         for nodes, numbers, (low, high) in told:
             found[_index_of(nodes), tuple(ref(states[n]) for n in numbers)] = low, high
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return False
-    beyond = any(_wrong(*key, *ends) is not None for key, ends in found.items())
-    if beyond or any(not storage.limits.items() <= found.items() for storage in assigned):
+    wrong = any(_wrong(*key, *ends) is not None for key, ends in found.items())
+    if wrong or any(not storage.limits.items() <= found.items() for storage in assigned):
         return False
     for key, ends in found.items():
-        _keep_limit(*key, *ends)
+        _keep_limit(key, ends, reader)
     return True
 
 
@@ -174,14 +198,17 @@ def check_written(storage: Buffer, array: Array) -> None:
         _refuse(storage, _wrong(index, sources, *limits, storage, array), *limits)
 
 
-def check_assigned(storage: Buffer, value: Node) -> None:
-    """The same for what a step will put there, as far as that is given, now and later."""
-    for (index, sources), limits in list(storage.limits.items()):
+def check_assigned(storage: Buffer, value: Node, program: object) -> None:
+    """The same for what a step will put there, as far as that is given, now and later: as long as
+    there is its Program."""
+    for (index, sources), limits in storage.limits.items():
         buffers = [source() for source in sources]
         if all(b is not None for b in buffers):
             values = [value if b is storage else graph.buffer(b) for b in buffers if b is not None]
             replaced = dict(zip(_parameters(index), values, strict=True))
-            _refuse(storage, limit(substitute([index], replaced)[0], *limits), *limits)
+            (moved,) = substitute([index], replaced)
+            _refuse(storage, beyond(moved, *limits), *limits)
+            limit(moved, *limits, program)
 
 
 def _refuse(storage: Buffer, wrong: int | None, low: int, high: int) -> None:

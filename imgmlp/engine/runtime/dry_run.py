@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from imgmlp.engine.device.base import Allocation, Array, FreeMemory, counted
+from imgmlp.engine.device.base import Allocation, Array, FreeMemory, Pending, counted
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.numpy_device import NumpyDevice
 
@@ -27,7 +27,7 @@ class Need:
 class DryRun(NumpyDevice):
     """Says that it is another device and hands out memory that is not there.
 
-    Programs on it are planned and never run.
+    Programs on it are planned and never run; whatever is read is zero.
     """
 
     def __init__(self, device: AnyDevice) -> None:
@@ -49,11 +49,24 @@ class DryRun(NumpyDevice):
     def write(self, allocation: Allocation, array: Array) -> None:
         """Nothing is kept."""
 
+    def write_async(self, allocation: Allocation, array: Array) -> Pending:
+        """Nothing is kept."""
+        return Pending()
+
+    def read_async(self, allocation: Allocation, array: Array) -> Pending:
+        """Zeros."""
+        array[...] = 0
+        return Pending()
+
+    def copy(self, source: Allocation, target: Allocation) -> None:
+        """Nothing is kept."""
+
 
 def memory_needed(build: Callable[[AnyDevice], object], device: AnyDevice) -> Need:
     """What `build` would take of a device's memory: its Tensors and the plans of its Programs.
 
-    `build` is called with a device of the same properties, on which nothing runs.
+    `build` is called with a device of the same properties, on which nothing runs: what it reads of
+    a Tensor or an output is zero.
     """
     dry_run = DryRun(device)
     kept = build(dry_run)  # alive until it is counted

@@ -89,6 +89,7 @@ class Program:
         self.outputs: dict[str, Buffer] = {}
         self.inputs: set[Buffer] = set()  # everything that is read, states included
         self._unset: set[Buffer] = set()  # what no step has given a value yet
+        self._assigned: list[Buffer]  # whose values are not what the host put there, once it ran
         self._traceable = traceable
         if traceable is None:
             self.updates = self._named((outputs, updates))
@@ -96,7 +97,7 @@ class Program:
         elif not self._outlined(traceable):
             with own_limits(traceable.states):
                 for state, value in self.updates:
-                    check_assigned(state, value)
+                    check_assigned(state, value, self)
                 limits = limits_told(traceable.states)
             self._adopt_buffers()
             self._keep_outline(traceable, limits)
@@ -159,14 +160,13 @@ class Program:
         key = program_cache.key(outline.graph, self._target, self.general)
         found = program_cache.load(key, Executable.parse)
         assigned = [step.states[number] for number in outline.assigns]
-        if found is None or not set_limits(outline.limits, step.states, assigned):
+        if found is None or not set_limits(outline.limits, step.states, assigned, self):
             return False
         self.executable = found
         given, self.outputs = outline.bound(step.states, self.device)
         self._identity = outline.graph, given
         self.inputs = {step.states[number] for number in outline.reads}
-        for state in assigned:
-            state.given = False
+        self._assigned = [*assigned, *self.outputs.values()]
         self._adopt([*given, *self.outputs.values()])
         return True
 
@@ -191,8 +191,8 @@ class Program:
         leaves = [n.arg for n in nodes if n.op is Op.BUFFER]
         self.inputs.update(leaves)
         for state, value in self.updates:
-            check_assigned(state, value)
-            state.given = False
+            check_assigned(state, value, self)
+        self._assigned = [state for state, _ in self.updates]
         self._adopt([*leaves, *(state for state, _ in self.updates), *self.outputs.values()])
 
     def _adopt(self, storages: Sequence[Buffer]) -> None:
@@ -349,6 +349,7 @@ class Program:
         if times < 0:
             raise misuse(ValueError, f"run: {times} steps; the number must not be negative")
         if isinstance(self.device, DryRun):
+            self._unset.clear()  # as what is read of it is zero
             return
         if self._checks is not None:
             for _ in range(times):
@@ -375,6 +376,8 @@ class Program:
     def _run(self, times: int) -> None:
         if times:
             self._unset.clear()
+            for state in self._assigned:
+                state.given = False
         if isinstance(self.device, NumpyDevice):
             for _ in range(times):
                 self._interpret(self.device.form)
@@ -490,6 +493,8 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
     """Compute some Buffers now. Raises OutOfBoundsError for a computed index out of bounds, except
     within loops."""
-    Program(device, {}, updates, once=True).run()
-    for state, value in updates:
-        state.given = is_given(value)
+    program = Program(device, {}, updates, once=True)
+    given = [is_given(value) for _, value in updates]  # of what a state is before, as it is moved
+    program.run()
+    for (state, _), known in zip(updates, given, strict=True):
+        state.given = known

@@ -288,6 +288,31 @@ def test_values_inside_of_a_loop_stay_there(device: AnyDevice) -> None:
         loop(3, lambda i, y: y + y.numpy(), Tensor([1.0], device))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_values_inside_of_a_loop_stay_out_of_others_too(nested: bool, count: int) -> None:
+    """Where another loop of the same shapes would have taken them for its own."""
+    start, leaked = Tensor(np.float32([0, 1]), open_device("numpy")), list[Tensor]()
+
+    def leaking(i: Tensor, x: Tensor) -> Tensor:
+        leaked.append(x * 2)
+        return x + 1
+
+    def taking(i: Tensor, x: Tensor) -> Tensor:
+        return x + leaked[0]
+
+    def both(i: Tensor, x: Tensor) -> Tensor:
+        return loop(3, taking, loop(3, leaking, x))
+
+    if nested:
+        found = loop(count, both, start)
+    else:
+        loop(3, leaking, start)
+        found = loop(count, taking, start)
+    with pytest.raises(ValueError, match="no value outside of it"):
+        found.numpy()
+
+
 def test_a_body_that_fails_leaves_nothing_behind(device: AnyDevice) -> None:
     with pytest.raises(TypeError):
         loop(3, lambda i, y: y ^ 2, Tensor([1.0], device))

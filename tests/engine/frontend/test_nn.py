@@ -7,7 +7,7 @@ import pytest
 from conftest import EMULATED, open_mapping
 from reference import Array, close, cross_entropy, encoder, linear, normed, softmax
 
-from imgmlp.engine import AnyDevice, Tensor, compile, nn, open_device, optim
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype, nn, open_device, optim
 
 RNG = np.random.default_rng(4)
 
@@ -134,6 +134,8 @@ def test_what_is_no_layer_or_weight_is_refused_at_once() -> None:
         nn.Linear(Tensor.ones(3, device=device))
     with pytest.raises(TypeError, match=r"Sequential: .* one by one, not list; \*layers"):
         nn.Sequential([nn.relu])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Linear: needs .*, not a Tensor of shape"):
+        nn.Linear.random(1, 2, 0, device)(Tensor(1.0, device))
     with pytest.raises(ValueError, match=r"SelfAttention: .*, not \(3, 4\); x\.unsqueeze"):
         nn.SelfAttention(4, 2, 0, device)(Tensor.ones(3, 4, device=device))
 
@@ -169,6 +171,42 @@ def test_a_mean_over_many_rows_of_halves_is_finite(device: AnyDevice) -> None:
         loss = nn.cross_entropy(zeros, target)
         assert loss.dtype.name == "f16"
         assert float(loss.numpy()) == pytest.approx(np.log(32), rel=2e-3)
+
+
+def test_a_norm_of_halves_has_room_for_their_squares(device: AnyDevice) -> None:
+    x = np.float16([[300, -300], [6e4, 2e4], [1, 2]])
+    ones, zeros = (Tensor(np.full(2, n, np.float16), device) for n in (1, 0))
+    found = nn.layer_norm(Tensor(x, device), ones, zeros)
+    assert found.dtype is dtype.f16
+    wanted = normed(x.astype(np.float64), np.ones(2), np.zeros(2))
+    assert np.allclose(found.numpy(), wanted, rtol=2e-3)
+    assert nn.layer_norm(Tensor(x, device), ones, zeros.cast(dtype.f32)).dtype is dtype.f32
+
+
+def test_attention_of_halves_has_room_for_their_products(device: AnyDevice) -> None:
+    x = Tensor(np.full((3, 64), 40, np.float16), device)
+    for mask in (None, Tensor(np.zeros((3, 3), np.float16), device)):
+        found = nn.attention(x, x, x, mask)
+        assert found.dtype is dtype.f16
+        assert np.all(found.numpy() == 40)
+    assert nn.attention(x, x, x, np.zeros((3, 3), np.float32)).dtype is dtype.f32
+
+
+def test_layers_of_neighbouring_seeds_have_no_weights_in_common() -> None:
+    device = open_device("numpy")
+    layers = [nn.TransformerEncoder(4, 2, 4, seed, device) for seed in range(4)]
+    begins = [
+        float(p.numpy().flat[0] * np.sqrt(len(p)))
+        for layer in layers
+        for p in layer.parameters()
+        if p.ndim == 2
+    ]
+    assert len({round(n, 4) for n in begins}) == len(begins) == 16
+    again = nn.TransformerEncoder(4, 2, 4, 2, device).parameters()
+    for one, other in zip(again, layers[2].parameters(), strict=True):
+        assert np.array_equal(one.numpy(), other.numpy())
+    parts = [nn.SelfAttention(4, 2, seed, device) for seed in ((2, 0), (2, 1))]
+    assert not np.array_equal(*(p.into.weight.numpy() for p in parts))
 
 
 @pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long

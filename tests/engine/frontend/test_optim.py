@@ -169,6 +169,46 @@ def test_what_no_optimizer_can_mean_is_refused(make: Callable[..., object]) -> N
     make([p], np.float32(0))
 
 
+RATES: dict[str, Callable[..., optim.SGD | optim.AdamW | optim.SOAP]] = {
+    "SGD": lambda p, lr, beta: optim.SGD(p, lr),
+    "AdamW": lambda p, lr, beta: optim.AdamW(p, lr, (beta, 0.9)),
+    "SOAP": lambda p, lr, beta: optim.SOAP(p, lr, (beta, 0.9)),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates_of_one_element_have_no_axes_of_their_own(device: AnyDevice, name: str) -> None:
+    """Whatever the shapes of the parameters are."""
+    found = []
+    for shape in ((), (1,), (1, 1)):
+        parts = [Tensor(np.ones(s, np.float32), device) for s in ((3, 2), (), (1,))]
+        lr, beta = (Tensor(np.full(shape, n, np.float32), device) for n in (0.1, 0.8))
+        RATES[name](parts, lr, beta).step(sum((p.square().sum() for p in parts), start=Tensor(0.0)))
+        assert [p.shape for p in parts] == [(3, 2), (), (1,)]
+        found.append([p.numpy().ravel().tolist() for p in parts])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_gradients_are_one_of_its_shape_for_each_parameter(name: str) -> None:
+    x = Tensor(np.ones((3, 2), np.float32), open_device("numpy"))
+    optimizer = RATES[name]([x], 0.1, 0.8)
+    with pytest.raises(TypeError, match=rf"{name}: apply takes a list of Tensors, not Tensor"):
+        optimizer.apply(x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=rf"{name}: .* not of ndarray"):
+        optimizer.apply([x.numpy()])  # type: ignore[list-item]
+    for wrong in ([], [x, x], [x[0]]):
+        with pytest.raises(ValueError, match=rf"{name}: gradients of shapes \["):
+            optimizer.apply(wrong)
+    optimizer.apply([x])
+
+
+def test_betas_of_several_elements_are_refused() -> None:
+    x = Tensor(np.ones(2, np.float32), open_device("numpy"))
+    with pytest.raises(ValueError, match=r"AdamW: each of betas is one element.*\(2,\)"):
+        optim.AdamW([x], betas=(x * 0.5, 0.9))
+
+
 def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:
     p, goal, wanted = Tensor(START, device), Tensor(GOAL, device), START.copy()
 

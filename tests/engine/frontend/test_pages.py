@@ -62,6 +62,31 @@ def test_a_step_reads_and_moves_the_page_whose_turn_it_is(device: AnyDevice) -> 
     assert np.array_equal(x.numpy(), filled(1))
 
 
+def test_a_page_may_be_a_list() -> None:
+    index = Tensor(np.uint8([1, 2]), open_mapping("numpy"))
+    pages = Pages(index)
+    with pytest.raises(ValueError, match=r"cannot take int64\[2\]; use .astype"):
+        pages.add([3, 4])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"cannot take int64\[1\]"):
+        pages.write(0, [3])  # type: ignore[arg-type]
+    flags = Pages(Tensor(np.array([True, False]), open_mapping("numpy")))
+    assert flags.read(flags.add([False, True])).tolist() == [False, True]  # type: ignore[arg-type]
+
+
+def test_what_was_written_while_nothing_read_by_it_is_looked_at_later(device: AnyDevice) -> None:
+    x = Tensor(np.arange(3, dtype=np.float32), device)
+    index = Tensor(np.int32([0, 2]), device)
+    reader = x.gather(index)
+    pages = Pages(index)
+    del reader
+    index.write(np.int32([7, 7]))
+    pages.turn(pages.add(np.int32([1, 2])))
+    reader = x.gather(index)
+    with pytest.raises(OutOfBoundsError, match="7 is none of them"):
+        pages.turn(0)
+    assert reader.numpy().tolist() == [1, 2]
+
+
 def test_what_was_enqueued_keeps_the_page_that_it_had(device: AnyDevice) -> None:
     """However many steps are on their way when another one has its turn."""
     program, _, total = moving(device)

@@ -9,6 +9,7 @@ import pytest
 from conftest import open_opencl
 
 from imgmlp.engine import Device, RawKernel, Tensor, compare, compile, open_device
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 from imgmlp.errors import DeviceError
 
 SCALE = """
@@ -51,6 +52,20 @@ def test_arrays_that_are_no_block_of_memory_come_back_too(scale: RawKernel, a: n
     out = np.zeros((10, 2), np.float32)
     scale((3, 4), (1, 4), out[:, 1], a[::-1], 1, a.size)
     assert out.tolist() == [[0, 9 - i] for i in range(10)]
+
+
+def test_indices_that_a_kernel_may_have_written_are_looked_at() -> None:
+    device = open_opencl()
+    source = "__kernel void t_put(__global int *o, int v) { o[get_global_id(0)] = v; }"
+    put, index = RawKernel(device, source, "t_put"), Tensor([0, 1], device)
+    taken = Tensor(np.arange(5.0), device)[index]
+    assert taken.numpy().tolist() == [0, 1]
+    put(2, 1, index, 4)
+    assert taken.numpy().tolist() == [4, 4]
+    for launch in (put, put.time):
+        launch(2, 1, index.write(np.int32([0, 1])), 100_000_000)
+        with pytest.raises(OutOfBoundsError, match="a computed index is 100000000"):
+            taken.numpy()
 
 
 def test_tensors_stay_on_the_device(scale: RawKernel, a: np.ndarray) -> None:
@@ -141,7 +156,13 @@ def test_the_wrong_dtype_number_or_count_is_refused_by_name(
 
 
 def test_a_grid_that_groups_do_not_fill_is_refused(scale: RawKernel, a: np.ndarray) -> None:
-    for items, group in [((10, 4), (4, 4)), (16, (4, 4)), ((0, 4), (1, 4)), ((4,) * 4, (1,) * 4)]:
+    for items, group in [
+        ((10, 4), (4, 4)),
+        (16, (4, 4)),
+        ((0, 4), (1, 4)),
+        ((4,) * 4, (1,) * 4),
+        ((), ()),
+    ]:
         with pytest.raises(ValueError, match="do not fill a grid"):
             scale(items, group, a, a, 1.0, 10)
     for wrong in (8.5, "8", None, [3, 4]):
@@ -169,6 +190,25 @@ def test_what_does_not_compile_comes_with_the_compilers_log() -> None:
     assert any("nothing" in note for note in caught.value.__notes__)
     with pytest.raises(ValueError, match="no kernel t_other"):
         RawKernel(device, SCALE, "t_other", WIDTH=4)
+    commented = f"// t_other(a) is no kernel\nvoid t_helps(int a) {{}}\n{SCALE}"
+    for name in ("t_other", "t_helps"):
+        with pytest.raises(ValueError, match=f"no kernel {name}"):
+            RawKernel(device, commented, name, WIDTH=4)
+
+
+def test_a_name_may_be_a_macros() -> None:
+    source = (
+        "#define KERNEL(name) __kernel void name\nKERNEL(t_named)(__global int *o) { o[0] = 7; }"
+    )
+    out = np.zeros(1, np.int32)
+    RawKernel(open_opencl(), source, "t_named")(1, 1, out)
+    assert out == 7
+
+
+def test_no_number_is_a_vector(a: np.ndarray) -> None:
+    source = "__kernel void t_pair(__global float *o, float2 v) { o[0] = v.x; }"
+    with pytest.raises(TypeError, match=r"float2 v is a vector.*declare float parameters"):
+        RawKernel(open_opencl(), source, "t_pair")(1, 1, a, 1.0)
 
 
 def test_numpy_refuses_it() -> None:

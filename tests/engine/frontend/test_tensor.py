@@ -7,6 +7,8 @@ are large because a driver compiles many small ones slowly.
 from __future__ import annotations
 
 import copy
+import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +101,42 @@ def test_one_nan_among_many_reaches_the_maximum(
         found[str(place)] = Tensor(a, device).max()
     for name, value in results(found, device).items():
         assert np.isnan(value), name
+
+
+def test_powers_of_what_is_infinite(device: AnyDevice) -> None:
+    y = np.float32([0, 1, -1, 2.5, -0.5, math.inf, -math.inf, math.nan])
+    for base in (math.inf, -math.inf, 2, 0.5, 1, 0.0):
+        with np.errstate(all="ignore"):
+            wanted = np.float32(base) ** y
+        found = (base ** Tensor(y, device)).numpy()
+        assert np.allclose(found, wanted, rtol=1e-6, atol=0, equal_nan=True), base
+    with np.errstate(all="ignore"):
+        for exponent in (0.5, 2, 3, -1, -2, 1.5):
+            x = np.float32([math.inf, -math.inf, math.nan])
+            found = (Tensor(x, device) ** exponent).numpy()
+            assert np.allclose(found, x**exponent, rtol=0, atol=0, equal_nan=True), exponent
+
+
+def test_an_array_is_kept_once_and_not_shared() -> None:
+    array = np.arange(6, dtype=np.float32)
+    kept = [Tensor(array, NUMPY), Tensor(array[::2], NUMPY), Tensor(array.reshape(2, 3), NUMPY)]
+    kept += [Tensor(memoryview(array), NUMPY)]  # type: ignore[arg-type]
+    before = [t.numpy().tolist() for t in kept]
+    host = [t.node.arg for t in (*kept, Tensor(array[0], NUMPY))]
+    array[:] = -1
+    assert [t.numpy().tolist() for t in kept] == before
+    assert all(buffer.host is None or not np.shares_memory(buffer.host, array) for buffer in host)
+    tracemalloc.start()
+    try:
+        made = Tensor.empty(1 << 20, device=NUMPY)
+        assert tracemalloc.get_traced_memory()[1] < 2.1 * made.node.arg.nbytes
+        tracemalloc.reset_peak()
+        before_it = tracemalloc.get_traced_memory()[0]
+        wide = Tensor(np.zeros(1 << 20), NUMPY)
+        most = tracemalloc.get_traced_memory()[1] - before_it
+        assert most < 3.1 * wide.node.arg.nbytes  # the array itself twice as many bytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_functions_at_the_ends_of_their_range(device: AnyDevice) -> None:
@@ -306,6 +344,20 @@ def test_a_tensor_knows_where_its_elements_lie() -> None:
         (lambda x: Tensor([2**31]), ValueError, ["i32", "2147483648"]),
         (lambda x: Tensor([1, -1], dtype=dtype.u8), ValueError, ["u8", "-1"]),
         (lambda x: Tensor(np.ones(2, np.complex64)), TypeError, ["complex64"]),
+        (lambda x: Tensor([1j], dtype=dtype.f32), TypeError, ["complex128", ".real"]),
+        (lambda x: Tensor([1, None], dtype=dtype.f32), TypeError, ["object", "no numbers"]),
+        (lambda x: Tensor("3", dtype=dtype.i32), TypeError, ["<U1", "no numbers"]),
+        (lambda x: Tensor(np.array(["NaT"], "M8[s]"), dtype=dtype.i32), TypeError, ["datetime64"]),
+        (lambda x: x == [1, 2], TypeError, ["eq", "arrays and numbers", "not list"]),
+        (lambda x: x != (1, 2), TypeError, ["eq", "arrays and numbers", "not tuple"]),
+        (lambda x: x.pad((1, 2, 3), (1, 1)), ValueError, ["pad", "(1, 2, 3)", "pair"]),
+        (lambda x: x.shrink((0, 1), (1,)), ValueError, ["shrink", "(1,)", "pair"]),
+        (lambda x: x[[[0], [0, 1]]], ValueError, ["index", "inhomogeneous", "test_tensor.py"]),
+        (lambda x: x.take([[0], [0, 1]]), ValueError, ["index", "inhomogeneous", "test_tensor"]),
+        (lambda x: np.asarray(x, copy=False), ValueError, ["copy=False", "test_tensor.py"]),
+        (lambda x: Tensor.empty(2, dtype=np.float32), TypeError, ["empty", "float32", "f32"]),
+        (lambda x: Tensor.normal((2,), 1, variance=-1), ValueError, ["normal", "variance", "-1"]),
+        (lambda x: Tensor.normal((2,), 1, 0, math.nan), ValueError, ["normal", "variance", "nan"]),
         (lambda x: Tensor([1.5, np.nan], dtype=dtype.i32), ValueError, ["i32", "nan"]),
         (lambda x: Tensor([-1.5, 3.0], dtype=dtype.u8), ValueError, ["u8", "-1.5"]),
         (lambda x: x.sum().gradient(x), TypeError, ["gradient", "list", "not Tensor"]),

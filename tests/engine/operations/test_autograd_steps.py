@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device, optim
+from imgmlp.engine import AnyDevice, Tensor, compile, cond, dtype, loop, open_device, optim
 from imgmlp.engine.ir.graph import Node, function
 
 Array = np.ndarray[Any, Any]
@@ -64,7 +65,45 @@ def test_a_step_keeps_gradients_of_its_own(device: AnyDevice) -> None:
 
     compile(step, device).run(2)
     assert p.numpy().tolist() == [-0.875, -28.0]
-    p.zero_grad()
+
+
+def test_gradients_of_a_step_end_with_it(device: AnyDevice) -> None:
+    """So that to compile it twice gives the same twice, and those from before are there again."""
+    p = Tensor([1.0, 2.0], device, requires_grad=True)
+    (p * 10).sum().backward()
+
+    def step(forget: bool = False) -> dict[str, Tensor]:
+        if forget:
+            p.zero_grad()
+        (p * 2).sum().backward()
+        assert p.grad is not None
+        return {"g": p.grad * 1}
+
+    for forget, wanted in ((False, 12), (True, 2), (False, 12)):
+        program = compile(partial(step, forget), device)
+        program.run()
+        assert program.read("g").tolist() == [wanted] * 2
+        assert kept(p) == [10, 10]
+    (p * 3).sum().backward()
+    assert kept(p) == [13, 13]
+
+
+def test_gradients_of_a_body_or_a_choice_end_with_it(device: AnyDevice) -> None:
+    p = Tensor([1.0, 2.0], device, requires_grad=True)
+
+    def found(x: Tensor) -> Tensor:
+        (p * x).sum().backward()
+        assert p.grad is not None
+        return p.grad
+
+    looped = loop(3, lambda i, x: found(x) + 1, p * 0)
+    either = [cond(Tensor([n], device), lambda: found(p), lambda: found(p * 0 + 5)) for n in (0, 1)]
+    assert looped.numpy().tolist() == [3, 3]
+    assert [t.numpy().tolist() for t in either] == [[5, 5], [2, 4]]
+    assert kept(p) == [0, 0]
+    with pytest.raises(ZeroDivisionError):
+        compile(lambda: {"g": found(p), "never": p * (1 // 0)}, device)
+    assert kept(p) == [0, 0]
 
 
 def test_what_cannot_have_a_gradient_is_refused() -> None:

@@ -12,7 +12,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, dtype, nn, open_device
+from imgmlp.engine import (
+    AnyDevice,
+    Feeder,
+    Pages,
+    Program,
+    Tensor,
+    compile,
+    cond,
+    dtype,
+    loop,
+    nn,
+    open_device,
+)
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 
 DEVICE = open_device("numpy")
@@ -77,11 +89,14 @@ def test_a_table_of_other_rows_has_limits_of_its_own() -> None:
 
 def test_only_what_a_view_takes_must_be_a_row() -> None:
     index = tensor(I)
-    for taken in (index[:2], Tensor.concat([index, index])[3:5], index.cast(dtype.u8)[:2]):
-        assert np.array_equal(table().gather(taken).numpy(), X[[0, 1]])
+    parts = index[:2], Tensor.concat([index, index])[3:5], index.cast(dtype.u8)[:2]
+    for taken in (kept := [table().gather(part) for part in parts]):
+        assert np.array_equal(taken.numpy(), X[[0, 1]])
     index.write(np.int32([2, 2, -5]))
     with pytest.raises(OutOfBoundsError, match="from 0 to 2, and 3 is none"):
         index.write(np.int32([0, 3, 0]))
+    del kept, taken
+    index.write(np.int32([0, 3, 0]))
 
 
 LATER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -161,6 +176,42 @@ def test_what_is_computed_at_once_must_be_rows_too(device: AnyDevice, name: str)
     assert state.item() == 5
 
 
+PUT: dict[str, Callable[[Program, Tensor, np.ndarray], object]] = {
+    "made": lambda program, index, array: None,
+    "write": lambda program, index, array: index.write(array),
+    "Feeder": lambda program, index, array: Feeder(program, index).send(array),
+    "page": lambda program, index, array: (pages := Pages(index)).turn(pages.add(array)),
+    "page, written": lambda program, index, array: Pages(index).write(0, array),
+}
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("name", PUT)
+def test_what_a_compiled_step_has_moved_is_computed(
+    device: AnyDevice, name: str, seen: bool
+) -> None:
+    """However the host put there what it was before, and wherever it was then."""
+    x, index = Tensor(X, device), Tensor(np.int32([0, 1]), device)
+    taken = x[index]
+    if seen:
+        taken.numpy()
+    program = compile(lambda: {"index": index.assign(index + 1)}, device)
+    PUT[name](program, index, np.int32([1, 0]))
+    assert taken.numpy().shape == (2, 4)
+    program.run(20)
+    with pytest.raises(OutOfBoundsError, match=r"a computed index is 2[01]"):
+        taken.numpy()
+    index.write(np.int32([2, 2]))
+    assert np.array_equal(taken.numpy(), X[[2, 2]])
+
+
+def test_what_is_moved_at_once_is_given_as_it_was(device: AnyDevice) -> None:
+    index = Tensor(np.int32([0, 7]), device)
+    index.assign(index.flip(0))
+    with pytest.raises(OutOfBoundsError, match="index 7 is out of bounds"):
+        Tensor(X, device).gather(index)
+
+
 def test_computed_indices_that_are_rows_are_taken(
     device: AnyDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,12 +243,53 @@ def test_an_index_is_freed_with_the_last_that_reads_it() -> None:
         gc.enable()
 
 
+READERS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "expression": lambda x, i: x[i],
+    "by lines": lambda x, i: x.take_along_axis(i.reshape(2, 1), 0),
+    "target": lambda x, i: nn.nll_loss(x[:2], i),
+    "gradient": lambda x, i: (x * x).gather(i).square().sum().gradient([x]),
+    "program": lambda x, i: compile(lambda: {"y": x.gather(i) * 2}, DEVICE),
+    "another's state": lambda x, i: compile(
+        lambda: {"y": x.gather(s := tensor(np.int32([0, 0]))), "s": s.assign(i)}, DEVICE
+    ),
+    "loop": lambda x, i: loop(2, lambda n, y: y + y.gather(i).sum(), x),
+    "loop, captured": lambda x, i: loop(2, lambda n, y: y + x.gather(i).sum(), x),
+    "choice": lambda x, i: cond(tensor([1]), lambda: x.gather(i), lambda: x[:2]),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_an_index_is_limited_as_long_as_something_reads_by_it(name: str) -> None:
+    index = tensor(np.int32([0, 1]))
+    reader = READERS[name](table(), index)
+    for _ in range(2):
+        gc.collect()
+        with pytest.raises(OutOfBoundsError, match=f"{BIG} is none of them"):
+            index.write(np.int32([0, BIG]))
+    del reader
+    gc.collect()
+    if name.startswith("loop"):  # whose body is made anew of what was built
+        with pytest.raises(OutOfBoundsError):
+            index.write(np.int32([0, BIG]))
+    else:
+        index.write(np.int32([0, BIG]))
+        assert not index.node.arg.limits
+
+
+def test_limits_do_not_add_up() -> None:
+    order, data = tensor(np.arange(40, dtype=np.int32)), tensor(np.zeros((40, 2)))
+    for begin in range(20):
+        assert data[order[begin : begin + 5]].numpy().shape == (5, 2)
+    assert not order.node.arg.limits
+    assert not order.node.arg.readers
+
+
 @pytest.mark.parametrize("rows", [(2, 4), (4, 2)])
 def test_the_narrowest_of_the_tables_counts(rows: tuple[int, int]) -> None:
     """That steps take rows of by the same indices, whichever was first."""
-    at = tensor(np.zeros(3, np.int32))
+    at, kept = tensor(np.zeros(3, np.int32)), []
     for count in rows:
         narrow = tensor(np.zeros(count, np.float32))
-        compile(lambda: {"y": narrow.gather(at)}, DEVICE)  # noqa: B023 (which is traced now)
+        kept.append(compile(lambda: {"y": narrow.gather(at)}, DEVICE))  # noqa: B023 (traced now)
     with pytest.raises(OutOfBoundsError, match="from 0 to 1, and 3 is none of them"):
         at.write(np.int32([0, 3, 1]))

@@ -38,6 +38,16 @@ def test_bits_are_exactly_the_hash_on_every_device(device: AnyDevice) -> None:
         found = program.read(str(seed))
         assert found.dtype == np.uint32
         assert found.ravel().tolist() == bits(201, seed), seed
+
+
+@pytest.mark.parametrize(
+    ("seed", "words"),
+    [(2**32, (0, 1)), (2**64 + 7, (7, 0, 1)), (-(2**33), (0, -2)), (-5, (-5,)), (5, (5,))],
+)
+def test_a_seed_beyond_32_bits_counts_as_several(seed: int, words: tuple[int, ...]) -> None:
+    device = open_mapping("numpy")
+    found = Tensor.random_bits((7,), seed, device).numpy()
+    assert found.tolist() == bits(7, tuple(word % 2**32 for word in words))
     assert bits(9, -1) == bits(9, 2**32 - 1)
 
 

@@ -16,11 +16,14 @@ from imgmlp.codec.float_mlp.fit import TrainingStep
 from imgmlp.engine import (
     AnyDevice,
     Device,
+    Feeder,
+    Pages,
     Program,
     Receiver,
     Tensor,
     compile,
     cond,
+    memory_needed,
     nn,
     open_device,
     optim,
@@ -196,6 +199,43 @@ def test_a_tensor_of_another_device_is_refused(device: AnyDevice) -> None:
         compile(lambda: {"sum": other + 1}, device)
     with pytest.raises(ValueError, match="different devices"):
         Tensor([1.0], device) + other
+
+
+def test_a_state_without_a_device_is_where_the_first_program_is(device: AnyDevice) -> None:
+    w = Tensor(np.float32([1, 2]))
+    x = Tensor(np.float32([3, 4]), device)
+    adam = optim.Adam([w], 0.1)
+    with pytest.raises(ValueError, match="was made without a device"):
+        w.numpy()
+    compile(lambda: adam.step((w * x).sum()) or {}, device).run()
+    assert np.allclose(w.numpy(), [0.9, 1.9])
+    assert np.allclose((w * 2).numpy(), [1.8, 3.8])
+    assert np.allclose(adam.state()[0].numpy(), [0.3, 0.4])
+    assert w.write(np.float32([5, 6])).numpy().tolist() == [5, 6]
+    assert w.assign(w + 1).numpy().tolist() == [6, 7]
+
+
+def test_what_a_plan_of_memory_reads_is_zero(device: AnyDevice) -> None:
+    """And what it sends is nowhere, so that it can plan what reads and feeds."""
+    found: list[object] = []
+
+    def build(on: AnyDevice) -> object:
+        x = Tensor(np.float32([1, 2]), on)
+        found.append(x.sum().item())
+        program = compile(lambda: {"y": x * 2}, on)
+        Feeder(program, x).send(np.float32([3, 4]))
+        program.run(3)
+        found.append(program.read("y").tolist())
+        receiver = Receiver(program, ["y"], lambda _, arrays: found.append(arrays["y"].tolist()))
+        receiver.send()
+        receiver.wait()
+        pages = Pages(x)
+        pages.turn(pages.add(np.float32([5, 6])))
+        found.append(x[Tensor([0, 1], on) + 1].numpy().tolist())
+        return program, pages
+
+    assert memory_needed(build, device).total >= 3 * 8
+    assert found == [0, [0, 0], [0, 0], [0, 0]]
 
 
 def test_assigning_outside_of_a_step_happens_at_once(device: AnyDevice) -> None:

@@ -473,9 +473,13 @@ def test_every_node_counts_once_however_many_ways_lead_to_it() -> None:
 
 # --- steps that need not be traced either ---
 
+OURS = "imgmlp.steps"  # a module whose classes an outline is kept of
+
 
 class Counting:
     """A step that counts how often it is traced: counts, and gives what a Tensor holds times it."""
+
+    __module__ = OURS
 
     def __init__(self, device: AnyDevice, factor: float = 2.0, size: int = 6, more: bool = False):
         self.x = Tensor(np.arange(size, dtype=np.float32), device, name="x")
@@ -513,6 +517,53 @@ def test_an_outline_is_of_what_a_step_depends_on(folder: Path, other: dict[str, 
     device = open_opencl()
     assert given(Counting(device)) != given(found := Counting(device, **other))
     assert found.traced == 1
+
+
+class Doubling:
+    """A step that its subclasses complete."""
+
+    __module__ = OURS
+
+    def __init__(self, device: AnyDevice) -> None:
+        self.x = Tensor(np.float32([1, 2]), device)
+        self.program = compile(self.step, device, depends_on=(), states=[self.x])
+
+    def step(self) -> dict[str, Tensor]:
+        return {"y": self.changed(self.x)}
+
+    def changed(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_an_outline_is_of_the_class_whose_methods_the_step_calls(folder: Path) -> None:
+    class Squaring(Doubling):
+        __module__ = OURS
+
+        def changed(self, x: Tensor) -> Tensor:
+            return x * x + 100
+
+    device = open_opencl()
+    for kind, wanted in ((Doubling, [2, 4]), (Squaring, [101, 104])) * 2:
+        program = kind(device).program
+        program.run()
+        assert program.read("y").tolist() == wanted
+
+
+def test_nothing_is_kept_of_a_class_whose_code_may_change_unnoticed(folder: Path) -> None:
+    class Other(Counting):
+        __module__ = __name__
+
+    device = open_opencl()
+    found = [Other(device) for _ in range(2)]
+    assert [step.traced for step in found] == [1, 1]
+    assert given(found[0]) == given(Counting(device))
+
+
+def test_only_a_method_is_known_by_what_it_depends_on() -> None:
+    device = open_device("numpy")
+    x = Tensor(np.float32([1]), device)
+    with pytest.raises(TypeError, match="depends_on is for a method"):
+        compile(lambda: {"y": x + 1}, device, depends_on=1, states=[x])
 
 
 def test_a_step_with_other_tensors_is_traced_each_time(folder: Path) -> None:
@@ -557,15 +608,30 @@ def test_smaller_tiles_are_made_of_a_step_that_was_not_traced(
     assert given(found) == wanted
 
 
-class Taking:
-    """A step that takes rows by indices that the host gives, of a column of its own."""
+def limited(of: Tensor, rows: int) -> Program:
+    """Another program, which takes some of so many rows by a Tensor."""
+    table = Tensor(np.zeros(rows, np.float32), of.device)
+    return compile(lambda: {"y": table.gather(of)}, of.device)
 
-    def __init__(self, device: AnyDevice, indices: Sequence[int], rows: int = 4) -> None:
+
+class Taking:
+    """A step that takes rows by indices that the host gives, of a column of its own.
+
+    `narrow`: of how many rows of others programs take some by its indices, and by its last one.
+    """
+
+    __module__ = OURS
+
+    def __init__(
+        self, device: AnyDevice, indices: Sequence[int], rows: int = 4, narrow: Sequence[int] = ()
+    ) -> None:
         self.x = Tensor(np.arange(rows, dtype=np.float32) ** 2, device, name="x")
         self.at = Tensor(np.int32([[n, n + 70] for n in indices]), device, name="at")
         self.last = Tensor(np.int32([0]), device, name="last")
         (self.last + 1).numpy()  # so that it is on the device
         self.traced, states = 0, [self.x, self.at, self.last]
+        both = zip((self.at[:, 0], self.last), narrow, strict=False)
+        self.others = [limited(index, count) for index, count in both]
         self.program = compile(self.step, device, depends_on=rows, states=states)
 
     def step(self) -> dict[str, Tensor]:
@@ -596,10 +662,11 @@ def test_indices_of_a_step_that_is_not_traced_are_checked(folder: Path) -> None:
         assert step.last.numpy() == 1
 
 
-def test_what_a_step_assigns_is_not_given_whether_it_was_traced_or_not(folder: Path) -> None:
+def test_what_a_step_assigned_is_not_given_whether_it_was_traced_or_not(folder: Path) -> None:
     device = open_opencl()
     for traced in (1, 0):
         step = Taking(device, [3, 0, 2])
+        step.program.run()
         given = [t.node.arg.given for t in (step.x, step.at, step.last)]
         assert (step.traced, given) == (traced, [True, True, False])
 
@@ -619,40 +686,24 @@ def test_limits_are_those_of_the_tensors_of_the_step_alone(folder: Path) -> None
     found.x, found.last = (Tensor(np.zeros(n, t), device) for n, t in ((4, "f4"), (1, "i4")))
     found.at, found.traced = Tensor(np.zeros((3, 2), np.int32), device), 0
     narrow = Tensor(np.zeros(2, np.float32), device)
-    compile(lambda: {"y": narrow.gather(found.at[:, 1])}, device)
+    other = compile(lambda: {"y": narrow.gather(found.at[:, 1])}, device)
     states = [found.x, found.at, found.last]
     found.program = compile(found.step, device, depends_on=4, states=states)
     assert found.traced == 0
     for wrong in ([[4, 0]] * 3, [[0, 2]] * 3):
         with pytest.raises(OutOfBoundsError):
             found.at.write(np.int32(wrong))
-
-
-def limited(of: Tensor, rows: int) -> None:
-    """Have another program take so many rows by a Tensor."""
-    table = Tensor(np.zeros(rows, np.float32), of.device)
-    compile(lambda: {"y": table.gather(of)}, of.device)
-
-
-class TakingLate(Taking):
-    """One before whose step another program has limited its Tensors to so many rows."""
-
-    def __init__(self, device: AnyDevice, at: int = 4, last: int = 4) -> None:
-        self.narrow = at, last
-        super().__init__(device, [1, 0, 1])
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name == "traced" and value == 0:
-            limited(self.at[:, 0], self.narrow[0])
-            limited(self.last, self.narrow[1])
+    del other
+    found.at.write(np.int32([[0, 2]] * 3))
+    del found.program
+    found.at.write(np.int32([[4, 2]] * 3))
 
 
 def test_what_a_step_assigns_is_within_the_limits_of_others(folder: Path) -> None:
     """For which its graph is looked at, though there is an outline."""
     device = open_opencl()
     Taking(device, [3, 0, 2])
-    step = TakingLate(device, last=2)
+    step = Taking(device, [1, 0, 1], narrow=(4, 2))
     assert step.traced == 1
     with pytest.raises(OutOfBoundsError, match="3 is none of them"):
         step.at.write(np.int32([[0, 0], [1, 0], [3, 0]]))
@@ -660,7 +711,7 @@ def test_what_a_step_assigns_is_within_the_limits_of_others(folder: Path) -> Non
 
 def test_what_others_limit_is_not_told(folder: Path) -> None:
     device = open_opencl()
-    first = TakingLate(device, at=2)
+    first = Taking(device, [1, 0, 1], narrow=(2, 4))
     with pytest.raises(OutOfBoundsError):
         first.at.write(np.int32([[3, 0]] * 3))
     second = Taking(device, [1, 0, 1])
@@ -673,6 +724,8 @@ def test_a_state_that_stands_twice_is_another_step(folder: Path) -> None:
     device = open_opencl()
 
     class Two:
+        __module__ = OURS
+
         def __init__(self, a: Tensor, b: Tensor) -> None:
             self.a, self.b = a, b
             self.program = compile(self.step, device, depends_on=0, states=[a, b])
@@ -693,15 +746,17 @@ def test_a_state_that_stands_twice_is_another_step(folder: Path) -> None:
     [[[], [0], [0, 3]]], [7], [[[["PARAMETER", [], [0, 0], [3], "i33"]], [0], [0, 3]]],
 ])  # fmt: skip
 def test_limits_that_make_no_sense_count_as_none(told: list[Any]) -> None:
-    states = [Tensor(np.int32([1]), open_device("numpy")).node.arg]
-    assert not set_limits(told, states, [])
+    device = open_device("numpy")
+    states = [Tensor(np.int32([1]), device).node.arg]
+    assert not set_limits(told, states, [], device)
     assert not states[0].limits
 
 
 def test_limits_by_what_is_no_state_are_not_told() -> None:
     device = open_device("numpy")
     at, other, table = (Tensor(np.int32([0, 1]), device) for _ in range(3))
-    compile(lambda: {"y": table.gather(Tensor.concat([at, other]))}, device)
+    kept = compile(lambda: {"y": table.gather(Tensor.concat([at, other]))}, device)
+    assert kept.outputs
     assert limits_told([at.node.arg]) is None
     assert limits_told([at.node.arg, other.node.arg])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -171,8 +171,6 @@ class LatentStep(Resumable):
     of as many levels that have room in it: sizes are then known to the device alone.
     """
 
-    traced = "whole"  # what tells its programs from others with the same numbers
-
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice,
         hidden: int = HIDDEN, entropy: int = ENTROPY, start: int = 0,
@@ -240,12 +238,11 @@ class LatentStep(Resumable):
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
         own = self.plane, self.room is None, self.channels, self.shapes, self.seed
-        kind = type(self)
-        depends_on = self.traced, *own, self.extent.halo
-        compiled = partial(compile, step, device, precision=precision, beside=beside)
-        if not kind.__module__.startswith("imgmlp."):  # whose code nobody's name tells
-            return compiled()
-        return compiled(depends_on=depends_on, states=self._states())
+        depends_on = *own, self.extent.halo
+        return compile(
+            step, device, precision=precision, beside=beside,
+            depends_on=depends_on, states=self._states(),
+        )  # fmt: skip
 
     def _states(self) -> list[Tensor]:
         """All that a step takes."""

@@ -41,8 +41,6 @@ class WindowStep(LatentStep):
     """The LatentStep of a picture that is one window, of any size up to it; `window` is its rows
     and columns, those for the picture on the device if nobody says so."""
 
-    traced = "window"
-
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
         window: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
