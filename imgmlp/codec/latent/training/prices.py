@@ -26,8 +26,9 @@ A_BIT = 0.2
 # took up to 6 dB from pictures of 48×40 and 64×64 pixels, and there was no time to learn them anew.
 IN_PASSES = 0.4
 # Of pictures of few colours the price stays in a short run towards dB: times the error that these
-# mean, at least, but not under a time limit, which may leave no time for what would be missing.
-STEADY = 5.0
+# mean, at least. Under a time limit, which may leave no time for what would be missing, it is below
+# that of the transform instead.
+STEADY, STEADY_LIMITED = 5.0, 0.6
 OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
@@ -72,7 +73,9 @@ class Prices:
 
     def steady(self, limited: bool) -> float:
         """What stays in a short run of few colours towards dB, whose latents follow no changes."""
-        return self.first() if limited else max(self.first(), STEADY * self._error())
+        if limited:
+            return max(STEADY_LIMITED * self.first(), self.cheapest(), CHEAPEST)
+        return max(self.first(), STEADY * self._error())
 
     def cheapest_of_passes(self) -> float:
         """Below which no pass after a run does."""
