@@ -102,6 +102,15 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def _digest_of(stream: BinaryIO) -> str:
+    """The same of a file that is open, whose rights may keep its owner from opening it."""
+    found = hashlib.sha256()
+    stream.seek(0)
+    while block := stream.read(1 << 20):
+        found.update(block)
+    return found.hexdigest()
+
+
 def write_atomically(
     path: Path | str,
     write: Callable[[BinaryIO], object],
@@ -129,7 +138,7 @@ def write_atomically(
             stream.flush()
             os.fsync(stream.fileno())
             if announce is not None:
-                announce(digest(temporary))
+                announce(_digest_of(stream))
             if fcntl is None:  # nor can it be renamed
                 stream.close()
             if replace:
@@ -164,7 +173,7 @@ def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
     while True:
         temporary = path.parent / f"{_start(path)}{secrets.token_hex(4)}{END}"
         try:  # around opening it, too: Ctrl-C may come as soon as it is there
-            with temporary.open("xb") as stream:
+            with temporary.open("x+b") as stream:
                 _lock(stream)
                 if temporary.exists():  # nobody took it for a dead one's before it was locked
                     yield temporary, stream

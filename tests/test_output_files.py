@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import signal
@@ -327,3 +328,20 @@ def test_a_link_that_leads_nowhere_is_refused_before_anything_is_made(
     link.symlink_to(tmp_path / "new")  # a name that a file may take
     output_files.check_output(link, force=False)
     assert list(tmp_path.iterdir()) == [link]
+
+
+def test_what_is_announced_is_read_from_what_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the rights of what was there before, which may keep its owner from opening it."""
+    path, told = tmp_path / "a", list[str]()
+    path.write_bytes(b"old")
+    path.chmod(0o200)
+
+    def refused(path: Path) -> str:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(output_files, "digest", refused)
+    output_files.write_atomically(path, lambda stream: stream.write(b"new"), True, told.append)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o200
+    assert told == [hashlib.sha256(b"new").hexdigest()]

@@ -119,7 +119,7 @@ class Plan:
         weakref.finalize(self, self._data.close)
         self._data.executescript(TABLES)
         self._data.create_function("absolute", 1, os.path.abspath)
-        self._data.create_function("there", 1, os.path.lexists)
+        self._data.create_function("there", 1, _may_be_there)
 
     def make(
         self, files: Iterable[Found], stopping: Callable[[], bool] = lambda: False
@@ -332,6 +332,12 @@ def _check_other(output: Path, source: Path) -> None:
     """Refuse, as an OutputError, to write a file over itself."""
     if os.path.samefile(output, source):
         raise OutputError(f"{output} would be written over itself", hint=APART)
+
+
+def _may_be_there(path: bytes) -> bool:
+    """Whether there is a file of this name, told from the folder that this is run in; of what is in
+    a store nobody asks."""
+    return is_stored(Path(os.fsdecode(path))) or os.path.lexists(path)
 
 
 def _absolute(path: bytes) -> str:

@@ -22,7 +22,11 @@ def with_dash_as_file(words: list[str]) -> list[str]:
 
 
 def _whole(word: str) -> str:
-    option, equals, name = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    option, equals, name = "", "", word
+    if word.startswith("--"):
+        option, equals, name = word.partition("=")
+    elif word.startswith("-o"):
+        option, name = word[:2], word[2:]
     parts = name.replace(os.sep, "/").split("/")
     dash = parts[0] == "." and [part for part in parts if part not in (".", "")] == ["-"]
     return f"{option}{equals}{os.path.abspath(name)}" if dash else word

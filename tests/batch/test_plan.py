@@ -251,6 +251,17 @@ def test_what_failed_among_other_inputs_stays_listed_while_it_is_there(folder: P
     assert not path.exists()
 
 
+def test_what_failed_in_a_store_stays_listed(folder: Path) -> None:
+    """Nobody asks there whether it is gone."""
+    stored, path = Path("s3:/bucket/c.png"), folder.parent / "out" / FAILED  # as pathlib has it
+    path.parent.mkdir()
+    first, _ = planned(folder)
+    first.failed(stored)
+    first.list_failed()
+    assert planned(folder)[0].list_failed() is None
+    assert list(names_in(path.read_bytes())) == [stored]
+
+
 def test_a_list_that_somebody_else_wrote_stays(folder: Path) -> None:
     path = folder.parent / "out" / FAILED
     path.parent.mkdir()

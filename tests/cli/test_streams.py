@@ -169,7 +169,8 @@ def test_a_dash_with_its_folder_is_the_file_of_this_name(
     dash.unlink()
     assert in_process("encode", picture.name, *SHORT, "-o", "./-").stdout == ""
     assert open_stored(dash).width == 31
-    assert_error(in_process("encode", picture.name, "--output=./-", check=8).stderr, "/- exists")
+    for option in ("--output=./-", "-o./-"):
+        assert_error(in_process("encode", picture.name, option, check=8).stderr, "/- exists")
 
 
 def test_a_file_goes_to_standard_output(picture: Path) -> None:

@@ -127,7 +127,7 @@ class SGD:
     def __init__(self, parameters: Sequence[Tensor], lr: float | Tensor) -> None:
         self.parameters = _trainable(parameters, "SGD")
         _check_rates("SGD", lr)
-        self.lr = _alone(lr)
+        self.lr = lr
 
     def step(self, loss: Tensor) -> None:
         """Assign the parameters what they are after one step down the loss's gradient."""
@@ -139,7 +139,8 @@ class SGD:
         Raises TypeError for what are no Tensors, ValueError for other numbers or shapes of them.
         """
         pairs = zip(self.parameters, _matching(gradients, self.parameters, "SGD"), strict=True)
-        assign_all((p, p - g * self.lr) for p, g in pairs)
+        lr = _alone(self.lr)
+        assign_all((p, p - g * lr) for p, g in pairs)
 
 
 class AdamW:
@@ -171,7 +172,7 @@ class AdamW:
             known = " or ".join(map(repr, get_args(Form)))
             raise misuse(ValueError, f"{type(self).__name__}: form {form!r} is not {known}")
         _check_rates(type(self).__name__, lr, betas)
-        self.lr, self.betas = _alone(lr), tuple(map(_alone, betas))
+        self.lr, self.betas = lr, betas
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
         self.first = [_moment(p, "first_moment") for p in self.parameters]
         self.second = [_moment(p, "second_moment") for p in self.parameters]
@@ -197,21 +198,23 @@ class AdamW:
 
     def _news(self, gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """What all state and the parameters become."""
-        grown = [c * b + (1 - b) for c, b in zip(self.corrections, self.betas, strict=True)]
+        betas = tuple(map(_alone, self.betas))
+        grown = [c * b + (1 - b) for c, b in zip(self.corrections, betas, strict=True)]
         if self.form == "standard":
             yield from zip(self.corrections, grown, strict=True)
         for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
-            before, moments = p.cast(f32), _new_moments(g, m, v, self.betas)
+            before, moments = p.cast(f32), _new_moments(g, m, v, betas)
             yield from zip((m, v), moments, strict=True)
             yield p, self._moved(before, *moments, grown)
 
     def _moved(self, p: Tensor, m: Tensor, v: Tensor, grown: Sequence[Tensor]) -> Tensor:
+        lr = _alone(self.lr)
         if self.form == "seed":
             spread = (v - m * m).abs().sqrt() + self.epsilon
-            left = p - m / spread * self.lr
-            return left - left * self.lr * self.weight_decay
+            left = p - m / spread * lr
+            return left - left * lr * self.weight_decay
         direction = _direction(m, v, grown, self.epsilon)
-        return p * (1.0 - self.weight_decay * self.lr) - direction * self.lr
+        return p * (1.0 - self.weight_decay * lr) - direction * lr
 
 
 class Adam(AdamW):
@@ -258,7 +261,7 @@ class SOAP:
     ) -> None:
         self.parameters = _trainable(parameters, "SOAP")
         _check_rates("SOAP", lr, betas)
-        self.lr, self.betas = _alone(lr), tuple(map(_alone, betas))
+        self.lr, self.betas = lr, betas
         self.memory, self.epsilon = memory, epsilon
         shapes = [p.shape for p in self.parameters] if shapes is None else list(shapes)
         count = sum(math.prod(p.shape) for p in self.parameters)
@@ -315,12 +318,13 @@ class SOAP:
         yield self.factors, self.factors * self.memory + squared * (1 - self.memory)
         left, right = self.bases[0], self.bases[1]
         turned = _product(left.transpose(), _product(both[0], right))
-        grown = [c * b + (1 - b) for c, b in zip(self.corrections, self.betas, strict=True)]
+        lr, betas = _alone(self.lr), tuple(map(_alone, self.betas))
+        grown = [c * b + (1 - b) for c, b in zip(self.corrections, betas, strict=True)]
         yield from zip(self.corrections, grown, strict=True)
         directions = []
         parts = (turned, flat.gather(self._others)), self.first, self.second
         for g, m, v in zip(*parts, strict=True):
-            moments = _new_moments(g, m, v, self.betas)
+            moments = _new_moments(g, m, v, betas)
             yield from zip((m, v), moments, strict=True)
             directions.append(_direction(*moments, grown, self.epsilon))
         inner, rest = directions
@@ -330,7 +334,7 @@ class SOAP:
         begin = 0
         for p in self.parameters:
             end = begin + math.prod(p.shape)
-            yield p, p - moves[begin:end].reshape(*p.shape) * self.lr
+            yield p, p - moves[begin:end].reshape(*p.shape) * lr
             begin = end
 
     def refresh(self) -> None:

@@ -169,8 +169,9 @@ def _by_one(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wante
     parts, others = -(-rows // TILE_ROWS), math.prod(batch) * count
     while others * parts < wanted and parts * 16 <= rows:
         parts *= 2
-    height = -(-rows // parts)
-    if rows % height and core.src[0].shape[-1] <= REGISTER_INNER and not _along(core, lower.target):
+    height, inner = -(-rows // parts), core.src[0].shape[-1]
+    shared = parts > -(-rows // TILE_ROWS)  # among cores, of which none shall have much more
+    if rows % height and not shared and inner <= REGISTER_INNER and not _along(core, lower.target):
         most = REGISTER_ROWS[lower.target.vector][width]
         height += -height % most  # as the last has fewer anyway: one form of code, not two
     shape = (*batch, -(-rows // height), count)

@@ -103,7 +103,7 @@ def _reduce_columns(
     outer, width = math.prod(shape[:-1]), lower.target.wide
     many = shape[-1] >= PAGE
     while width < WIDE and many and outer * shape[-1] >= 2 * width * groups:
-        if shape[-1] % width == 0 != shape[-1] % (2 * width):
+        if shape[-1] % width == 0 and shape[-1] % (2 * width):
             break  # as only whole blocks go in vectors
         width *= 2
     blocks = -(-shape[-1] // width)

@@ -29,6 +29,7 @@ from imgmlp.engine.ir.graph import (
 )
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.oracle.given_indices import keep_for
 
 Gradients = tuple[Node | None, ...]
 LN2 = math.log(2.0)
@@ -210,7 +211,12 @@ def _sent_back(
     if node.op is Op.COND:
         return _cond(node, g, roots, wrt)
     rule = VJP.get(node.op)  # none for integers and comparisons: constant almost everywhere
-    return zip(node.src, rule(g, node, *node.src), strict=True) if rule else ()
+    if rule is None:
+        return ()
+    found = rule(g, node, *node.src)
+    if node.op in (Op.GATHER, Op.FUNCTION):
+        keep_for(found, g, node)
+    return zip(node.src, found, strict=True)
 
 
 def _sources_but(choice: Node, value: Node, node: Node) -> Sequence[Node]:

@@ -5,6 +5,7 @@ NumPy's and Python's conventions live here; the Nodes below them are strict.
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Sequence
 from functools import lru_cache
@@ -39,7 +40,8 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
         array = np.asarray(data)
     except ValueError as error:  # lists of several lengths
         raise misuse(ValueError, f"Tensor: {error}") from None
-    if array.dtype.kind in NO_NUMBERS:
+    mixed = array.dtype.kind == "O" and all(isinstance(n, numbers.Real) for n in array.flat)
+    if array.dtype.kind in NO_NUMBERS and not (mixed and dtype):  # as integers beyond 64 bits are
         dt.from_numpy(array.dtype)  # says so, whatever the dtype is to be
     kind = dtype or dt.from_numpy(array.dtype)
     if not array.size:

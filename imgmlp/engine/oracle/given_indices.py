@@ -8,7 +8,7 @@ otherwise is checked under DEBUG, and where it is computed at once (runtime/inde
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -55,6 +55,28 @@ def ask(gather: Node, asked: Sequence[Asked]) -> None:
         _asked.setdefault(gather, set()).update(index for index, *_ in asked)
     for index, low, high in asked:
         limit(index, low, high, gather)
+
+
+# What gradient rules have made of a value that took rows: it need not contain that, whose limits
+# hold for it too.
+_made_of = WeakKeyDictionary[Node, Node]()
+
+
+def keep_for(made: Iterable[Node | None], g: Node, taken: Node) -> None:
+    """Have limits of indices by which rows were `taken` hold as long as there is what a gradient
+    rule `made` of it and its gradient `g`."""
+    gather = taken
+    while gather.op in SAME or gather.op in MOVEMENT:
+        gather = gather.src[0]
+    if gather not in _asked:
+        return
+
+    def sources(node: Node) -> Sequence[Node]:
+        return () if node is g or node.number <= taken.number else node.src
+
+    for node in toposort(filter(None, made), sources):
+        if node is not g and node.number > taken.number:
+            _made_of[node] = taken
 
 
 def may_be_beyond(gather: Node) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,3 +159,27 @@ def test_a_loop_over_elements_that_are_far_apart_has_no_vectors(
     program.run()
     same = Tensor(x.numpy(), open_device("numpy"))
     assert close(program.read("y"), Tensor.concat([first(same), same[:, 20:]], 1).numpy())
+
+
+@pytest.mark.parametrize(
+    ("rows", "units", "heights", "tiles"),
+    [
+        (1000, 1, {8: 1, 16: 1}, 16),  # of 63 rows they would be 8 parts of 6 and 3 of 5
+        (1024, 1, {8: 2, 16: 1}, 16),  # all of them are whole, and need no limits
+        (17, 16, {8: 2, 16: 2}, 2),  # for two cores, neither of which shall have much more
+    ],
+)
+def test_parts_of_tiles_have_one_height_where_the_last_tile_has_fewer_rows(
+    device: Device, rows: int, units: int, heights: dict[int, int], tiles: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Each height is text of its own, which takes long to compile."""
+    monkeypatch.setattr(device, "info", replace(device.info, compute_units=units))
+    x, w = tensor(device, rows, 7), tensor(device, 7, device.vector_width * 2)
+    program = compile(lambda: {"y": x @ w}, device)
+    source = program.stages.source.partition("__kernel")[2]
+    found = set(re.findall(r"\bPRODUCT\((\d+),", source))
+    assert len(found) == heights[device.vector_width]
+    assert f"share_begin({tiles})" in source
+    program.run()
+    assert close(program.read("y"), x.numpy() @ w.numpy())

@@ -190,6 +190,15 @@ def test_rates_of_one_element_have_no_axes_of_their_own(device: AnyDevice, name:
 
 
 @pytest.mark.parametrize("name", RATES)
+def test_a_rate_may_be_written_through_its_optimizer(device: AnyDevice, name: str) -> None:
+    part, lr = Tensor(np.ones((3, 2), np.float32), device), Tensor(np.float32([0.1]), device)
+    optimizer = RATES[name]([part], lr, 0.8)
+    optimizer.lr.write(np.float32([0.0]))
+    optimizer.step(part.square().sum())
+    assert (part.numpy() == 1).all()
+
+
+@pytest.mark.parametrize("name", RATES)
 def test_gradients_are_one_of_its_shape_for_each_parameter(name: str) -> None:
     x = Tensor(np.ones((3, 2), np.float32), open_device("numpy"))
     optimizer = RATES[name]([x], 0.1, 0.8)

@@ -345,6 +345,7 @@ def test_a_tensor_knows_where_its_elements_lie() -> None:
         (lambda x: Tensor([1, -1], dtype=dtype.u8), ValueError, ["u8", "-1"]),
         (lambda x: Tensor(np.ones(2, np.complex64)), TypeError, ["complex64"]),
         (lambda x: Tensor([1j], dtype=dtype.f32), TypeError, ["complex128", ".real"]),
+        (lambda x: Tensor([2**70]), TypeError, ["object"]),
         (lambda x: Tensor([1, None], dtype=dtype.f32), TypeError, ["object", "no numbers"]),
         (lambda x: Tensor("3", dtype=dtype.i32), TypeError, ["<U1", "no numbers"]),
         (lambda x: Tensor(np.array(["NaT"], "M8[s]"), dtype=dtype.i32), TypeError, ["datetime64"]),
@@ -410,3 +411,10 @@ def test_what_holds_numbers_will_do_for_them(device: AnyDevice) -> None:
     assert np.array_equal(*drawn)
     with pytest.raises(ValueError, match="cannot take"):
         x.write([1.0, 2.0])  # type: ignore[arg-type]
+
+
+def test_numbers_beyond_64_bits_are_numbers() -> None:
+    device = open_device("numpy")
+    for data in ([2**70, 1], np.array([2.0**70, 1], object)):
+        assert Tensor(data, device, dtype.f32).numpy().tolist() == [2.0**70, 1]
+    assert Tensor(2**70, device, dtype.f32).item() == 2.0**70

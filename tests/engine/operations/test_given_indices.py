@@ -248,6 +248,16 @@ READERS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "by lines": lambda x, i: x.take_along_axis(i.reshape(2, 1), 0),
     "target": lambda x, i: nn.nll_loss(x[:2], i),
     "gradient": lambda x, i: (x * x).gather(i).square().sum().gradient([x]),
+    "gradient without the rows": lambda x, i: x.gather(i).sum().gradient([x]),
+    "gradient by lines": lambda x, i: (
+        x.take_along_axis(i.reshape(2, 1), 0).sum().gradient([x.realize()])
+    ),
+    "gradient of many rows": lambda x, i: (
+        x.gather(i.reshape(1, 2).broadcast_to((1 << 20, 2))).sum().gradient([x.realize()])
+    ),
+    "program of a gradient": lambda x, i: compile(
+        lambda: {"g": x.gather(i).sum().gradient([x])[0] * 2}, DEVICE
+    ),
     "program": lambda x, i: compile(lambda: {"y": x.gather(i) * 2}, DEVICE),
     "another's state": lambda x, i: compile(
         lambda: {"y": x.gather(s := tensor(np.int32([0, 0]))), "s": s.assign(i)}, DEVICE
