@@ -99,7 +99,7 @@ def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> 
 def digest(path: Path) -> str:
     """Stands for a file's bytes. Raises OSError."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return _digest_of(stream)
 
 
 def _digest_of(stream: BinaryIO) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from imgmlp.cli.words import COMPLETION
 from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
 
@@ -23,7 +22,7 @@ def work(words: Sequence[str]) -> Callable[[Terminal], int] | None:
 
     It returns the exit code, and raises ImgmlpError.
     """
-    if words[:1] != ["decode"] or GLOBS or COMPLETION in os.environ:
+    if words[:1] != ["decode"] or GLOBS:
         return None
     sources: list[Path] = []
     output: Path | None = None

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 
-COMPLETION = "_IMGMLP_COMPLETE"  # set by a shell that asks what could be typed
-
 
 def options_in(words: list[str]) -> list[str]:
     """Those words of a command that may be options."""

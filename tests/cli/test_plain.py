@@ -9,7 +9,7 @@ import pytest
 from conftest import GOLDEN, Command
 from test_public_api import modules_after
 
-from imgmlp.cli import decode, plain, typed, words
+from imgmlp.cli import decode, plain, typed
 from imgmlp.cli.decode import Outputs
 from imgmlp.cli.folders import Request
 from imgmlp.errors import ImgmlpError
@@ -77,11 +77,6 @@ def test_names_with_a_star_are_typers_where_the_shell_leaves_them(
 ) -> None:
     monkeypatch.setattr(plain, "GLOBS", True)
     assert plain.work(["decode", "*.imlp"]) is None
-
-
-def test_a_shell_that_completes_is_answered_by_typer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(words.COMPLETION, "complete_bash")
-    assert plain.work(["decode", "a.imlp"]) is None
 
 
 def test_decoding_loads_no_typer(tmp_path: Path) -> None:

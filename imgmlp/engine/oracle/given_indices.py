@@ -66,7 +66,7 @@ def keep_for(made: Iterable[Node | None], g: Node, taken: Node) -> None:
     """Have limits of indices by which rows were `taken` hold as long as there is what a gradient
     rule `made` of it and its gradient `g`."""
     gather = taken
-    while gather.op in SAME or gather.op in MOVEMENT:
+    while gather.op in MOVEMENT or gather.op is Op.FUNCTION:
         gather = gather.src[0]
     if gather not in _asked:
         return
