@@ -264,6 +264,12 @@ def test_the_price_of_few_colours_stays_in_a_short_run_towards_db(
     assert found[1] == (many_first, False)
 
 
+def test_no_price_that_stays_is_below_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
+    prices = Prices(Picture(TWO_COLOURS), Goal("psnr", 45))
+    monkeypatch.setattr(prices, "first", prices.cheapest)
+    assert prices.steady(limited=True) == prices.cheapest() == pytest.approx(0.2 * 10**-4.5)
+
+
 @pytest.mark.usefixtures("few_trials")
 @pytest.mark.parametrize(("pixels", "doublings"), [(TWO_COLOURS, 3.0), (PIXELS, 1.5)])
 def test_a_run_of_few_colours_is_done_again_at_a_price_that_may_be_far_higher(
