@@ -36,6 +36,7 @@ from imgmlp import (
     image_misread,
     image_parts,
     image_png,
+    image_reader,
     metadata,
     tiff_exif,
 )
@@ -57,7 +58,7 @@ _IM_END = re.compile(rb"\n\r*[\x00\x1a]")
 OWN = (".imlp", ".npz")  # how names of compressed files end
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _LATE = {"ICNS", "WEBP"}  # of which Pillow says where the pixels are only when it loads them
-_OUTLIVING = {"AVIF", "WEBP"}  # whose bytes Pillow has once it has opened them
+_OUTLIVING = {"AVIF", "FTEX", "WEBP"}  # whose bytes Pillow has once it has opened them
 _ORIENTATION = 274  # TIFF's tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
 _UNSUPPORTED = (
@@ -112,7 +113,7 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
         for one in chain((stream,), image_parts.pictures_inside(stream)):
             image_png.check_chunks(one, path)
             image_beside.check(one, path)
-        image = Image.open(stream) if icon else _opened(stream, path)
+        image = Image.open(image_reader.beside(stream)) if icon else _opened(stream, path)
         _check_format(image, path)
         check_size(image, str(path))
         yield image, stream
@@ -122,10 +123,10 @@ def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
     """What Pillow finds; of too many pixels, it is said how many there are. Raises PictureError."""
     formats = _formats(stream)
     try:
-        return Image.open(stream, formats=formats)
+        return Image.open(image_reader.beside(stream), formats=formats)
     except Image.DecompressionBombError:
         with _at_most(2**63):
-            image = Image.open(stream, formats=formats)
+            image = Image.open(image_reader.beside(stream), formats=formats)
         _check_format(image, path)
         width, height = image.size
         if image.format in ("BMP", "DIB") and width >= 2**31:  # which Pillow takes for a large one
@@ -153,7 +154,7 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     PictureError.
     """
     stream, fresh = getattr(image, "fp", None), _is_fresh(image)
-    if stream is None or stream.closed:
+    if stream is None or stream.closed or image.format == "FTEX":  # which has no more than pixels
         stream = None
         if fresh and image.format not in _OUTLIVING:
             hint = "encode it before its file is closed, or load it before"
@@ -168,7 +169,7 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
         try:
-            again = Image.open(stream)
+            again = Image.open(image_reader.beside(stream))
             if again.tell() != image.tell():
                 again.seek(image.tell())
             if (again.size, again.mode) != (image.size, image.mode):  # drafted, to be smaller
@@ -413,7 +414,7 @@ def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.Image
     page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True
     try:
-        again = Image.open(stream)
+        again = Image.open(image_reader.beside(stream))
         again.seek(page)
         return again
     finally:

@@ -1,0 +1,77 @@
+"""Formats that Pillow reads on from where it stopped, or from a stream that it closes."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+from PIL import Image
+
+from imgmlp import image as pictures
+from imgmlp import image_reader
+
+OPAQUE = small_pixels()[:8, :12]
+SEEN_THROUGH = np.dstack([OPAQUE, OPAQUE[:, :, :1]])
+
+
+def gbr(pixels: np.ndarray) -> bytes:
+    """A brush of GIMP."""
+    height, width, channels = pixels.shape
+    name = b"brush\0"
+    head = struct.pack(">5I4sI", 28 + len(name), 2, width, height, channels, b"GIMP", 10)
+    return head + name + pixels.tobytes()
+
+
+def ftex(pixels: np.ndarray) -> bytes:
+    """A texture of Independence War 2."""
+    height, width, _ = pixels.shape
+    head = struct.pack("<4s7i", b"FTEX", 1, width, height, 1, 1, 1, 32)
+    return head + struct.pack("<i", pixels.nbytes) + pixels.tobytes()
+
+
+def dds(pixels: np.ndarray, **options: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "DDS", **options)
+    return stream.getvalue()
+
+
+FILES = {
+    "a.gbr": gbr(SEEN_THROUGH),
+    "a.ftu": ftex(OPAQUE),
+    "gray.dds": dds(OPAQUE[:, :, 0]),
+    "rgb.dds": dds(OPAQUE),
+    "rgba.dds": dds(SEEN_THROUGH),
+    **{f"{k}.dds": dds(OPAQUE, pixel_format=k) for k in ("DXT1", "DXT3", "DXT5", "BC2", "BC3")},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_has_the_pixels_that_pillow_finds(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(FILES[name])
+    found = pictures.load(path, alpha=True).pixels
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(pictures.from_image(image, alpha=True).pixels, found)
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[found.shape[2]]
+    theirs = np.asarray(Image.open(path).convert(mode))
+    np.testing.assert_array_equal(found.reshape(theirs.shape), theirs)
+
+
+def test_readers_of_the_same_bytes_do_not_move_each_other() -> None:
+    stream = io.BytesIO(bytes(range(100)))
+    stream.seek(50)
+    reader = image_reader.beside(stream)
+    assert reader.read(2) == b"\0\1"
+    stream.seek(70)
+    assert reader.read(2) == b"\2\3"
+    assert reader.seek(-10, io.SEEK_END) == 90
+    assert reader.seek(3, io.SEEK_CUR) == 93
+    assert reader.read(1) == b"\x5d"
+    assert reader.read() == bytes(range(94, 100))
+    assert reader.tell() == 100
+    reader.close()
+    assert not stream.closed
