@@ -42,5 +42,5 @@ class _Place(io.RawIOBase):
 
 
 def beside(stream: BinaryIO) -> BinaryIO:
-    """What reads the same bytes, from the first one on, wherever the stream is; it may be closed."""
+    """What reads the same bytes from the first one on, and may be closed by itself."""
     return io.BufferedReader(_Place(stream))

@@ -40,8 +40,8 @@ BELOW = {
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
     errors text kernels child source_digest engine output_files metadata library_messages
-    image_parts image_reader image_beside image_png image_claims image_coded image_colours image_depth
-    image_frames image_misread tiff_exif image_files samples image
+    image_parts image_reader image_beside image_png image_claims image_coded image_colours
+    image_depth image_frames image_misread tiff_exif image_files samples image
     codec codec.decoder codec.encoder codec.kinds
     interrupt ending facts report batch terminal bench
     api pil imgmlp cli __main__
