@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
-from os import PathLike, fspath
+from os import PathLike, fsencode, fspath
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -204,6 +204,10 @@ def _path(name: str | PathLike[str]) -> Path:
         raise UsageError("an empty name names no file", hint="give a string or a path")
     if "\0" in fspath(name):
         raise UsageError(f"{name!r} has a zero character", hint="check the name")
+    try:
+        fsencode(name)
+    except UnicodeEncodeError:
+        raise UsageError(f"{name!r} is no name for a file here", hint="check the name") from None
     return Path(name)
 
 

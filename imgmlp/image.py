@@ -67,9 +67,10 @@ class Limits:
 
 
 _ALL = dict.fromkeys(("icc", "exif", "xmp"), metadata.MAX_BYTES)
+_IN_PNG = _ALL | dict.fromkeys(("icc", "xmp"), image_files.TEXT)  # which is read again
 _METRE = 0.0254  # a dot a metre
 LIMITS = {
-    "PNG": Limits(kept=_ALL, step=_METRE),
+    "PNG": Limits(kept=_IN_PNG, step=_METRE),
     "TIFF": Limits(kept=_ALL, step=1e-6),
     "JPEG": Limits(65_500, {"icc": 255 * 65_519, "exif": 65_527, "xmp": 65_504}, 1, 65_535),
     "WEBP": Limits(16_383, _ALL),
@@ -360,7 +361,7 @@ def save_picture(
             raise OutputError(f"{name} cannot hold this picture: {error}", hint=hint) from error
 
     write_atomically(path, write, replace, announce)
-    return [what for what in found.names() if what not in kept.names()]
+    return _lost(found, kept)
 
 
 def save_named(
@@ -373,16 +374,26 @@ def save_named(
     """As `save_picture`, but to what is no file as PNG, as its name says nothing."""
     if not is_special(path):
         return save_picture(pixels, path, found, replace, announce)
-    save_png(pixels, path, found)
-    return []
+    return save_png(pixels, path, found)
 
 
-def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, found: Metadata = NOTHING) -> None:
-    """Write pixels, uint8 [height, width, 1 to 4], as PNG. Raises OutputError for a path."""
+def save_png(
+    pixels: np.ndarray, target: Path | str | BinaryIO, found: Metadata = NOTHING
+) -> list[str]:
+    """Write pixels, uint8 [height, width, 1 to 4], as PNG; returns what `save_picture` does.
+
+    Raises OutputError for a path.
+    """
+    kept = _kept_by("PNG", found, pixels.shape[2])
     if isinstance(target, Path | str):
-        write_atomically(target, lambda stream: _save(pixels, stream, "PNG", PNG, found))
+        write_atomically(target, lambda stream: _save(pixels, stream, "PNG", PNG, kept))
     else:
-        _save(pixels, target, "PNG", PNG, found)
+        _save(pixels, target, "PNG", PNG, kept)
+    return _lost(found, kept)
+
+
+def _lost(found: Metadata, kept: Metadata) -> list[str]:
+    return [what for what in found.names() if what not in kept.names()]
 
 
 def _save(

@@ -481,7 +481,7 @@ def _unreadable(path: Path, error: Exception) -> PictureError:
     kind = isinstance(error, NotImplementedError)
     if "MAX_TEXT" in reason:
         hint = by_command("take them out first", path, "magick {} -strip stripped.png")
-        problem = f"{path} has texts beside its pixels that are larger than {TEXT // 2**20} MiB"
+        problem = f"{path} has texts or a colour profile of more than {TEXT // 2**20} MiB"
         return PictureError(problem, hint=hint)
     if kind or any(word in reason.lower() for word in _UNSUPPORTED):
         problem = f"{path} is of a kind that Pillow cannot read: {reason}"

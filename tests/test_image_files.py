@@ -184,7 +184,7 @@ def test_pixels_beyond_any_file_are_told(tmp_path: Path) -> None:
         ("jpeg-progressive.jpg", "cannot hold 16384×16384 pixels"),
         ("jpeg-scans.jpg", "1,010 scans"),
         ("png-chunks.png", "tiny chunks"),
-        ("png-text.png", "texts beside its pixels that are larger than 8 MiB"),
+        ("png-text.png", "texts or a colour profile of more than 8 MiB"),
     ],
 )
 def test_a_claim_is_refused_before_anything_is_decoded(

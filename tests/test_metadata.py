@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from imgmlp import image_colours
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.training import passes, search
 from imgmlp.image import Picture
+from imgmlp.image_files import TEXT
 from imgmlp.metadata import MAX_BYTES, NOTHING, Metadata, checked, upright_exif
 
 RGB = small_pixels()
@@ -180,6 +182,21 @@ def test_what_is_too_large_for_a_jpeg_is_left_out_of_it(tmp_path: Path) -> None:
     large = Metadata(ICC, exif(maker="x" * 70_000), b"<" * 70_000)
     assert pictures.save_picture(RGB, path, large) == ["EXIF data", "XMP data"]
     assert pictures.load(path).icc == ICC
+
+
+@pytest.mark.parametrize("name", ["icc", "xmp"])
+def test_what_is_too_large_for_a_png_to_be_read_again_is_left_out_of_it(
+    tmp_path: Path, name: str
+) -> None:
+    largest = ICC + bytes(TEXT - len(ICC))
+    path, fits, large = tmp_path / "a.png", Metadata(icc=largest), Metadata(icc=largest + b"\0")
+    if name == "xmp":
+        fits, large = Metadata(xmp=b"<" * TEXT), Metadata(xmp=b"<" * (TEXT + 1))
+    assert pictures.save_picture(RGB, path, fits) == []
+    assert len(getattr(pictures.load(path).metadata, name)) == TEXT
+    stream = io.BytesIO()
+    assert pictures.save_png(RGB, stream, large) == large.names()
+    assert pictures.load(path, data=stream.getvalue()).metadata.names() == []
 
 
 # What is kept of EXIF and XMP

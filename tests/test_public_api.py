@@ -186,6 +186,8 @@ def test_a_name_that_no_file_can_have_is_refused() -> None:
     for use in (imgmlp.encode, imgmlp.train, imgmlp.decode, imgmlp.info):
         with pytest.raises(imgmlp.ImgmlpError, match="zero character"):
             use("a\0b")
+        with pytest.raises(imgmlp.ImgmlpError, match="no name for a file"):
+            use("a\ud800b")
         with pytest.raises(imgmlp.ImgmlpError, match="empty name"):
             use("")
 

@@ -154,11 +154,13 @@ class _Task:
     def _save(self, pixels: Any, metadata: Metadata) -> None:
         if self.target == STANDARD:
             png = io.BytesIO()
-            pictures.save_png(pixels, png, metadata)
+            lost = pictures.save_png(pixels, png, metadata)
             files.write_standard(png.getvalue())
-            return
-        if lost := pictures.save_named(pixels, self.target, metadata, self.outputs.force):
-            self._note(f"{self.target} cannot hold the {together(lost)}")
+        else:
+            lost = pictures.save_named(pixels, self.target, metadata, self.outputs.force)
+        if lost:
+            name = "a PNG" if self.target == STANDARD else self.target
+            self._note(f"{name} cannot hold the {together(lost)}")
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
