@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import hashlib
 import os
 import re
@@ -155,6 +156,9 @@ def _name_free(temporary: Path, path: Path, given: Path) -> None:
     with contextlib.suppress(OSError):  # a name that is taken, or a file system without links
         os.link(temporary, path)  # which replaces nothing, as a rename would
         return
+    with contextlib.suppress(OSError):
+        if filecmp.cmp(temporary, path, shallow=False):  # as the same command may have written it
+            return
     check_free(given, force=False)
     temporary.replace(path)
 

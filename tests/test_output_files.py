@@ -171,6 +171,17 @@ def test_a_file_that_came_meanwhile_stays_unless_it_may_be_replaced(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_of_the_same_bytes_may_be_there_by_then(tmp_path: Path) -> None:
+    """Of the same command, given twice at once, the later one has nothing left to do."""
+    path = tmp_path / "a"
+    path.write_bytes(b"same")
+    output_files.write_atomically(path, lambda stream: stream.write(b"same"), replace=False)
+    assert path.read_bytes() == b"same"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OutputError, match="a exists already"):
+        output_files.write_atomically(path, lambda stream: stream.write(b"sam"), replace=False)
+
+
 def test_a_full_device_is_an_output_error() -> None:
     with pytest.raises(OutputError, match="No space left"):
         output_files.write_atomically("/dev/full", lambda stream: stream.write(b"x"))

@@ -278,6 +278,5 @@ class _Task:
         if self.path == STANDARD:
             files.write_standard(data)
             return
-        self.outputs.check(self.path)  # somebody may have written it in the meantime
         force = self.outputs.force
         output_files.write_atomically(self.path, lambda stream: stream.write(data), force)
