@@ -117,6 +117,11 @@ class Network:
         last = self.layers[-1].step
         check_format(last <= LAST_STEP, f"step {last} is too coarse for the last layer")
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether nothing of where a pixel is reaches its colour."""
+        return any(not layer.weights.any() for layer in self.layers)
+
     def sections(self) -> tuple[bytes, bytes]:
         """The data of sections N and W."""
         shape, numbers = self.shape, [array.ravel() for array in self._arrays()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,20 @@ def test_every_mapping_gives_the_bits_of_plain_integers(
     expected = [[plain_pixel(network, x, y) for x in range(WIDTH)] for y in range(HEIGHT)]
     assert pixels.tolist() == expected
     assert pixels.std() > 10
+
+
+@pytest.mark.parametrize("layer", range(3))
+def test_one_pixel_stands_for_all_where_no_place_reaches_them(layer: int) -> None:
+    """Weights of one layer are all zero."""
+    network, layers = small_network(), list(small_network().layers)
+    none = np.zeros_like(layers[layer].weights)
+    layers[layer] = replace(layers[layer], weights=none)
+    network = Network(network.shape, tuple(layers))
+    device = open_device("numpy")
+    pixels = integer_inference.decode(network, WIDTH, HEIGHT, device)
+    expected = integer_inference.Decoder(WIDTH, HEIGHT, device).decode(network)
+    np.testing.assert_array_equal(pixels, expected)
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) == 1
 
 
 def larger_weights(network: Network, times: int, layer: int) -> Network:
