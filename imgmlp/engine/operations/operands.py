@@ -20,7 +20,7 @@ from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.oracle.given_indices import Asked, beyond, limit
+from imgmlp.engine.oracle.given_indices import Asked, ask, beyond
 
 Scalar = bool | int | float
 Axis = int | Sequence[int] | None
@@ -109,8 +109,9 @@ def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False)
 
 
 def hold_rows(asked: Asked, reader: Node) -> None:
-    """Have later indices lie there too, as long as there is what reads by them."""
-    limit(*asked, reader)
+    """Have later indices lie there too, as long as there is what takes rows by them (see
+    `taken_by`), and computed ones be looked at."""
+    ask(reader, [asked])
 
 
 def check_given(shape: Shape, index: object, axis: int = 0, negative: bool = False) -> None:
