@@ -41,9 +41,14 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     except ValueError as error:  # lists of several lengths
         raise misuse(ValueError, f"Tensor: {error}") from None
     mixed = array.dtype.kind == "O" and all(isinstance(n, numbers.Real) for n in array.flat)
-    if array.dtype.kind in NO_NUMBERS and not (mixed and dtype):  # as integers beyond 64 bits are
+    if not isinstance(data, np.ndarray | np.generic) and (mixed or array.dtype == np.uint64):
+        whole = not mixed or all(isinstance(n, int) for n in array.flat)
+        dtype = dtype or (dt.i32 if whole else dt.f32)  # of Python's numbers beyond 63 bits
+    if array.dtype.kind in NO_NUMBERS and not (mixed and dtype):
         dt.from_numpy(array.dtype)  # says so, whatever the dtype is to be
     kind = dtype or dt.from_numpy(array.dtype)
+    if mixed and kind.is_float:
+        array = np.reshape([dt.as_float(n) for n in array.flat], array.shape)
     if not array.size:
         return graph.const(0, kind, array.shape)
     _check_range(array, kind)
@@ -66,8 +71,9 @@ def narrowed(array: Array, kind: DType) -> Array:
 
 def _check_range(array: Array, kind: DType) -> None:
     """Refuse what an integer dtype cannot hold, of which NumPy would make something else."""
-    if kind.is_int and array.dtype.kind in "iuf":
-        low, high = array.min().item(), array.max().item()
+    if kind.is_int and array.dtype.kind in "iufO":
+        ends = array.min(), array.max()
+        low, high = (n.item() if isinstance(n, np.generic) else n for n in ends)
         if not (low > kind.min - 1 and high < kind.max + 1):  # NaN is neither
             wrong = high if low > kind.min - 1 else low
             raise misuse(ValueError, f"{kind.name} cannot hold {wrong}")
