@@ -17,10 +17,12 @@ __all__ = ["ImgmlpError", "__version__", "decode", "devices", "encode", "info", 
 
 
 def __getattr__(name: str) -> "Any":
-    if name not in __all__:
+    if name not in (*__all__, "errors"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "errors":
+        return import_module("imgmlp.errors")
     return getattr(import_module("imgmlp.errors" if name == "ImgmlpError" else "imgmlp.api"), name)
 
 

@@ -29,9 +29,13 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _TARGETS = ("quality", "bpp", "size", "psnr", "price")
 _CHOICES = (*_TARGETS, "effort", "seconds", "codec", "strip", "device", "on_step")
 _METADATA = ("icc_profile", "exif", "xmp", "dpi")
-_OTHERS = ("sizes",)  # options of other formats that look like one of ours
-# The command line's names for some of these.
-_OTHER_NAMES = {"bytes": "size", "lambda": "price", "time": "seconds"}
+_OTHERS = ("sizes", "bpc")  # options of other formats that look like one of ours
+# What some of these are called elsewhere: on the command line, in `imgmlp.train`, by other codecs.
+_OTHER_NAMES = {
+    "bytes": "size", "lambda": "price", "lambd": "price", "lam": "price", "rate": "bpp",
+    "time": "seconds", "sec": "seconds", "steps": "effort", "preset": "effort",
+    "frame": "image.seek",
+}  # fmt: skip
 
 
 class ImlpImageFile(ImageFile.ImageFile):
@@ -111,7 +115,8 @@ def _having(image: Image.Image, beside: dict[Any, Any]) -> Iterator[None]:
 
 def _check_name(name: str) -> None:
     """Refuse, as a TypeError, what looks like a choice and is none; other formats' options pass."""
-    near = difflib.get_close_matches(name, _CHOICES, 1, 0.8)
+    # of a short name one wrong letter is much
+    near = difflib.get_close_matches(name, _CHOICES, 1, 0.8 if len(name) > 5 else 0.65)
     meant = _OTHER_NAMES.get(name) or (near[0] if near else name)
     if meant != name and name not in (*_METADATA, *_OTHERS):
         raise TypeError(f"an .imlp file is saved without {name!r}; use {meant!r}")

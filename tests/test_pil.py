@@ -226,7 +226,11 @@ def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("time", "seconds"), ("bytes", "size"), ("lambda", "price"), ("qualty", "quality")],
+    [
+        *(("time", "seconds"), ("bytes", "size"), ("lambda", "price"), ("qualty", "quality")),
+        *(("bbp", "bpp"), ("pnsr", "psnr"), ("szie", "size"), ("lambd", "price"), ("rate", "bpp")),
+        *(("sec", "seconds"), ("steps", "effort"), ("preset", "effort"), ("frame", "image.seek")),
+    ],
 )
 def test_a_choice_of_another_name_is_refused(tmp_path: Path, name: str, meant: str) -> None:
     path = tmp_path / "a.imlp"
@@ -239,6 +243,15 @@ def test_options_of_other_formats_are_no_choices_of_another_name() -> None:
     for name in [
         "optimize",
         "sizes",
+        "bits",
+        "bpc",
+        "kmin",
+        "mct",
+        "plt",
+        "rle",
+        "frames",
+        "title",
+        "smooth",
         "progressive",
         "subsampling",
         "lossless",

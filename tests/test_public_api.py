@@ -77,6 +77,11 @@ def test_a_name_that_is_too_long_is_told(function: Callable[..., object]) -> Non
         function(5000 * "a")
 
 
+def test_the_errors_are_there_without_an_import_of_their_own() -> None:
+    code = "import imgmlp; assert issubclass(imgmlp.errors.UsageError, imgmlp.ImgmlpError)"
+    assert not modules_after(code) & HEAVY
+
+
 def test_importing_is_light() -> None:
     assert not modules_after("import imgmlp") & {*HEAVY, "rich", "typer"}
 

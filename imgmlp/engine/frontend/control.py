@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import capture
 from imgmlp.engine.ir import control_flow, graph
@@ -53,6 +55,7 @@ def loop(
     wherever it is used outside, in another loop too.
     """
     _check_count(count)
+    _check_functions("loop", body)
     if not initial or not all(isinstance(t, Tensor) for t in initial):
         raise misuse(TypeError, "loop: needs Tensors to carry from iteration to iteration")
     device = common_device(*initial)
@@ -74,7 +77,8 @@ def loop(
     if index in graph.toposort(values):
         starts, carried = [graph.const(0, i32), *starts], [index, *carried]
         values = [index + 1, *values]
-    ends = control_flow.loop(count, depth, starts, carried, values)[-len(sized) :] if sized else []
+    loops = control_flow.loop(int(count), depth, starts, carried, values) if sized else []
+    ends = loops[-len(sized) :]
     left = dict(zip(sized, ends, strict=True))
     device = common_device(*initial, *found)
     results = tuple(Tensor(left.get(i, t.node), device) for i, t in enumerate(initial))
@@ -104,14 +108,15 @@ def cond(
     gradients. What is needed elsewhere too, and in a loop what does not depend on carried
     values, is computed in any case. For values that cost little, Tensor.where is quicker.
 
-    Raises TypeError for another condition, TypeError or ValueError if the results differ in
-    number, shape or dtype, or if a function assigns a state.
+    Raises TypeError for another condition or what is no function, TypeError or ValueError if the
+    results differ in number, shape or dtype, or if a function assigns a state.
     """
     if not isinstance(condition, Tensor) or condition.dtype.is_float or condition.node.size != 1:
         what = kind_of(condition.node) if isinstance(condition, Tensor) else repr(condition)
         raise misuse(
             TypeError, f"cond: the condition must be one bool or integer Tensor, not {what}"
         )
+    _check_functions("cond", then, otherwise)
     several, updates = list[Any](), list[Update]()
     for way in (then, otherwise):  # each captured alone: gradients of one are none of the other's
         with capture() as assigned:
@@ -136,13 +141,20 @@ def cond(
 
 
 def _check_count(count: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool):
+    if not isinstance(count, int | np.integer) or isinstance(count, bool):
         raise misuse(
             TypeError,
             f"loop: the count must be an int, known when the step is built, not {count!r}",
         )
     if count < 0:
         raise misuse(ValueError, f"loop: {count} iterations; the count must not be negative")
+
+
+def _check_functions(where: str, *functions: object) -> None:
+    for function in functions:
+        if not callable(function):
+            kind = type(function).__name__
+            raise misuse(TypeError, f"{where}: takes functions that return Tensors, not {kind}")
 
 
 def _tensors(where: str, returned: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -22,6 +22,7 @@ from imgmlp.engine.frontend.optim import SGD
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import compile
 from imgmlp.engine.ir.dtype import Array, f32, u8
+from imgmlp.engine.operations import operands
 from imgmlp.engine.runtime.program import Program
 from imgmlp.errors import ImgmlpError
 
@@ -45,7 +46,11 @@ class Finding:
 
 
 def check_device(device: AnyDevice) -> list[Finding]:
-    """Test a device; never raises for what it finds. Without a compiler the rest is left out."""
+    """Test a device; never raises for what it finds. Without a compiler the rest is left out.
+
+    Raises TypeError for what is no device, such as its name.
+    """
+    operands.check_device("check_device", device)
     problem = unfit(device.info.platform, device.info.compiled_for)
     if problem:  # what follows might end the process
         return [Finding("processor", False, problem, _update(device.info))]

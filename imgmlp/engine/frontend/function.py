@@ -54,8 +54,9 @@ class Function:
     def apply(cls, *arguments: Any) -> Tensor:
         """The answer for Tensors and anything else that forward takes.
 
-        Raises TypeError if forward gives no Tensor. When gradients are built, ValueError
-        where backward's number of gradients, or a gradient's shape, is not the arguments'.
+        Raises TypeError if forward gives no Tensor. When gradients are built, TypeError where
+        there is no backward, and ValueError where its number of gradients, or a gradient's shape,
+        is not the arguments'.
         """
         ctx = Context()
         tensors = [a for a in arguments if isinstance(a, Tensor)]
@@ -65,6 +66,8 @@ class Function:
         device = common_device(answer, *tensors)
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node | None, ...]:
+            if not hasattr(cls, "backward"):
+                raise misuse(TypeError, f"{cls.__name__} has no gradient; define its backward")
             found = cls.backward(ctx, Tensor(g, device))
             return tuple(cls._checked(found, arguments))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeAlias
 
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.frontend.tensor import Seed, Tensor
@@ -16,6 +17,9 @@ from imgmlp.engine.ir.dtype import Array, DType, concrete, f16, f32, promote
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import dtype_of
 from imgmlp.engine.operations.operands import check_rows, hold_rows
+
+P = ParamSpec("P")
+OfArrays: TypeAlias = Callable[Concatenate[Tensor | Array, P], Tensor]
 
 
 class Layer(Protocol):
@@ -26,20 +30,38 @@ class Layer(Protocol):
     def parameters(self) -> list[Tensor]: ...
 
 
+def _tensor(x: Tensor | Array) -> Tensor:
+    """What layers and functions take: an array as a Tensor, which goes where others are."""
+    return x if isinstance(x, Tensor) else Tensor(x)
+
+
+def _of_arrays(method: Callable[Concatenate[Tensor, P], Tensor]) -> OfArrays[P]:
+    """A Tensor's method as a function, of arrays too."""
+
+    @wraps(method)
+    def function(x: Tensor | Array, /, *args: P.args, **named: P.kwargs) -> Tensor:
+        return method(_tensor(x), *args, **named)
+
+    return function
+
+
 # Functions of a Tensor that networks are made of; Sequential takes them beside layers.
-sigmoid = Tensor.sigmoid
-relu = Tensor.relu
-gelu = Tensor.gelu
-softmax = Tensor.softmax
-variance = Tensor.var
+sigmoid = _of_arrays(Tensor.sigmoid)
+relu = _of_arrays(Tensor.relu)
+gelu = _of_arrays(Tensor.gelu)
+softmax = _of_arrays(Tensor.softmax)
+variance = _of_arrays(Tensor.var)
 
 
-def layer_norm(x: Tensor, scale: Tensor, shift: Tensor, epsilon: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: Tensor | Array, scale: Tensor | Array, shift: Tensor | Array, epsilon: float = 1e-5
+) -> Tensor:
     """Mean 0 and variance 1 along the last axis, then scale and shift [features].
 
     Ba, Kiros and Hinton (2016). Of float16 it is computed in float32, as squares leave the range
     of float16 early, and rounded once. Raises ValueError if features differ.
     """
+    x, scale, shift = map(_tensor, (x, scale, shift))
     if not x.shape[-1:] == scale.shape == shift.shape:
         shapes = f"scale {scale.shape} and shift {shift.shape}"
         raise misuse(ValueError, f"layer_norm: {shapes} do not fit the last axis of {x.shape}")
@@ -54,8 +76,8 @@ def _common_dtype(*operands: Tensor) -> DType:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """A Tensor of halves as f32; all else, arrays too, as it is."""
-    return x.cast(f32) if isinstance(x, Tensor) and x.dtype is f16 else x
+    """Halves as f32; all else as it is."""
+    return x.cast(f32) if x.dtype is f16 else x
 
 
 def _rounded(x: Tensor, kind: DType) -> Tensor:
@@ -95,8 +117,9 @@ class Linear:
         zeros = Tensor.zeros(outputs, device=device).realize() if bias else None
         return Linear(draw.realize(), zeros)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | Array) -> Tensor:
         """Raises ValueError for a Tensor without axes, or of other features."""
+        x = _tensor(x)
         if not x.shape:
             text = "Linear: needs [..., inputs], not a Tensor of shape ()"
             raise misuse(ValueError, f"{text}; x.reshape(1) has an axis")
@@ -117,7 +140,7 @@ class LayerNorm:
         self.shift = Tensor.zeros(features, device=device).realize()
         self.epsilon = epsilon
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | Array) -> Tensor:
         return layer_norm(x, self.scale, self.shift, self.epsilon)
 
     def parameters(self) -> list[Tensor]:
@@ -161,8 +184,9 @@ class SelfAttention:
         self.into = Linear.random(features, 3 * features, _part(seed, 0), device)
         self.out = Linear.random(features, features, _part(seed, 1), device)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | Array) -> Tensor:
         """Raises ValueError for other axes than batch, time and features."""
+        x = _tensor(x)
         if len(x.shape) != 3:
             text = f"needs [batch, time, features], not {x.shape}"
             raise misuse(ValueError, f"SelfAttention: {text}; x.unsqueeze(0) is a batch of one")
@@ -199,7 +223,8 @@ class TransformerEncoder:
         self.second = Linear.random(hidden, features, _part(seed, 3), device)
         self.norms = LayerNorm(features, device), LayerNorm(features, device)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | Array) -> Tensor:
+        x = _tensor(x)
         x = self.norms[0](x + self.attention(x))
         return self.norms[1](x + self.second(self.activation(self.first(x))))
 
@@ -215,8 +240,8 @@ def _part(seed: Seed, number: int) -> Seed:
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Array | None = None,
-    causal: bool = False, scale: float | None = None,
+    query: Tensor | Array, key: Tensor | Array, value: Tensor | Array,
+    mask: Tensor | Array | None = None, causal: bool = False, scale: float | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(query @ key^T scale) @ value: [..., time, size] each, `scale` 1 / sqrt(size).
 
@@ -225,6 +250,7 @@ def attention(
     NaN, where a float mask of -1e9 instead gives the mean of all values. Of float16 it is computed
     in float32, which has room for all sums of products, and rounded once. Vaswani et al. (2017).
     """
+    query, key, value = map(_tensor, (query, key, value))
     kind = _common_dtype(query, key, value)
     query, key, value = map(_wide, (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
@@ -233,7 +259,7 @@ def attention(
         seen = Tensor.arange(key.shape[-2]) <= Tensor.arange(query.shape[-2]).reshape(-1, 1)
         scores = Tensor.where(seen, scores, -math.inf)
     if mask is not None:
-        mask = mask if isinstance(mask, Tensor) else Tensor(mask, query.device)
+        mask = _tensor(mask)
         if mask.dtype.is_float:
             kind = concrete(promote(kind, mask.dtype))
             scores = scores + _wide(mask)
@@ -242,17 +268,16 @@ def attention(
     return _rounded(scores.softmax() @ value, kind)
 
 
-def nll_loss(logarithms: Tensor, target: Tensor | Array) -> Tensor:
+def nll_loss(logarithms: Tensor | Array, target: Tensor | Array) -> Tensor:
     """Mean of -logarithms[target]: [rows, classes] and int [rows] -> one number.
 
     Targets must lie in [0, classes): OutOfBoundsError if the host knows of one that does not.
     Raises ValueError for other shapes, TypeError for a target that is not int.
     """
-    return _nll_loss("nll_loss", logarithms, target)
+    return _nll_loss("nll_loss", _tensor(logarithms), _tensor(target))
 
 
-def _nll_loss(operation: str, logarithms: Tensor, target: Tensor | Array) -> Tensor:
-    target = target if isinstance(target, Tensor) else Tensor(target, logarithms.device)
+def _nll_loss(operation: str, logarithms: Tensor, target: Tensor) -> Tensor:
     if len(logarithms.shape) != 2 or target.shape != logarithms.shape[:1]:
         shapes = f"not {logarithms.shape} and {target.shape}"
         raise misuse(
@@ -268,12 +293,12 @@ def _nll_loss(operation: str, logarithms: Tensor, target: Tensor | Array) -> Ten
     return -picked.sum(1).mean()
 
 
-def cross_entropy(logits: Tensor, target: Tensor | Array) -> Tensor:
+def cross_entropy(logits: Tensor | Array, target: Tensor | Array) -> Tensor:
     """Mean of -log softmax(logits)[target]: [rows, classes] and int [rows] -> one number.
 
     A float target [rows, classes] is the share of each class. Raises as `nll_loss`.
     """
-    target = target if isinstance(target, Tensor) else Tensor(target, logits.device)
+    logits, target = _tensor(logits), _tensor(target)
     if target.shape == logits.shape and target.dtype.is_float:
         return -(logits.log_softmax() * target).sum(1).mean()
     return _nll_loss("cross_entropy", logits.log_softmax(), target)

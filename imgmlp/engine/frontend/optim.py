@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,6 +18,7 @@ from imgmlp.engine.frontend.tensor import Tensor, assign_all
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.elementwise import check_tensor
 
 Array = np.ndarray[Any, Any]
 Form = Literal["standard", "seed"]
@@ -27,6 +28,9 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
     """The parameters, if they can be assigned."""
     if isinstance(parameters, Tensor):  # whose rows would be found otherwise
         raise misuse(TypeError, f"{optimizer}: takes a list of Tensors, not Tensor")
+    if not isinstance(parameters, Iterable):
+        text = f"takes a list of Tensors, not {type(parameters).__name__}"
+        raise misuse(TypeError, f"{optimizer}: {text}; those of a network are net.parameters()")
     found = list(parameters)
     if not found:
         raise misuse(ValueError, f"{optimizer}: there are no parameters to train")
@@ -45,10 +49,11 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
     return found
 
 
-def _check_rates(optimizer: str, lr: object, betas: object = (0.0, 0.0)) -> None:
-    """Refuse a learning rate below 0 and betas that are no pair, or outside of [0, 1).
-
-    Of Tensors only the shape is known.
+def _check_rates(
+    optimizer: str, lr: object, betas: object = (0.0, 0.0), memory: object = 0.0, **others: object
+) -> None:
+    """Refuse a learning rate or `others` below 0, betas that are no pair, or a memory or betas
+    outside of [0, 1). Of Tensors only the shape is known.
     """
     if not isinstance(betas, Sequence) or len(betas) != 2:
         raise misuse(TypeError, f"{optimizer}: betas must be two numbers, not {betas!r}")
@@ -56,14 +61,16 @@ def _check_rates(optimizer: str, lr: object, betas: object = (0.0, 0.0)) -> None
         if isinstance(beta, Tensor | np.ndarray) and math.prod(beta.shape) != 1:
             text = f"each of betas is one element, not a Tensor of shape {beta.shape}"
             raise misuse(ValueError, f"{optimizer}: {text}")
-    named = [("lr", lr, math.inf), *(("each of betas", beta, 1.0) for beta in betas)]
-    for name, value, end in named:
-        if isinstance(value, Tensor | np.ndarray):
+    rates = ((name, value, math.inf) for name, value in {"lr": lr, **others}.items())
+    shares = (("each of betas", beta, 1.0) for beta in betas)
+    for name, value, end in (*rates, *shares, ("memory", memory, 1.0)):
+        if isinstance(value, Tensor):
             continue
-        if not isinstance(value, numbers.Real):
+        if not isinstance(value, numbers.Real | np.ndarray):
             text = f"{name} must be a number or a Tensor, not {value!r}"
             raise misuse(TypeError, f"{optimizer}: {text}")
-        if not 0 <= float(value) < end:
+        given = np.asarray(value, np.float64)
+        if not ((given >= 0) & (given < end)).all():
             raise misuse(ValueError, f"{optimizer}: {name} must be in [0, {end:g}), not {value}")
 
 
@@ -92,6 +99,7 @@ def _matching(
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
     """Gradients by every parameter; zeros by some of them may be meant, by all are not."""
+    check_tensor(f"{optimizer}: step", loss)
     used = set(toposort([loss.node]))
     if not any(p.node in used for p in parameters):
         text = "no parameter leads to this loss; realize() ends gradients"
@@ -154,8 +162,8 @@ class AdamW:
     `lr` may be a Tensor of one element, such as a schedule computed from a step counter, or one
     of a parameter's shape, whose elements move at rates of their own; betas may be Tensors of one
     element.
-    Raises ValueError for parameters that cannot be assigned, or are given twice, for a rate below
-    0, for betas outside of [0, 1), and for another form.
+    Raises ValueError for parameters that cannot be assigned, or are given twice, for a rate, a
+    decay or an epsilon below 0, for betas outside of [0, 1), and for another form.
     """
 
     def __init__(
@@ -171,7 +179,8 @@ class AdamW:
         if form not in get_args(Form):
             known = " or ".join(map(repr, get_args(Form)))
             raise misuse(ValueError, f"{type(self).__name__}: form {form!r} is not {known}")
-        _check_rates(type(self).__name__, lr, betas)
+        decay = {"weight_decay": weight_decay, "epsilon": epsilon}
+        _check_rates(type(self).__name__, lr, betas, **decay)
         self.lr, self.betas = lr, betas
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
         self.first = [_moment(p, "first_moment") for p in self.parameters]
@@ -246,8 +255,8 @@ class SOAP:
 
     `shapes` are those of the arrays that the parameters hold one after the other, as `nn.slices`
     takes them: by default the parameters' own. `lr` may be a Tensor of one element. `memory` is
-    what is left of L and R in each step. Raises ValueError as AdamW does, for
-    shapes that do not fit the parameters, and where there is no such matrix.
+    what is left of L and R in each step. Raises ValueError as AdamW does, for a memory outside of
+    [0, 1), for shapes that do not fit the parameters, and where there is no such matrix.
     """
 
     def __init__(
@@ -260,7 +269,7 @@ class SOAP:
         shapes: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         self.parameters = _trainable(parameters, "SOAP")
-        _check_rates("SOAP", lr, betas)
+        _check_rates("SOAP", lr, betas, memory, epsilon=epsilon)
         self.lr, self.betas = lr, betas
         self.memory, self.epsilon = memory, epsilon
         shapes = [p.shape for p in self.parameters] if shapes is None else list(shapes)

@@ -11,6 +11,7 @@ from imgmlp.engine.device.base import Allocation
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.elementwise import check_tensor
 from imgmlp.engine.runtime.buffers import check_like, upload
 
 
@@ -27,10 +28,11 @@ class Pages:
     What Programs read and assign is that one, and so is what `Tensor.numpy` and `write`, Feeders
     and Receivers see. To turn to another copies nothing: launches are told where it is. Page 0 is
     what the Tensor had before. Raises ValueError for a Tensor that is not in memory, and a number
-    that is no page's.
+    that is no page's, TypeError for what is no Tensor.
     """
 
     def __init__(self, tensor: Tensor) -> None:
+        check_tensor("Pages", tensor)
         if not tensor.realized or tensor.device is None or not tensor.node.size:
             text = f"{tensor!r} has no memory that could have pages; call realize()"
             raise misuse(ValueError, f"Pages: {text}")

@@ -31,6 +31,7 @@ from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.operands import check_device
 from imgmlp.engine.runtime.buffers import upload
+from imgmlp.engine.runtime.program import check_runs
 from imgmlp.errors import DeviceError
 
 Size: TypeAlias = int | tuple[int, ...]
@@ -59,11 +60,14 @@ class RawKernel:
     Every keyword becomes a constant of the source, as `LANES=64` becomes `-D LANES=64`. Raises
     DeviceError if the source does not compile (LastingError, one of its kinds), with the compiler's
     log in `hint` and as a note, and on NumPy's device, which has no compiler; ValueError if the
-    source has no kernel of that name; TypeError for what is no device.
+    source has no kernel of that name; TypeError for what is no device, or no text.
     """
 
     def __init__(self, device: AnyDevice, source: str, name: str, **constants: float | str) -> None:
         check_device("RawKernel", device)
+        for what, text in (("source", source), ("name", name)):
+            if not isinstance(text, str):
+                raise misuse(TypeError, f"RawKernel: takes the {what} as text, not {text!r}")
         if not isinstance(device, Device):
             raise DeviceError(
                 "NumPy's interpreter runs no OpenCL C, so no kernel that is written by hand",
@@ -109,8 +113,7 @@ class RawKernel:
 
         Raises as a call does, and ValueError for no runs.
         """
-        if runs < 1:
-            raise misuse(ValueError, f"{self.name}: a time is of 1 run at least, not of {runs!r}")
+        check_runs(self.name, runs)
         launch, _ = self._bind(global_size, local_size, arguments)
         self.device.time_launches([launch])  # what is slow only once
         least = min(self.device.time_launches([launch] * runs))

@@ -25,7 +25,7 @@ from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 from imgmlp.engine.operations import random
 from imgmlp.engine.operations.autograd import gradient as node_gradient
-from imgmlp.engine.operations.elementwise import Operand, common_device, node_of
+from imgmlp.engine.operations.elementwise import Operand, check_tensor, common_device, node_of
 from imgmlp.engine.operations.operands import (
     Scalar,
     broadcast,
@@ -313,8 +313,8 @@ class Tensor(Windows):
 
         Gradients end here, as they do at any value that stands in memory. What is in memory as it
         is (a realized Tensor, also where it is reshaped or cast to what it is already) is not
-        copied: it changes when that is assigned, and `(x + 0).realize()` does not. Listings show
-        the storage by its name.
+        copied, by `contiguous()` neither: it changes when that is assigned, and `(x + 0).realize()`
+        does not. Listings show the storage by its name.
         """
         _realize([self], name)
         return self
@@ -323,8 +323,12 @@ class Tensor(Windows):
         """Replace the value of a realized Tensor from the host, for the steps that follow.
 
         float64 becomes f32 and int64 becomes i32, as when a Tensor is made. Raises ValueError if
-        the shape or another dtype differs, for what an i32 cannot hold, or if this has no device.
+        the shape or another dtype differs, for what an i32 cannot hold, or if this has no device;
+        TypeError while a step is built, which would not do it again.
         """
+        if tracing.is_building():
+            advice = "a step assigns, and a Feeder sends it values"
+            raise misuse(TypeError, f"write: is no part of a step that is built; {advice}")
         if not self.realized:
             raise misuse(
                 ValueError, "write: only a realized Tensor holds state; call realize() first"
@@ -383,30 +387,62 @@ class Tensor(Windows):
         raise misuse(TypeError, f"a Tensor cannot be pickled or copied deeply; {advice}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """What NumPy's functions take a Tensor for: its value, always a copy. Raises ValueError
-        where none is wanted."""
+        """What NumPy's functions take a Tensor for, but for those of each element such as np.exp,
+        which refuse it, and a few that call its method of their name: its value, always a copy.
+
+        Raises ValueError where no copy is wanted.
+        """
         if copy is False:
             text = "a Tensor's value is on its device, and NumPy has a copy only"
             raise misuse(ValueError, f"{text}; leave out copy=False")
         return self.numpy().astype(dtype or self.dtype.np, copy=False)
+
+    def __array_function__(
+        self, function: Any, kinds: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """NumPy's functions do what they do, and reduce a Tensor's value.
+
+        Raises TypeError for these while a step is built, which would have the value of then.
+        """
+        if function in _REDUCTIONS:
+            name = function.__name__
+            if tracing.is_building():
+                advice = "a Tensor's own operations are part of a step that is built"
+                raise misuse(TypeError, f"np.{name} of a Tensor: {advice}")
+            first = {key: np.asarray(value) for key, value in named.items() if key == "a"}
+            arguments = (*map(np.asarray, arguments[:1]), *arguments[1:])
+            named = named | first
+        return np.ndarray.__array_function__(np.empty(0), function, (), arguments, named)
+
+
+# Which would call the Tensor's own methods, with arguments that these have not.
+_REDUCTIONS: set[Any] = {
+    *(np.sum, np.prod, np.mean, np.var, np.std, np.all, np.any),
+    *(np.max, np.min, np.amax, np.amin, np.ptp),
+}
 
 
 def assign_all(pairs: Iterable[tuple[Tensor, Operand]]) -> None:
     """Give each realized Tensor its new value, all of them computed from the values before.
 
     Outside of a step too, where one `assign` after the other would have the second value computed
-    from what the first has moved. Raises ValueError for a Tensor that gets two.
+    from what the first has moved. Raises ValueError for a Tensor that gets two, TypeError for what
+    is none.
     """
     if tracing.is_building():
-        for state, value in pairs:
-            state.assign(value)
+        _assign_each(pairs)
         return
     pairs = list(pairs)  # before the capture, within which no kernel by hand could run
     with tracing.capture() as updates:
-        for state, value in pairs:
-            state.assign(value)
+        _assign_each(pairs)
     if updates:
         run_once(pairs[0][0]._run_on(), updates)
+
+
+def _assign_each(pairs: Iterable[tuple[Tensor, Operand]]) -> None:
+    for state, value in pairs:
+        check_tensor("assign_all", state)
+        state.assign(value)
 
 
 _requiring: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()

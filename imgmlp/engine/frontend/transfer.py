@@ -15,6 +15,7 @@ from imgmlp.engine.device.base import Pending
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.elementwise import check_tensor
 from imgmlp.engine.runtime.buffers import check_like
 from imgmlp.engine.runtime.program import Program
 
@@ -25,10 +26,12 @@ class Feeder:
     """New values for a Tensor that a Program reads, uploaded while earlier steps still run.
 
     Values are copied to memory that the device reads by itself, so that `send` returns at once
-    and its array may be changed. Raises ValueError if the Program does not read the Tensor.
+    and its array may be changed. Raises ValueError if the Program does not read the Tensor,
+    TypeError for what is none.
     """
 
     def __init__(self, program: Program, tensor: Tensor) -> None:
+        check_tensor("Feeder", tensor)
         if not tensor.realized or tensor.node.arg not in program.inputs:
             raise misuse(ValueError, f"{tensor!r} is nothing that the program reads from memory")
         self.program, self.storage = program, tensor.node.arg
@@ -74,6 +77,7 @@ class Receiver:
             raise misuse(
                 ValueError, f"{both[0]} is an output of the program: give the state another"
             )
+        names = _listed(names)
         for name in names:
             program.storage(name)
         for tensor in state.values():
@@ -90,7 +94,7 @@ class Receiver:
         Raises ValueError for one that no step has given a value yet.
         """
         pending, arrays = [], {}
-        for name in self.names if names is None else names:
+        for name in self.names if names is None else _listed(names):
             storage = self._state.get(name) or self.program.computed(name)
             arrays[name] = np.empty(storage.shape, storage.dtype.np)
             if storage.size:
@@ -112,3 +116,8 @@ class Receiver:
     def _deliver(self) -> None:
         tag, _, arrays = self._waiting.pop(0)
         self.callback(tag, arrays)
+
+
+def _listed(names: Sequence[str]) -> Sequence[str]:
+    """Names, of which a single one may stand for a list of it."""
+    return [names] if isinstance(names, str) else names

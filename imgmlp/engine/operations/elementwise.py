@@ -365,6 +365,12 @@ def check_list(operation: str, parts: object) -> None:
         raise misuse(TypeError, f"{operation}: takes a list of Tensors, not Tensor")
 
 
+def check_tensor(operation: str, value: object) -> None:
+    """Refuse, as a TypeError, what is no Tensor."""
+    if not isinstance(value, Elementwise):
+        raise misuse(TypeError, f"{operation}: takes a Tensor, not {type(value).__name__}")
+
+
 def _is_operand(value: object) -> TypeGuard[Operand]:
     return isinstance(value, Elementwise | bool | int | float | np.generic | np.ndarray)
 

@@ -15,6 +15,7 @@ from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import Operand, aligned, dtype_of, in_f32
 from imgmlp.engine.operations.reduction import Reduction
 
@@ -83,7 +84,11 @@ class Functions(Reduction):
 
         return self._whole_part(nearest)
 
-    __round__ = round
+    def __round__(self, digits: int | None = None) -> Self:
+        if digits is not None:
+            text = f"to whole numbers only, not to {digits} digits"
+            raise misuse(TypeError, f"round: {text}; (x * 100).round() / 100 keeps two")
+        return self.round()
 
     # --- what they are ---
 

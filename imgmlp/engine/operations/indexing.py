@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -91,6 +92,11 @@ class Indexing(Functions):
             if parts < 1 or size % parts:
                 raise misuse(ValueError, f"split: {size} elements are not {parts} equal parts")
             parts = [size // parts * i for i in range(1, parts)]
+        try:
+            parts = list(map(operator.index, parts))
+        except TypeError:
+            text = f"takes a number of parts, or a list of where they begin, not {parts!r}"
+            raise misuse(TypeError, f"split: {text}") from None
         spans = itertools.pairwise([0, *parts, size])
         return [self[(*(slice(None),) * axis, slice(a, b))] for a, b in spans]
 

@@ -20,7 +20,7 @@ from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.oracle.given_indices import Asked, beyond, limit
+from imgmlp.engine.oracle.given_indices import Asked, ask, beyond
 
 Scalar = bool | int | float
 Axis = int | Sequence[int] | None
@@ -41,9 +41,14 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     except ValueError as error:  # lists of several lengths
         raise misuse(ValueError, f"Tensor: {error}") from None
     mixed = array.dtype.kind == "O" and all(isinstance(n, numbers.Real) for n in array.flat)
-    if array.dtype.kind in NO_NUMBERS and not (mixed and dtype):  # as integers beyond 64 bits are
+    if not isinstance(data, np.ndarray | np.generic) and (mixed or array.dtype == np.uint64):
+        whole = not mixed or all(isinstance(n, int) for n in array.flat)
+        dtype = dtype or (dt.i32 if whole else dt.f32)  # of Python's numbers beyond 63 bits
+    if array.dtype.kind in NO_NUMBERS and not (mixed and dtype):
         dt.from_numpy(array.dtype)  # says so, whatever the dtype is to be
     kind = dtype or dt.from_numpy(array.dtype)
+    if mixed and kind.is_float:
+        array = np.reshape([dt.as_float(n) for n in array.flat], array.shape)
     if not array.size:
         return graph.const(0, kind, array.shape)
     _check_range(array, kind)
@@ -66,8 +71,9 @@ def narrowed(array: Array, kind: DType) -> Array:
 
 def _check_range(array: Array, kind: DType) -> None:
     """Refuse what an integer dtype cannot hold, of which NumPy would make something else."""
-    if kind.is_int and array.dtype.kind in "iuf":
-        low, high = array.min().item(), array.max().item()
+    if kind.is_int and array.dtype.kind in "iufO":
+        ends = array.min(), array.max()
+        low, high = (n.item() if isinstance(n, np.generic) else n for n in ends)
         if not (low > kind.min - 1 and high < kind.max + 1):  # NaN is neither
             wrong = high if low > kind.min - 1 else low
             raise misuse(ValueError, f"{kind.name} cannot hold {wrong}")
@@ -109,8 +115,9 @@ def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False)
 
 
 def hold_rows(asked: Asked, reader: Node) -> None:
-    """Have later indices lie there too, as long as there is what reads by them."""
-    limit(*asked, reader)
+    """Have later indices lie there too, as long as there is what takes rows by them (see
+    `taken_by`), and computed ones be looked at."""
+    ask(reader, [asked])
 
 
 def check_given(shape: Shape, index: object, axis: int = 0, negative: bool = False) -> None:

@@ -64,7 +64,8 @@ class Reduction(Movement):
         return mean.cast(self._float().dtype)
 
     def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
-        """Squared distances from the mean, added and divided by their number less `correction`."""
+        """Squared distances from the mean, added and divided by their number less `correction`: NaN
+        where that leaves none, where NumPy's is infinite."""
         number = math.prod(self.shape[a] for a in axes_of("var", axis, self.shape)) - correction
         wide = self.cast(dt.f32)
         squares = (wide - wide.mean(axis, keepdims=True)).square().sum(axis, keepdims)

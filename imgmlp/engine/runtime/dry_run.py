@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from imgmlp.engine.device.base import Allocation, Array, FreeMemory, Pending, counted
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.numpy_device import NumpyDevice
+from imgmlp.engine.ir.usage_errors import misuse
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,11 @@ def memory_needed(build: Callable[[AnyDevice], object], device: AnyDevice) -> Ne
     """What `build` would take of a device's memory: its Tensors and the plans of its Programs.
 
     `build` is called with a device of the same properties, on which nothing runs: what it reads of
-    a Tensor or an output is zero.
+    a Tensor or an output is zero. Raises TypeError for no function, or no device.
     """
+    if not callable(build) or not isinstance(device, AnyDevice):
+        text = f"takes a function of a device, then a device, not {build!r} and {device!r}"
+        raise misuse(TypeError, f"memory_needed: {text}")
     dry_run = DryRun(device)
     kept = build(dry_run)  # alive until it is counted
     found = dry_run.most

@@ -2,7 +2,8 @@
 of what runs only once, by the user's own indices.
 
 A program of its own finds the least and the greatest index of each GATHER from the state that the
-step is about to read. It takes row 0 for wrong ones, so it touches nothing that is not there. A
+step is about to read. It takes row 0 for wrong ones, so it touches nothing that is not there.
+Targets of losses, which are compared with all classes, are looked at in the same way. A
 loop carries both ends along; what only one way of a choice needs counts where that way is taken.
 """
 
@@ -28,8 +29,9 @@ from imgmlp.engine.ir.graph import (
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.oracle.given_indices import taken_by
 
-Check = tuple[Node, Buffer, Buffer]  # a GATHER, its greatest index, and ~ of its least
+Check = tuple[Node, Buffer, Buffer]  # what takes rows, its greatest index, and ~ of its least
 Ends = tuple[Node, Node, Node]  # the same as values
 LOWEST = const(i32.min, i32)
 FIRST = 1 << 20  # position of the first PARAMETER that is carried for a check
@@ -38,12 +40,12 @@ FIRST = 1 << 20  # position of the first PARAMETER that is carried for a check
 def index_checks(
     updates: Sequence[Update], wanted: Callable[[Node], bool] | None = None
 ) -> list[tuple[Check, list[Update]]]:
-    """What to look at after which updates of other Buffers; nothing where nothing is gathered.
+    """What to look at after which updates of other Buffers; nothing where nothing is taken.
 
-    Of every GATHER, or of those that are `wanted`, outside of loops.
+    Of all that takes rows, or of what is `wanted`, outside of loops.
     """
     values = [value for _, value in updates]
-    if wanted and not any(n.op is Op.GATHER and wanted(n) for n in toposort(values)):
+    if wanted and not any(taken_by(n) and wanted(n) for n in toposort(values)):
         return []
     found: list[tuple[Check, list[Update]]] = []
     for node, *ends in _safe(values)[1]:
@@ -55,7 +57,7 @@ def index_checks(
 
 
 def _safe(values: Sequence[Node]) -> tuple[list[Node], list[Ends]]:
-    """The values where wrong indices are 0, and both ends of the indices of each GATHER."""
+    """The values where wrong indices are 0, and both ends of the indices of what takes rows."""
     safe: dict[Node, Node] = {}
     found: dict[Node, list[Ends]] = {}
     order = toposort(values)
@@ -67,6 +69,8 @@ def _safe(values: Sequence[Node]) -> tuple[list[Node], list[Ends]]:
             safe[node], found[node] = _gather(node, *sources)
         else:
             safe[node] = rebuild(node, sources)
+            if taken_by(node):
+                found[node] = [_ends(node, sources[1])]
     needed = _needed(values, order, safe)
     ends = []
     for node, several in found.items():
@@ -79,11 +83,16 @@ def _safe(values: Sequence[Node]) -> tuple[list[Node], list[Ends]]:
 
 def _gather(node: Node, table: Node, index: Node) -> tuple[Node, list[Ends]]:
     index = cast(index, i32)
-    flipped = alu(Op.XOR, index, const(-1, i32, index.shape))
-    most, least = (reduce(Op.REDUCE_MAX, n, range(len(n.shape))) for n in (index, flipped))
     zero = const(0, i32, index.shape)
     inside = alu(Op.AND, zero < index + 1, index < const(table.shape[0], i32, index.shape))
-    return gather(table, alu(Op.WHERE, inside, index, zero)), [(node, most, least)]
+    return gather(table, alu(Op.WHERE, inside, index, zero)), [_ends(node, index)]
+
+
+def _ends(node: Node, index: Node) -> Ends:
+    index = cast(index, i32)
+    flipped = alu(Op.XOR, index, const(-1, i32, index.shape))
+    most, least = (reduce(Op.REDUCE_MAX, n, range(len(n.shape))) for n in (index, flipped))
+    return node, most, least
 
 
 def _loop(node: Node, sources: Sequence[Node]) -> tuple[Node, list[Ends]]:
@@ -122,12 +131,14 @@ def _needed(
 
 
 def refuse(node: Node, greatest: int, flipped: int) -> None:
-    """Raise OutOfBoundsError if an index of a GATHER is none of its table's rows."""
-    table, least = node.src[0], -1 - flipped
-    if least < 0 or greatest >= table.shape[0]:
-        wrong = least if least < 0 else greatest
-        raise misuse(
-            OutOfBoundsError,
-            f"gather: a computed index is {wrong}, of a table {kind_of(table)} with rows 0 to "
-            f"{table.shape[0] - 1}",
-        )
+    """Raise OutOfBoundsError if an index is none of the rows that are taken by it."""
+    taken, least = taken_by(node), -1 - flipped
+    assert taken is not None
+    wrong, last = least if least < 0 else greatest, taken[1] - 1
+    if least >= 0 and greatest <= last:  # also where none was taken
+        return
+    text = f"nll_loss: a computed target is {wrong}, of classes"
+    if node.op is Op.GATHER:
+        table = kind_of(node.src[0])
+        text = f"gather: a computed index is {wrong}, of a table {table} with rows"
+    raise misuse(OutOfBoundsError, f"{text} 0 to {last}")

@@ -78,7 +78,7 @@ class Program:
     ) -> None:
         if precision not in get_args(Precision):
             known = " or ".join(map(repr, get_args(Precision)))
-            raise ValueError(f"precision is {precision!r}; use {known}")
+            raise misuse(ValueError, f"precision is {precision!r}; use {known}")
         self.device = device
         self.general = general  # leave out the block program
         self._beside = beside  # whose memory for intermediates and kernels serve this one as well
@@ -185,9 +185,8 @@ class Program:
         """Everything that is read or written stands on this device."""
         nodes = self._nodes()
         if any(n.op is Op.PARAMETER for n in nodes):
-            raise ValueError(
-                "a value inside of a loop has no value outside of it; return it from the body"
-            )
+            text = "a value inside of a loop has no value outside of it; return it from the body"
+            raise misuse(ValueError, f"{text}, where numpy() has none either")
         leaves = [n.arg for n in nodes if n.op is Op.BUFFER]
         self.inputs.update(leaves)
         for state, value in self.updates:
@@ -201,7 +200,8 @@ class Program:
                 storage.device = self.device
             if storage.device is not self.device:
                 place, here = told_apart(storage.device, self.device)
-                raise ValueError(f"{storage!r} is on device {place}, the program on {here}")
+                text = f"{storage!r} is on device {place}, the program on {here}"
+                raise misuse(ValueError, text)
             if storage.data is None and storage.host is None and storage.size:
                 self._unset.add(storage)
             upload(storage)
@@ -411,8 +411,9 @@ class Program:
     def time(self, runs: int = 20) -> list[float]:
         """Run the step so often; microseconds that each kernel takes on the device, medians.
 
-        Raises DeviceError on NumPy's device, which launches nothing.
+        Raises DeviceError on NumPy's device, which launches nothing, ValueError for no runs.
         """
+        check_runs("time", runs)
         if isinstance(self.device, NumpyDevice):
             raise DeviceError(
                 "NumPy's interpreter launches no kernels that could be timed",
@@ -488,6 +489,14 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
         queues=device.has_queues,
         multiply=ON_MATRIX_UNITS[precision] if device.has_matrix_units else "float32",
     )
+
+
+def check_runs(where: str, runs: int) -> None:
+    """Refuse what is no number of runs to time: a TypeError, or a ValueError for fewer than 1."""
+    if not isinstance(runs, int | np.integer):
+        raise misuse(TypeError, f"{where}: takes a whole number of runs, not {runs!r}")
+    if runs < 1:
+        raise misuse(ValueError, f"{where}: a time is of 1 run at least, not of {runs!r}")
 
 
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:

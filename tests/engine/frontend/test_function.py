@@ -98,6 +98,14 @@ class NoTensor(Function):
         return 2.0
 
 
+class Forward(Function):
+    """An answer without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        return x * 2
+
+
 def test_a_function_has_its_own_gradient(device: AnyDevice) -> None:
     a = np.array([0.4, -1.6, 2.2], np.float32)
     x, weight = Tensor(a, device), Tensor([0.5], device)
@@ -165,3 +173,5 @@ def test_misuse_is_refused_by_name() -> None:
         Number.apply(x).sum().gradient([x])
     with pytest.raises(TypeError, match=r"NoTensor.forward must return a Tensor, not 2.0"):
         NoTensor.apply(x)
+    with pytest.raises(TypeError, match="Forward has no gradient; define its backward"):
+        Forward.apply(x).sum().gradient([x])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import EMULATED, open_mapping
@@ -109,6 +112,31 @@ def test_an_encoder_layer_is_that_of_the_paper(device: AnyDevice) -> None:
     assert close(layer(Tensor(x, device)).numpy(), wanted)
     layer.activation = nn.gelu
     assert not close(layer(Tensor(x, device)).numpy(), wanted)
+
+
+D = open_device("numpy")
+OF_ARRAYS: dict[str, Callable[[Any], Tensor]] = {
+    "Linear": nn.Linear.random(4, 2, 0, D),
+    "LayerNorm": nn.LayerNorm(4, D),
+    "SelfAttention": lambda x: nn.SelfAttention(4, 2, 0, D)(x[None]),
+    "TransformerEncoder": lambda x: nn.TransformerEncoder(4, 2, 3, 0, D)(x[None]),
+    "Sequential": nn.Sequential(nn.relu, nn.sigmoid, nn.LayerNorm(4, D)),
+    "layer_norm": lambda x: nn.layer_norm(x, x[0], Tensor(np.ones(4), D)),
+    "attention": lambda x: nn.attention(Tensor(np.ones((1, 3, 4)), D), x[None], x[None]),
+    "nll_loss": lambda x: nn.nll_loss(x, Tensor([1, 0, 3], D)),
+    "cross_entropy": lambda x: nn.cross_entropy(x, Tensor([1, 0, 3], D)),
+    **{
+        name: lambda x, name=name: getattr(nn, name)(x) + Tensor(0.0, D)
+        for name in ("sigmoid", "relu", "gelu", "softmax", "variance")
+    },
+}
+
+
+@pytest.mark.parametrize("name", OF_ARRAYS)
+def test_arrays_are_taken_for_tensors(name: str) -> None:
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    found, wanted = (OF_ARRAYS[name](given).numpy() for given in (x, Tensor(x, D)))
+    assert np.array_equal(found, wanted)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -154,19 +154,38 @@ def test_what_no_optimizer_can_mean_is_refused(make: Callable[..., object]) -> N
     for lr in (-1e-3, math.nan, math.inf):
         with pytest.raises(ValueError, match=rf"{name}: lr must be in \[0, inf\), not {lr}"):
             make([p], lr)
+    for lr in (np.array(-0.1), np.float32([0.1, np.nan])):
+        with pytest.raises(ValueError, match=rf"{name}: lr must be in \[0, inf\), not "):
+            make([p], lr)
     for lr in ("1e-3", None):
         with pytest.raises(TypeError, match=f"{name}: lr must be a number or a Tensor, not {lr!r}"):
             make([p], lr)
     with pytest.raises(ValueError, match=f"{name}: a parameter is given twice"):
         make([p, p], 0.1)
     if make is not optim.SGD:
-        for betas in ((1.0, 0.9), (0.9, -0.1)):
+        for betas in ((1.0, 0.9), (0.9, -0.1), (np.array([1.0]), 0.9)):
             with pytest.raises(ValueError, match=rf"{name}: each of betas must be in \[0, 1\)"):
                 make([p], 0.1, betas)
         for betas in (0.9, (0.9,)):
             with pytest.raises(TypeError, match=rf"{name}: betas must be two numbers, not"):
                 make([p], 0.1, betas)
+        with pytest.raises(ValueError, match=rf"{name}: epsilon must be in \[0, inf\), not -1"):
+            make([p], epsilon=-1.0)
     make([p], np.float32(0))
+    with pytest.raises(TypeError, match=rf"{name}: step: takes a Tensor, not int"):
+        make([p], 0.1).step(3)  # type: ignore[attr-defined]
+    net = nn.Linear(p)
+    for wrong in (net, net.parameters):
+        with pytest.raises(TypeError, match=rf"{name}: takes a list .* net\.parameters\(\)"):
+            make(wrong, 0.1)
+
+
+def test_a_decay_and_a_memory_have_limits_too() -> None:
+    p = Tensor(np.zeros((2, 3)), open_device("numpy"))
+    with pytest.raises(ValueError, match=r"AdamW: weight_decay must be in \[0, inf\), not -1"):
+        optim.AdamW([p], weight_decay=-1.0)
+    with pytest.raises(ValueError, match=r"SOAP: memory must be in \[0, 1\), not 1"):
+        optim.SOAP([p], memory=1.0)
 
 
 RATES: dict[str, Callable[..., optim.SGD | optim.AdamW | optim.SOAP]] = {

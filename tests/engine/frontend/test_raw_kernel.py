@@ -128,6 +128,9 @@ def test_time_is_of_the_device_and_changes_no_array(scale: RawKernel, a: np.ndar
     out = np.zeros(10, np.float32)
     assert scale.time((3, 4), (3, 4), out, a, 2.0, 10, runs=2) > 0
     assert not out.any()
+    for runs, error in ((0, ValueError), ("a", TypeError)):
+        with pytest.raises(error, match=rf"t_scale: .* runs?\b.*, not .*{runs}"):
+            scale.time((3, 4), (3, 4), out, a, 2.0, 10, runs=runs)  # type: ignore[arg-type]
 
 
 def test_the_wrong_dtype_number_or_count_is_refused_by_name(
@@ -217,6 +220,9 @@ def test_numpy_refuses_it() -> None:
     assert "imgmlp devices" in caught.value.hint
     with pytest.raises(TypeError, match=r"RawKernel: .* open_device\(\) gives, not 'cpu'"):
         RawKernel("cpu", SCALE, "t_scale", WIDTH=4)  # type: ignore[arg-type]
+    for what, given in (("source", (None, "t_scale")), ("name", (SCALE, None))):
+        with pytest.raises(TypeError, match=f"RawKernel: takes the {what} as text, not None"):
+            RawKernel(open_device("numpy"), *given)  # type: ignore[arg-type]
 
 
 def test_a_step_cannot_hold_one_nor_a_tensor_of_another_device(

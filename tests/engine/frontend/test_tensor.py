@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,18 @@ from conftest import open_mapping
 from reference import close
 from small_programs import draw, results
 
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device, optim
+from imgmlp.engine import (
+    AnyDevice,
+    Pages,
+    Tensor,
+    assign_all,
+    check_device,
+    compile,
+    dtype,
+    memory_needed,
+    open_device,
+    optim,
+)
 
 Array = np.ndarray[Any, Any]
 NUMPY = open_device("numpy")
@@ -345,7 +357,17 @@ def test_a_tensor_knows_where_its_elements_lie() -> None:
         (lambda x: Tensor([1, -1], dtype=dtype.u8), ValueError, ["u8", "-1"]),
         (lambda x: Tensor(np.ones(2, np.complex64)), TypeError, ["complex64"]),
         (lambda x: Tensor([1j], dtype=dtype.f32), TypeError, ["complex128", ".real"]),
-        (lambda x: Tensor([2**70]), TypeError, ["object"]),
+        (lambda x: Tensor(2**63), ValueError, ["i32 cannot hold", str(2**63)]),
+        (lambda x: Tensor([2**70]), ValueError, ["i32 cannot hold", str(2**70)]),
+        (lambda x: Tensor(np.array([2**70])), TypeError, ["object"]),
+        (lambda x: Tensor(np.array([1], np.uint64)), TypeError, ["uint64", "astype"]),
+        (lambda x: x.split(2.0), TypeError, ["split", "not 2.0"]),
+        (lambda x: x.split("a"), TypeError, ["split", "not 'a'"]),
+        (lambda x: round(x, 2), TypeError, ["round", "2 digits"]),
+        (lambda x: assign_all([(3, x)]), TypeError, ["assign_all", "int"]),
+        (lambda x: Pages("x"), TypeError, ["Pages", "str"]),
+        (lambda x: check_device("cpu"), TypeError, ["check_device", "'cpu'"]),
+        (lambda x: memory_needed(x.device, list), TypeError, ["memory_needed", "list"]),
         (lambda x: Tensor([1, None], dtype=dtype.f32), TypeError, ["object", "no numbers"]),
         (lambda x: Tensor("3", dtype=dtype.i32), TypeError, ["<U1", "no numbers"]),
         (lambda x: Tensor(np.array(["NaT"], "M8[s]"), dtype=dtype.i32), TypeError, ["datetime64"]),
@@ -418,3 +440,32 @@ def test_numbers_beyond_64_bits_are_numbers() -> None:
     for data in ([2**70, 1], np.array([2.0**70, 1], object)):
         assert Tensor(data, device, dtype.f32).numpy().tolist() == [2.0**70, 1]
     assert Tensor(2**70, device, dtype.f32).item() == 2.0**70
+    assert Tensor([-(10**400), 1.5], device).numpy().tolist() == [-math.inf, 1.5]
+
+
+REDUCTIONS = "sum prod mean var std all any max min amax amin ptp".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("name", [*REDUCTIONS, "median", "argmax", "linalg.norm", "cumsum"])
+def test_numpys_functions_take_a_value(name: str) -> None:
+    a = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    x, function = Tensor(a, open_device("numpy")), operator.attrgetter(name)(np)
+    assert np.array_equal(function(x), function(a))
+    assert np.array_equal(function(x, axis=0), function(a, axis=0))
+    assert np.stack([x, a]).shape == (2, 3, 4)
+    assert np.shape(x) == (3, 4)
+    assert isinstance(np.squeeze(x), Tensor)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_numpys_reductions_are_no_part_of_a_step(name: str) -> None:
+    x = Tensor([1.0, 2.0], open_device("numpy"))
+    with pytest.raises(TypeError, match=f"np.{name} of a Tensor: .*own operations.*test_tensor.py"):
+        compile(lambda: {"y": x * getattr(np, name)(a=x)}, open_device("numpy"))
+
+
+def test_what_is_written_while_a_step_is_built_is_no_part_of_it() -> None:
+    x = Tensor([1.0, 2.0], open_device("numpy"))
+    with pytest.raises(TypeError, match=r"write: .*assigns.*Feeder.*test_tensor\.py"):
+        compile(lambda: {"y": x.write([3.0, 4.0])}, open_device("numpy"))  # type: ignore[arg-type]
+    assert x.numpy().tolist() == [1.0, 2.0]

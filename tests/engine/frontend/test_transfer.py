@@ -80,6 +80,11 @@ def test_what_steps_move_is_received_as_they_left_it(device: AnyDevice) -> None:
         Receiver(program, ["sums"], lambda *_: None)
     with pytest.raises(ValueError, match="sum is an output"):
         Receiver(program, ["sum"], lambda *_: None, {"sum": total})
+    one = Receiver(program, "sum", lambda _, got: heard.append(got), {"total": total})
+    one.send(names="sum")
+    one.send()
+    one.wait()
+    assert [list(got) for got in heard[-2:]] == [["sum"], ["sum", "total"]]
 
 
 @pytest.mark.parametrize("mapping", ["one", "group"])
@@ -128,6 +133,8 @@ def test_what_cannot_be_fed_is_refused(device: AnyDevice) -> None:
     for other in (Tensor([1.0], device), x + 1):
         with pytest.raises(ValueError, match="nothing that the program reads"):
             Feeder(program, other)
+    with pytest.raises(TypeError, match="Feeder: takes a Tensor, not ndarray"):
+        Feeder(program, filled(1))  # type: ignore[arg-type]
 
 
 def test_an_empty_device_array_needs_no_memory() -> None:

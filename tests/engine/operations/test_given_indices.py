@@ -162,6 +162,9 @@ COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "by values": lambda x, i: x.gather((x[0, :2] + 6.5).cast(dtype.i32)),
     "take_along_axis": lambda x, i: x.take_along_axis((i + 9).reshape(1, 1)),
     "in an index": lambda x, i: x.gather(i.gather(i - 2) - 3),
+    "target": lambda x, i: nn.nll_loss(x[:1], i + 1),
+    "target, negative": lambda x, i: nn.cross_entropy(x[:1], i - 4),
+    "of a gradient": lambda x, i: nn.cross_entropy(x[:1], i + 1).gradient([x])[0],
 }
 
 
@@ -169,9 +172,9 @@ COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_what_is_computed_at_once_must_be_rows_too(device: AnyDevice, name: str) -> None:
     x, i = Tensor(X, device), Tensor([3], device)
     state = Tensor(np.float32(5), device)
-    with pytest.raises(OutOfBoundsError, match="a computed index is"):
+    with pytest.raises(OutOfBoundsError, match=r"a computed (index|target) is"):
         COMPUTED[name](x, i).numpy()
-    with pytest.raises(IndexError, match="a computed index is"):
+    with pytest.raises(IndexError, match=r"a computed (index|target) is"):
         state.assign(COMPUTED[name](x, i).sum())
     assert state.item() == 5
 
@@ -228,6 +231,7 @@ def test_computed_indices_that_are_rows_are_taken(
     assert np.array_equal(x[Tensor([-1, 1], device)].numpy(), X[[-1, 1]])
     assert np.array_equal(x.sort(0, descending=True).numpy(), X[::-1])
     assert len(made) == 2  # nothing looks at what is right
+    assert nn.nll_loss(x[:2], i - 1).numpy() == -(X[0, 2] + X[1, 3]) / 2
 
 
 def test_an_index_is_freed_with_the_last_that_reads_it() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import FORMS, MAPPINGS, open_mapping
 
-from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, cond, dtype, loop
+from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, cond, dtype, loop, nn
 from imgmlp.engine.runtime import debug
 
 # What a level shows and no level below it does.
@@ -77,6 +77,20 @@ def test_a_computed_index_that_is_no_row_is_refused_before_it_is_used(
     with pytest.raises(IndexError, match=r"a computed index is .* with rows 0 to 4"):
         program.run()
     assert np.array_equal(program.read("y"), wanted)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_computed_target_that_is_no_class_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEBUG", "1")
+    device = open_mapping(name)
+    x, target = Tensor(np.zeros((2, 3)), device), Tensor([0, 1], device)
+    program = compile(lambda: {"y": nn.nll_loss(x, target + 1)}, device)
+    program.run()
+    target.write(np.int32([0, 2]))
+    with pytest.raises(IndexError, match="nll_loss: a computed target is 3, of classes 0 to 2"):
+        program.run()
 
 
 def test_an_index_is_checked_in_the_precision_that_the_step_has(

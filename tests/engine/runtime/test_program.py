@@ -54,6 +54,25 @@ def test_state_goes_on_from_replay_to_replay(device: AnyDevice) -> None:
     assert count.item() == 7
 
 
+@pytest.mark.parametrize(
+    ("runs", "error"), [(0, ValueError), (-1, ValueError), ("a", TypeError), (2.0, TypeError)]
+)
+def test_a_time_is_of_one_run_at_least(runs: Any, error: type[Exception]) -> None:
+    program, _ = counter(open_device("numpy"))
+    for told in (program.time, program.render_times):
+        with pytest.raises(error, match=rf"time: .* runs?\b.*, not .*{runs}.*test_program\.py"):
+            told(runs)
+
+
+def test_what_cannot_be_compiled_is_told_with_its_line() -> None:
+    device = open_device("numpy")
+    x, other = Tensor([1.0], device), Tensor([1.0], open_device("numpy"))
+    with pytest.raises(ValueError, match=r"precision is 'double'; .*test_program\.py"):
+        compile(lambda: {"y": x * 2}, device, precision="double")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"is on device .*test_program\.py"):
+        compile(lambda: {"y": other * 2}, device)
+
+
 def test_what_no_step_has_computed_yet_is_not_read(device: AnyDevice) -> None:
     total = Tensor(np.float32(3), device)
 
