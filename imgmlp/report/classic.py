@@ -62,6 +62,7 @@ CODECS = {
         how="4:2:0, tune=iq, speed 6",
         options={"speed": 6, "advanced": _IQ},
         sweep=(10, 20, 30, 40, 50, 60, 70),
+        qualities=(0, 99),  # 100 is lossless, which it refuses with a tune for eyes
         media="image/avif",
     ),
     "avif444": Classic(
@@ -78,6 +79,7 @@ CODECS = {
         how="VarDCT, effort 7",
         options={"effort": 7},
         sweep=(5, 15, 25, 40, 55, 70, 80),
+        qualities=(0, 99),  # 100 is lossless, which it refuses with an effort
     ),
 }
 
@@ -108,8 +110,9 @@ def _works(codec: Classic) -> bool:
     elif not features.check({"JPEG": "jpg"}.get(codec.format, codec.format.lower())):
         return False
     try:
-        encode(codec, np.zeros((16, 16, 3), np.uint8), codec.sweep[0])
-    except (OSError, ValueError, KeyError):  # a library that is too old for an option
+        for quality in codec.qualities:
+            encode(codec, np.zeros((16, 16, 3), np.uint8), quality)
+    except (OSError, ValueError, KeyError, RuntimeError):  # too old for an option, or too new
         return False
     return True
 

@@ -30,6 +30,14 @@ def test_more_quality_is_more_bytes_and_decibels(key: str, channels: int) -> Non
     assert psnr(pixels, low.pixels) < psnr(pixels, high.pixels)
 
 
+@pytest.mark.parametrize("key", CODECS)
+def test_there_is_a_file_however_many_bytes_are_wanted(key: str) -> None:
+    sized = Sized(usable()[key], PIXELS)
+    few, many = sized.nearest(1), sized.nearest(10**9)
+    assert len(few.bytes) < 1000 < len(many.bytes)
+    assert many.quality >= 99
+
+
 @pytest.mark.parametrize("key", ["jpeg420", "webp", "avif"])
 def test_the_longest_side_is_that_of_the_limits(key: str) -> None:
     codec = CODECS[key]
@@ -70,8 +78,10 @@ def test_what_pillow_cannot_do_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     old = {"tune": "unheard-of"}
     codec = classic.Classic("AVIF", "AVIF", "", {"advanced": old}, (50,))
     monkeypatch.setitem(CODECS, "avif", codec)
+    lossless = classic.Classic("AVIF", "AVIF", "", {"advanced": {"tune": "iq"}}, (50,), (0, 100))
+    monkeypatch.setitem(CODECS, "avif444", lossless)
     usable.cache_clear()
     try:
-        assert usable().keys() == CODECS.keys() - {"jxl", "avif"}
+        assert usable().keys() == CODECS.keys() - {"jxl", "avif", "avif444"}
     finally:
         usable.cache_clear()
