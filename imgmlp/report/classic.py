@@ -22,6 +22,7 @@ from imgmlp import image as pictures
 Array = np.ndarray[Any, Any]
 
 PLUGIN = "pillow_jxl"  # which teaches Pillow JPEG XL, if it is installed
+NEAR = 3  # settings to either side of the best that are tried: sizes do not always rise with them
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,33 @@ class Sized:
         self._tried: dict[int, Coded] = {}
 
     def nearest(self, wanted: int) -> Coded:
-        """The file whose size is the nearest to so many bytes, by ratio, of those it can write."""
+        """The file whose size is the nearest to so many bytes, by ratio, of those that were tried.
+
+        Of equal ones it is that of the highest PSNR.
+        """
         for quality in self._looked_at(wanted):
-            if quality not in self._tried:
-                self._tried[quality] = encode(self._codec, self._pixels, quality)
-        return min(self._tried.values(), key=lambda c: abs(math.log(len(c.bytes) / wanted)))
+            self._try(quality)
+        while beside := self._beside(found := self._best(wanted)):
+            for quality in beside:
+                self._try(quality)
+        return found
+
+    def _try(self, quality: int) -> None:
+        self._tried[quality] = encode(self._codec, self._pixels, quality)
+
+    def _best(self, wanted: int) -> Coded:
+        def off(made: Coded) -> float:
+            return abs(math.log(len(made.bytes) / wanted))
+
+        least = min(map(off, self._tried.values()))
+        equal = [made for made in self._tried.values() if off(made) == least]
+        return max(equal, key=lambda made: pictures.psnr(self._pixels, made.pixels))
+
+    def _beside(self, found: Coded) -> list[int]:
+        """Settings next to that of a file which were not tried yet."""
+        low, high = self._codec.qualities
+        first, last = max(low, found.quality - NEAR), min(high, found.quality + NEAR)
+        return [quality for quality in range(first, last + 1) if quality not in self._tried]
 
     def _looked_at(self, wanted: int) -> Iterator[int]:
         """Settings to try: into the middle between those known to be too small and too large."""
