@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import select
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -67,7 +68,16 @@ def by_command(action: str, path: object, command: str) -> str:
     return f"{action}, for example with `{command.format(quoted(path))}`"
 
 
-class _Stream(io.FileIO):
+class _Patient(io.FileIO):
+    """A stream that waits for its reader, also where whoever opened it asked not to."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        while (written := super().write(data)) is None:
+            select.select([], [self], [])
+        return written
+
+
+class _Stream(_Patient):
     """A standard stream that raises no OSError at whoever happens to write.
 
     Nobody is told that a reader has seen enough, nor of messages that cannot be written: what they
@@ -121,7 +131,7 @@ def write_data(data: bytes | memoryview) -> None:
     """Write the bytes of a file to stdout. Raises OutputError, also where nobody reads them all."""
     with standard_output() as stream:
         try:
-            with open(stream.fileno(), "wb", closefd=False) as binary:
+            with io.BufferedWriter(_Patient(stream.fileno(), "wb", closefd=False)) as binary:
                 binary.write(data)
         except OSError as error:
             raise _unwritable(error) from error
