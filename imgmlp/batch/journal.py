@@ -58,17 +58,26 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self.damaged = 0  # lines that were passed over
+        self._read = 0  # bytes of whole lines that were read
         self._whole = False  # whether the file is known to end with a whole line
 
-    def read(self) -> Iterator[Done]:
-        """All outputs, oldest first. Raises OutputError if there is a journal nobody can read."""
+    def read(self, news: bool = False) -> Iterator[Done]:
+        """All outputs, oldest first, or only `news` since the last time.
+
+        Raises OutputError if there is a journal nobody can read.
+        """
+        at = self._read if news else 0
         self.damaged = 0
         if is_special(self.path):  # which whoever opens it may wait for without end
             problem = f"cannot read {self.path}: it is a pipe or a device"
             raise OutputError(problem, hint="remove it, or choose another folder")
         try:
             with self.path.open("rb") as stream:
+                stream.seek(at)
                 while line := stream.readline(LONGEST):
+                    at += len(line)
+                    if line.endswith(b"\n"):  # else somebody is writing it
+                        self._read = at
                     if line.strip() and (found := _parsed(line)) is not None:
                         yield found
                     elif line.strip():

@@ -239,6 +239,30 @@ class Plan:
                 self.journal.add(decision.known)
         return record
 
+    def again(self, record: Record) -> Record:
+        """The record of a file whose output must not be written: as it is, or of a file that is
+        done, if another run has remembered just that output since this one began."""
+        task, folder = record.task, self.rules.folder
+        if self.journal is None or folder is None or task.output is None:
+            return record
+        if record.exit_code != OutputError.exit_code:
+            return record
+        try:
+            for done in self.journal.read(news=True):
+                self._learn(done)
+            name, looks = task.output.relative_to(folder), task.source.stat()
+            found = Found(task.source, name, looks.st_size, looks.st_mtime_ns)
+            decision = decide(found, task.output, self._known(os.fsencode(name)), self.rules)
+        except (OutputError, OSError):
+            return record
+        if decision.kind != "unchanged" or decision.known is None:
+            return record
+        theirs = Record(task, decision.known.facts, f"{task.output}   done by another run")
+        theirs.written, theirs.notes, theirs.device = True, record.notes, record.device
+        if (short := shortfall(str(task.output), theirs.facts)) is not None:
+            theirs.fail(short)
+        return theirs
+
     def remember(self, record: Record) -> None:
         """Note in the journal that an output is there. Raises OutputError."""
         task = record.task

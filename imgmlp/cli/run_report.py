@@ -83,6 +83,8 @@ class RunReport:
                 forget(record.state)
             except OutputError as error:  # its hidden file says so as well
                 record.notes.append(f"{record.task.output} is not remembered: {error}")
+        else:
+            record = self.plan.again(record)
         self.tell(record)
         self.draw()
 

@@ -87,6 +87,28 @@ def test_what_somebody_writes_while_it_is_encoded_stays(
     assert made() == ALL
 
 
+@pytest.mark.parametrize(("wanted", "code"), [(LOSSLESS, 0), (Wanted(size="10"), 1)])
+def test_what_the_same_command_does_meanwhile_has_not_failed(
+    tree: Path, wanted: Wanted, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+) -> None:
+    """It is done, or has missed its target, by whichever of them."""
+    encode_picture, turns = encoder.encode, []
+
+    def meanwhile(*arguments: Any) -> Encoded:
+        turns.append(arguments)
+        if len(turns) == 1:
+            assert encode(tree, wanted=wanted) == code
+            capsys.readouterr()
+        return encode_picture(*arguments)
+
+    monkeypatch.setattr(encoder, "encode", meanwhile)
+    assert encode(tree, wanted=wanted) == code
+    told = capsys.readouterr().err
+    assert ("3 files done", "0 files done, 3 missed the target")[code] in told
+    assert told.count("done by another run") == (2, 0)[code]
+    assert made() == ALL
+
+
 def test_of_two_that_encode_one_picture_the_second_keeps_what_the_first_wrote(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
