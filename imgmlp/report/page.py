@@ -26,7 +26,7 @@ from imgmlp.text import printable, size
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 LOSSLESS = "All files are lossless."
 CHARTS = (  # names, units, what is shown, and why there may be nothing to show
-    ("PSNR", "dB", summary.psnr, LOSSLESS),
+    ("PSNR", "dB", summary.psnr, "At every size a file is lossless."),
     ("SSIM", "", summary.ssim, "No SSIM of pictures so small."),
     ("MS-SSIM", "", summary.ms_ssim, "No MS-SSIM of pictures so small."),
 )
@@ -156,10 +156,12 @@ def charts(measured: Sequence[Measured], about: About, of: str) -> str:
 
 
 def _curves(measured: Sequence[Measured], about: About) -> str:
-    of = "mean of all pictures" if len(measured) > 1 else "one picture"
+    several = len(measured) > 1
+    of = "mean of all pictures" if several else "one picture"
+    left_out = summary.without_lossless(measured) if several else ""
     return (
         '<section aria-labelledby="h-curves">\n<h2 id="h-curves">Rate and distortion</h2>\n'
-        f"<p>Higher is better, and so is further to the left; {of}, whole files.</p>\n"
+        f"<p>Higher is better, and so is further to the left; {of}, whole files{left_out}.</p>\n"
         f"{charts(measured, about, of)}</section>\n"
     )
 

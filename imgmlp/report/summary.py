@@ -68,20 +68,48 @@ def _points(one: Measured, number: int, codec: str, measure: Measure) -> list[Po
 def means(
     measured: Sequence[Measured], codec: str, rates: Sequence[float], measure: Measure
 ) -> list[tuple[float, float]]:
-    """(bits a pixel, quality) at each rate, mean of the pictures of which it is known."""
+    """(bits a pixel, quality) at each rate, mean of the same pictures for every codec."""
+    alone = len(measured) == 1  # of which every point is a file
+    every = measured[0].results if alone else shared(measured, measure)
     found = []
     for rate in rates:
-        every = [r for r in of_codec(measured, codec) if r.rate == rate]
-        known = [(r.bpp, q) for r in every if (q := measure(r)) is not None]
+        chosen = [r for r in every if r.codec == codec and r.rate == rate]
+        known = [(r.bpp, q) for r in chosen if (q := measure(r)) is not None]
         if known:
             found.append((fmean(b for b, _ in known), fmean(q for _, q in known)))
     return found
 
 
 def mean(measured: Sequence[Measured], codec: str, measure: Measure) -> float | None:
-    """Of all files of a codec."""
-    known = [q for r in of_codec(measured, codec) if (q := measure(r)) is not None]
+    """Of a codec's files at the same sizes of the same pictures as every other's."""
+    known = [
+        q for r in shared(measured, measure) if r.codec == codec and (q := measure(r)) is not None
+    ]
     return fmean(known) if known else None
+
+
+def shared(measured: Sequence[Measured], measure: Measure) -> list[Result]:
+    """The files of those sizes of pictures at which the measure is known of every codec."""
+    whole = [files for files in sizes(measured) if None not in map(measure, files)]
+    return [result for files in whole for result in files]
+
+
+def sizes(measured: Sequence[Measured]) -> list[list[Result]]:
+    """The files of each rate of each picture."""
+    found: dict[tuple[int, float], list[Result]] = {}
+    for number, one in enumerate(measured):
+        for result in one.results:
+            found.setdefault((number, result.rate), []).append(result)
+    return list(found.values())
+
+
+def without_lossless(measured: Sequence[Measured]) -> str:
+    """What a mean PSNR leaves out, as a sentence goes on with it; empty if that is nothing."""
+    every = sizes(measured)
+    count = sum(any(map(lossless, files)) for files in every)
+    if not count:
+        return ""
+    return f", PSNR without {count} of {len(every)} sizes, at which a file is lossless"
 
 
 def seconds(measured: Sequence[Measured], codec: str) -> tuple[float, float]:

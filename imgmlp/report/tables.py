@@ -67,8 +67,7 @@ def codecs(measured: Sequence[Measured], names: Mapping[str, str]) -> str:
         "Encoding",
         "Decoding",
     )
-    some_lossless = any(summary.lossless(r) for one in measured for r in one.results)
-    left_out = ", PSNR without those that are lossless" if some_lossless else ""
+    left_out = summary.without_lossless(measured)
     caption = (
         "Bytes are the mean of each picture’s BD-rate, with the range over pictures, of those "
         "in which both curves reach some quality in common; qualities are "

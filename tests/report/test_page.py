@@ -155,10 +155,11 @@ def test_a_page_of_lossless_files_says_so_instead_of_what_is_not_known(
 ) -> None:
     lossless = with_quality(two[0], *CODECS, psnr=math.inf)
     shown = sentences(page.render([lossless], ABOUT))
-    assert shown.count("All files are lossless.") == 3  # in short, and instead of charts
+    assert shown.count("All files are lossless.") == 1
+    assert shown.count("At every size a file is lossless.") == 2  # instead of charts
     assert "No PSNR" not in shown
     assert "not known" not in shown
-    assert "PSNR without those that are lossless" in shown
+    assert "PSNR without 3 of 3 sizes, at which a file is lossless" in shown
     assert "nan" not in shown
     assert two[0].height == SIDE
 
@@ -175,7 +176,9 @@ def test_means_that_leave_files_out_say_so(two: list[Measured], text: str) -> No
     assert "lossless" not in sentences(text)
     one = with_quality(two[0], "webp", psnr=math.inf)
     shown = sentences(page.render([one, two[1]], ABOUT))
-    assert "which have the same bytes, PSNR without those that are lossless;" in shown
+    left_out = "PSNR without 3 of 6 sizes, at which a file is lossless"
+    assert f"which have the same bytes, {left_out}; times" in shown
+    assert f"mean of all pictures, whole files, {left_out}." in shown
     assert "All files" not in shown.replace("All files together", "")
     assert "Beside WebP that is not known of every picture" in shown
 

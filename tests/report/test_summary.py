@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from imgmlp.report.copies import Shown
 from imgmlp.report.measure import OURS, Measured, Result
 from imgmlp.report.metrics import Quality
-from imgmlp.report.summary import in_words, mean, means, ms_ssim, psnr, saving, seconds, ssim
+from imgmlp.report.summary import (
+    in_words,
+    mean,
+    means,
+    ms_ssim,
+    psnr,
+    saving,
+    seconds,
+    shared,
+    ssim,
+    without_lossless,
+)
 
 SHOWN = Shown.own("image/x", b"")
 
@@ -43,6 +57,20 @@ def test_means_are_of_each_rate_and_of_all_files() -> None:
     assert mean(every, OURS, psnr) == pytest.approx((22 + 24 + 28) / 3)
     assert mean(every, OURS, ms_ssim) is None
     assert seconds(every, "jpeg420") == (3.0, pytest.approx(0.3))
+
+
+def test_means_of_all_codecs_are_of_the_same_files() -> None:
+    """One that is lossless would else take a picture from its own mean only."""
+    own, *others = picture(0.5).results
+    exact = replace(own, quality=replace(own.quality, psnr=math.inf))
+    every = [picture(0.5), Measured("b", 8, 8, SHOWN, [exact, *others])]
+    for codec in (OURS, "jpeg420"):
+        assert mean(every, codec, psnr) == pytest.approx((22 + 2 * 24 + 2 * 28) / 5)
+        assert len(shared(every, psnr)) == 10
+    bpp = [means(every, codec, (0.2,), psnr)[0][0] for codec in (OURS, "jpeg420")]
+    assert bpp == pytest.approx([0.1, 0.2])
+    assert without_lossless(every).startswith(", PSNR without 1 of 6 sizes,")
+    assert means(every[1:], "jpeg420", (0.2,), psnr)  # a file of its own
 
 
 def test_shares_in_words() -> None:
