@@ -54,9 +54,9 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
             raise DeviceError(f"--device {word} finds no device", hint=hint)
         return chosen
     gpus = {info.spec for info in found if info.kind == "gpu"}
-    known = {info.spec for info in found}
+    known = {info.spec for info in found} | {info.kind for info in found} | {"auto"}
     for name in names:
-        if name not in known and name.partition(":")[0] not in WORDS:
+        if name not in known and name.partition(":")[0] != "numpy":
             there = "; ".join(f"{info.spec} is {info.describe()}" for info in found)
             hint = f"{there}; `imgmlp devices --check` says what is missing or wrong"
             raise DeviceError(f"there is no device {name!r}", hint=hint)

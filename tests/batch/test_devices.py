@@ -52,8 +52,11 @@ def test_it_is_known_which_are_gpus() -> None:
 def test_what_is_not_there_is_refused(spec: str) -> None:
     with pytest.raises(DeviceError):
         named(spec, FOUND)
-    with pytest.raises(DeviceError):
-        named("gpus", FOUND[2:])
+    for of_no_kind in ("gpus", "gpu", "numpy,gpu"):
+        with pytest.raises(DeviceError):
+            named(of_no_kind, FOUND[2:])
+    with pytest.raises(DeviceError, match="no device 'cpu'"):
+        named("gpu,cpu", FOUND[:2])
 
 
 def test_what_cannot_be_meant_is_refused_before_drivers_are_asked(
