@@ -72,6 +72,7 @@ def run(
     if not metrics.available():
         raise UsageError(f"compare needs {metrics.PACKAGE} for SSIM and MS-SSIM", hint=EXTRA)
     _check_output(sources, output, force, as_json)
+    sources = _once(terminal, sources)
 
     @cache
     def job() -> Job:
@@ -114,6 +115,17 @@ def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool)
     pictures.check_ending(output, ENDING)
     output_files.check_distinct([output], sources, "choose another name for the page")
     output_files.check_output(output, force)
+
+
+def _once(terminal: Terminal, sources: list[Path]) -> list[Path]:
+    """Each picture once, by the first of its names."""
+    found: dict[Path, Path] = {}
+    for source in sources:
+        place = output_files.resolved(source)
+        if place in found:
+            terminal.note(f"{source} is given twice, and compared once")
+        found.setdefault(place, source)
+    return list(found.values())
 
 
 def _others(terminal: Terminal) -> dict[str, classic.Classic]:

@@ -226,6 +226,19 @@ def test_one_bad_picture_does_not_stop_the_others(
     assert [d["data-name"] for d in document.all("details")] == ["a"]
 
 
+def test_a_picture_of_two_names_is_compared_once(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = two[0].with_name("link.png")
+    link.symlink_to(two[0])
+    counted = Counted(monkeypatch)
+    assert run([two[0], link, two[0]], as_json=True) == 0
+    assert counted.files == len(RATES)
+    shown = capsys.readouterr()
+    assert [entry["file"] for entry in json.loads(shown.out)] == [str(two[0])]
+    assert shown.err.count("is given twice, and compared once") == 2
+
+
 def test_without_any_picture_there_is_no_page(in_process: Command, picture: Path) -> None:
     picture.write_bytes(b"no picture")
     done = in_process("compare", picture.name, check=3)
