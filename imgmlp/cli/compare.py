@@ -88,6 +88,9 @@ def run(
             code = files.one_by_one(terminal, jobs, False, stop.requested)
         if report.measured and code != DeviceError.exit_code:  # which leaves some to go on with
             _write(report, job(), jobs)
+        elif any(one.path.exists() for one in report.kept):
+            more = "the same command goes on from there"
+            terminal.note(f"no page is written; what was encoded is kept: {more}")
     finally:
         if as_json and jobs:  # once it is known whether the page was written
             files.answer(terminal, jobs)

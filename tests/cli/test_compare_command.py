@@ -173,7 +173,7 @@ def test_a_page_that_somebody_writes_meanwhile_stays(
 
 
 def test_a_device_that_fails_loses_no_encoding(
-    two: list[Path], monkeypatch: pytest.MonkeyPatch
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counted, count = Counted(monkeypatch), len(RATES)
 
@@ -185,6 +185,7 @@ def test_a_device_that_fails_loses_no_encoding(
     with monkeypatch.context() as patch:
         patch.setattr(encoder, "encode", fails)
         assert run(two) == DeviceError.exit_code
+    assert "what was encoded is kept: the same command goes on" in capsys.readouterr().err
     assert not (two[0].parent / "report.html").exists()
     assert run(two) == 0
     assert counted.files == 2 * count
@@ -208,6 +209,22 @@ def test_a_picture_that_fails_midway_loses_no_encoding(
     assert run(two, force=True) == 0
     assert counted.files == 2 * count
     assert {path.name for path in two[0].parent.iterdir()} == {"a.png", "b.png", "report.html"}
+
+
+def test_where_all_pictures_fail_midway_what_is_kept_is_told(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = Counted(monkeypatch)
+
+    def fails(*arguments: Any) -> Encoded:
+        if counted.files == 1:
+            raise PictureError("its second rate fails")
+        return counted(*arguments)
+
+    monkeypatch.setattr(encoder, "encode", fails)
+    assert run(two[:1]) == PictureError.exit_code
+    assert "no page is written; what was encoded is kept" in capsys.readouterr().err
+    assert len(list(two[0].parent.iterdir())) == 3  # a hidden one
 
 
 def test_one_bad_picture_does_not_stop_the_others(
