@@ -9,6 +9,7 @@ from typing import Any
 from imgmlp.errors import ImgmlpError, TargetError, TrainingError
 
 BESIDE = "profile and metadata beside the picture, which --strip leaves out"
+ADVICE = "try another target, a higher --effort or more --time"
 
 
 def shortfall(name: str, facts: Mapping[str, Any], beside: int = 0) -> ImgmlpError | None:
@@ -22,9 +23,9 @@ def shortfall(name: str, facts: Mapping[str, Any], beside: int = 0) -> ImgmlpErr
     if not facts.get("missed"):
         return None
     missed = str(facts["missed"])
-    advice = "try another target, a higher --effort or more --time"
+    advice = ADVICE
     if not facts.get("steps") and "bytes" in missed:  # of one colour, the smallest that there is
-        advice = "no file of this picture is smaller"
+        advice = "no file of such a picture is smaller"
     if beside:
         advice = f"{beside:,} bytes of it are {BESIDE}"
     hint = f"the best file was written; {advice}"

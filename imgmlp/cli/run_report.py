@@ -12,6 +12,7 @@ from imgmlp.batch.find import Search
 from imgmlp.batch.leftovers import forget
 from imgmlp.batch.plan import Plan
 from imgmlp.batch.pool import Seat
+from imgmlp.batch.shortfall import ADVICE
 from imgmlp.batch.store import url
 from imgmlp.batch.work import Record
 from imgmlp.cli.files import Entry
@@ -43,6 +44,7 @@ class RunReport:
     failed: int = 0
     missed: int = 0  # whose output is there, and not what was asked for
     known: int = 0  # likewise, of those that were done before
+    advice: set[str] = field(default_factory=set)  # of these
     no_room: bool = False
     code: int = 0  # of the last that failed or missed
     began: float = field(default_factory=time.perf_counter)
@@ -53,7 +55,8 @@ class RunReport:
         if plan.unchanged:
             note(f"{_files(plan.unchanged)} done before, and unchanged since")
         if self.known:  # also with -q: the exit code says so each time
-            hint = "the best files are there; try another target, a higher --effort or more --time"
+            same = self.advice.pop() if len(self.advice) == 1 else ADVICE
+            hint = f"the best files are there; {same}"
             problem = f"{_files(self.known)} done before missed the target"
             self.terminal.problem(TargetError(problem, hint=hint))
         if plan.skipped:
@@ -105,6 +108,7 @@ class RunReport:
         self.code = record.exit_code
         if record.facts.get("unchanged"):  # it was told when it was done
             self.known += 1
+            self.advice.add(record.hint.partition("; ")[2])
             return
         self.missed += record.written
         if not record.written:

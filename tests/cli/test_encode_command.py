@@ -83,7 +83,7 @@ def test_one_of_several_may_fail(in_process: Command, picture: Path) -> None:
 def test_a_missed_target_is_told_and_the_file_is_there(in_process: Command, picture: Path) -> None:
     done = in_process("encode", picture.name, "--bytes", "50", *MLP, *QUICK, check=5)
     assert "instead of 50" in done.stderr
-    assert "no file of this picture is smaller" in done.stderr
+    assert "no file of such a picture is smaller" in done.stderr
     assert picture.with_suffix(".imlp").stat().st_size > 50
 
 
@@ -155,7 +155,7 @@ def test_one_colour_reaches_any_quality(in_process: Command, picture: Path, code
     told = in_process(
         "encode", "flat.png", "--force", "--bytes", "9", "--codec", codec, check=5
     ).stderr
-    assert "no file of this picture is smaller" in told
+    assert "no file of such a picture is smaller" in told
 
 
 @CODECS
