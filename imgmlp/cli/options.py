@@ -19,7 +19,7 @@ from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.float_mlp.presets import usual
 from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
-from imgmlp.text import print_data
+from imgmlp.text import print_data, standard_output
 
 
 def _print_version(wanted: bool) -> None:
@@ -228,7 +228,8 @@ class _Plain(_Command):
 
     def get_help(self, ctx: Any) -> str:
         ctx.terminal_width = max(min(get_terminal_size().columns, _MOST) - _MARGIN, _LEAST)
-        return super().get_help(ctx)
+        with standard_output():  # else Typer prints it nowhere without a word
+            return super().get_help(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write, most = formatter.write_dl, formatter.width - _MARGIN

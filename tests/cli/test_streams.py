@@ -94,7 +94,10 @@ def test_a_closed_stream_is_no_place_for_a_file(picture: Path) -> None:
     run(picture.parent, "train", picture.name, *QUICK, shell='"$0" "$@" 0<&- 1>&- 2>&-')
     weights = open_stored(picture.parent / "weights.npz")
     assert weights.width == 31
-    assert_error(run(picture.parent, "--version", shell='"$0" "$@" 1>&-').stderr.decode(), "closed")
+    for words in (("--version",), ("--help",), ("encode", "--help"), ("bench", "--help")):
+        done = run(picture.parent, *words, shell='"$0" "$@" 1>&-')
+        assert done.returncode == 8
+        assert_error(done.stderr.decode(), "stdout is closed")
 
 
 def test_files_are_written_whether_or_not_stdout_is_there(tmp_path: Path) -> None:
