@@ -97,7 +97,8 @@ def started(
             raise ValueError("no tensor")
         numbers = [stream.symbol(number + 15) for _ in range(prod(size))]
         of_grids = name in ("upsampling", "synthesis.0.weight", "entropy.0.weight")
-        if not whole and (of_grids or len(first.get(name, [])) == len(numbers)):
+        of_pixels = name.startswith(("synthesis.2.", "residual."))
+        if not whole and (of_grids or of_pixels or len(first.get(name, [])) == len(numbers)):
             row, s = size[-1], first[name]
             if name == "synthesis.0.weight":
                 own = s[7 * row :] or [0] * row  # the filter's
@@ -108,10 +109,26 @@ def started(
                 s = s + [0] * (len(numbers) - len(s))  # those for hyperlatents
             elif name == "upsampling":
                 s = [s[min(n, 5) * row + at] for n in range(size[0]) for at in range(row)]
+            elif of_pixels:
+                s = of_channels(name, s, found["synthesis.2.bias"][0])
             for at in range(len(numbers)):
                 numbers[at] += s[at] << e - 11 if e >= 11 else s[at] + 2 ** (10 - e) >> 11 - e
         answer[name] = numbers, e
     stream.finish()
+    return answer
+
+
+def of_channels(name: str, s: list[int], C: int) -> list[int]:
+    inputs = 3 if name.startswith("residual") and name.endswith("weight") else 1
+    answer = []
+    for place in range(len(s) // inputs // 3):
+        rows = [s[(place * inputs + i) * 3 :][:3] for i in range(inputs)]
+        if C < 3:
+            rows = [[(sum(map(sum, rows)) + 1) // 3]]
+        for i in range(C if inputs == 3 else 1):
+            row = rows[i] if i < len(rows) else [0] * C
+            alpha = 1024 if name == "synthesis.2.bias" else 0
+            answer += row + [alpha] * (C - len(row))
     return answer
 
 

@@ -24,10 +24,11 @@ def guessed(pixels: Array, shape: ModelShape, start: int) -> list[Array] | None:
     many pixels as a latent stands for, by weights that trained latents were nearest to;
     benchmarks/latent_guess.py makes these. Grids beyond those that it knows are 0.
     """
-    if start not in GUESSES or shape.channels != START_CHANNELS:
+    if start not in GUESSES:
         return None
-    found, samples = [], pixels
-    for _, weights in zip(range(shape.levels), _guesses(start), strict=False):
+    colours = 1 if shape.channels < START_CHANNELS else START_CHANNELS
+    found, samples = [], pixels[:, :, :colours]
+    for _, weights in zip(range(shape.levels), _guesses(start, colours), strict=False):
         parts = [_summed(band, weights) for band in _bands(samples, GUESSED_BY)]
         found.append(np.concatenate(parts))
         samples = halved(samples)
@@ -76,8 +77,11 @@ def _bands(samples: Array, margin: int) -> Iterator[Array]:
 
 
 @cache
-def _guesses(start: int) -> Array:
-    """float32 [grids, what is around a place]."""
+def _guesses(start: int, colours: int) -> Array:
+    """float32 [grids, what is around a place, of so many channels, and a 1]; of gray as if it were
+    three of the same."""
     name = f"guess-{GUESSES[start]}.bin"
     data = resources.files("imgmlp.codec.latent").joinpath(name).read_bytes()
-    return np.frombuffer(data, ">f4").astype(np.float32).reshape(LEVELS, -1)
+    found = np.frombuffer(data, ">f4").astype(np.float32).reshape(LEVELS, -1)
+    around = found[:, :-1].reshape(LEVELS, -1, START_CHANNELS // colours)
+    return np.concatenate([around.sum(2).reshape(LEVELS, -1), found[:, -1:]], axis=1)

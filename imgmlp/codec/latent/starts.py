@@ -24,6 +24,8 @@ START_WIDTHS = {
     7: (16, 16), 8: (32, 24), 9: (16, 12),
 }  # fmt: skip
 FILTERED_STARTS = {5, 8}  # which have a filter
+OPAQUE = 1 << START_EXPONENT - 1  # in the same numbers, of which black is -OPAQUE
+OF_PIXELS = {"synthesis.2", "residual.0", "residual.1"}  # layers that give a value a channel
 # Lambda that steps of latents suit which begin from a start: the usual one, and that of starts for
 # where bits cost LOW or less.
 USUAL_PRICE, LOW_PRICES, LOW = 8e-4, {7: 1e-5, 8: 1e-5, 9: 1e-5}, 4e-5
@@ -92,9 +94,24 @@ def start_of(number: int, shape: ModelShape) -> Start:
             tensors[name] = _rows(values, shape.levels - 1)
         elif name == "entropy.0.weight":  # to whose rows for hyperlatents it adds nothing
             tensors[name] = np.pad(values, ((0, len(shape.hyperlatents)), (0, 0)))
-        elif values.shape == sizes.get(name):
-            tensors[name] = values
+        elif name in sizes:
+            tensors[name] = _of_channels(name, values, shape.channels)
     return Start(number, tensors)
+
+
+def _of_channels(name: str, values: Array, channels: int) -> Array:
+    """A tensor as pictures of so many channels have it: gray by what gives the mean of a start's
+    colours for a gray picture, and alpha by nothing."""
+    if name.rpartition(".")[0] not in OF_PIXELS:
+        return values
+    convolves = values.ndim == 4
+    if channels < START_CHANNELS:
+        inner = (2, 3) if convolves else -1
+        values = (values.sum(inner, np.int32, keepdims=True) + 1) // START_CHANNELS
+    alpha = (0, channels - values.shape[-1])
+    before = [(0, 0)] * (values.ndim - 1 - convolves)
+    fill = OPAQUE if name == "synthesis.2.bias" else 0
+    return np.pad(values, [*before, *[alpha] * (1 + convolves)], constant_values=fill)
 
 
 def _rows(values: Array, count: int) -> Array:

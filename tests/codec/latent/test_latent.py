@@ -130,12 +130,36 @@ def test_a_start_is_the_same_for_all_models_as_far_as_they_have_its_tensors() ->
     np.testing.assert_array_equal(first, whole.tensors["entropy.0.weight"])
     assert last.shape == (3, 12)
     assert not last.any()
-    gray = start_of(1, ModelShape(512, 512, 1, 7, 16, 12)).tensors
-    assert {name for name in whole.tensors if name not in gray} == {
-        f"{layer}.{kind}"
-        for layer in ("synthesis.2", "residual.0", "residual.1")
-        for kind in ("weight", "bias")
-    }
+
+
+@pytest.mark.parametrize("number", START_WIDTHS)
+def test_a_start_makes_the_same_of_gray_whether_it_has_one_channel_or_three(number: int) -> None:
+    """And of colours, whether there is alpha or not, of which it makes an opaque one."""
+    widths, filtered = START_WIDTHS[number], number in FILTERED_STARTS
+    shapes = [
+        ModelShape(40, 50, channels, 6, *widths, filtered=filtered) for channels in range(1, 5)
+    ]
+    gray, with_alpha, colours, both = (start_of(number, shape).tensors for shape in shapes)
+    for one, shape in zip((gray, with_alpha, colours, both), shapes, strict=True):
+        assert {name: values.shape for name, values in one.items()} == shape.tensors
+    weight, bias = (colours[f"synthesis.2.{kind}"] for kind in ("weight", "bias"))
+    assert np.abs(gray["synthesis.2.weight"][:, 0] - weight.mean(1)).max() <= 0.5
+    assert np.abs(gray["synthesis.2.bias"][0] - bias.mean()) <= 0.5
+    for layer in ("residual.0", "residual.1"):
+        kernels = colours[f"{layer}.weight"].sum(2).mean(2)
+        assert np.abs(gray[f"{layer}.weight"][:, :, 0, 0] - kernels).max() <= 0.5
+        for fewer, more in ((gray, with_alpha), (colours, both)):
+            own, seen = fewer[f"{layer}.weight"], more[f"{layer}.weight"]
+            np.testing.assert_array_equal(seen[:, :, :-1, :-1], own)
+            assert not seen[:, :, -1].any()
+            assert not seen[..., -1].any()
+            np.testing.assert_array_equal(more[f"{layer}.bias"], [*fewer[f"{layer}.bias"], 0])
+    for fewer, more in ((gray, with_alpha), (colours, both)):
+        np.testing.assert_array_equal(
+            more["synthesis.2.weight"][:, :-1], fewer["synthesis.2.weight"]
+        )
+        assert not more["synthesis.2.weight"][:, -1].any()
+        np.testing.assert_array_equal(more["synthesis.2.bias"], [*fewer["synthesis.2.bias"], 1024])
 
 
 def test_a_start_rounds_halves_up() -> None:
@@ -201,6 +225,9 @@ GOLDEN_FILES = {
     "start-4-extra": (4, "652bd161c0907598"),
     "start-5-hyper": (5, "a1d135792ef33e2e"),
     "start-5-hyper-all": (5, "686b3da225dc4a6e"),  # with a weight for every hyperlatent
+    "start-4-gray": (4, "34bdc45da9c67198"),
+    "start-6-gray-alpha": (6, "3a2717ab75daf923"),
+    "start-5-alpha": (5, "6fcb7c8c3e83409f"),
 }  # the start that a file's networks begin from, and the digest of its pixels
 
 

@@ -524,8 +524,21 @@ def test_their_price_falls_to_the_one_that_is_wanted(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_is_guessed_where_nobody_knows() -> None:
-    assert guessed(picture(9, 9, 1), ModelShape(9, 9, 1, 4), 3) is None
     assert guessed(picture(9, 9), ModelShape(9, 9, 3, 4), 2) is None
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_gray_is_guessed_as_three_of_the_same_and_alpha_does_not_count(colours: int) -> None:
+    pixels = picture(9, 13, colours)
+    alpha = np.arange(9 * 13, dtype=np.uint8).reshape(9, 13, 1)
+    wanted = guessed(np.repeat(pixels, 3 // colours, 2), ModelShape(9, 13, 3, 5), 4)
+    assert wanted is not None
+    for given in (pixels, np.concatenate([pixels, alpha], 2)):
+        found = guessed(given, ModelShape(*given.shape, 5), 4)
+        assert found is not None
+        for one, other in zip(found, wanted, strict=True):
+            assert np.abs(other).max() > 0.1
+            np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_small_pictures_have_more_steps_where_these_are_few() -> None:

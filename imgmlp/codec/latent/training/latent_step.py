@@ -287,14 +287,15 @@ class LatentStep(Resumable):
     def _started(self, flat: Array) -> Array:
         """float32 [parameters]: those of the start, others as they are."""
         drawn, begun = networks_of(flat, self.shapes), self.start.floats()
-        if (
-            "entropy.0.weight" in begun
-        ):  # but for hyperlatents', which noise alone would move from 0
-            own = drawn["entropy.0.weight"][operations.NEIGHBOURS :]
-            begun["entropy.0.weight"][operations.NEIGHBOURS :] = BESIDE * own
-        if "synthesis.0.weight" in begun and self.shape.extra:
-            own = drawn["synthesis.0.weight"][-self.shape.extra :]
-            begun["synthesis.0.weight"][-self.shape.extra :] = own
+        colours = self.channels - (self.channels in (2, 4))
+        alone = {  # what no start has, which noise alone would move from 0: hyperlatents and so on
+            "entropy.0.weight": (np.s_[operations.NEIGHBOURS :], BESIDE),
+            "synthesis.0.weight": (np.s_[self.shape.inputs - self.shape.extra :], 1.0),
+            "synthesis.2.weight": (np.s_[:, colours:], 1.0),  # alpha's
+        }
+        for name in alone.keys() & begun.keys():
+            part, share = alone[name]
+            begun[name][part] = share * drawn[name][part]
         return flat_of(drawn | begun)
 
     def _drawn(self) -> Array:
