@@ -288,14 +288,16 @@ class LatentStep(Resumable):
         """float32 [parameters]: those of the start, others as they are."""
         drawn, begun = networks_of(flat, self.shapes), self.start.floats()
         colours = self.channels - (self.channels in (2, 4))
-        alone = {  # what no start has, which noise alone would move from 0: hyperlatents and so on
-            "entropy.0.weight": (np.s_[operations.NEIGHBOURS :], BESIDE),
-            "synthesis.0.weight": (np.s_[self.shape.inputs - self.shape.extra :], 1.0),
-            "synthesis.2.weight": (np.s_[:, colours:], 1.0),  # alpha's
-        }
-        for name in alone.keys() & begun.keys():
-            part, share = alone[name]
-            begun[name][part] = share * drawn[name][part]
+        # Rows and columns that no start has, which noise alone would move from 0, and how large they
+        # are drawn: hyperlatents', those of extra grids, and alpha's.
+        alone = (
+            ("entropy.0.weight", operations.NEIGHBOURS, 0, BESIDE),
+            ("synthesis.0.weight", self.shape.inputs - self.shape.extra, 0, 1.0),
+            ("synthesis.2.weight", 0, colours, 1.0),
+        )
+        for name, row, column, share in alone:
+            if name in begun:
+                begun[name][row:, column:] = share * drawn[name][row:, column:]
         return flat_of(drawn | begun)
 
     def _drawn(self) -> Array:
