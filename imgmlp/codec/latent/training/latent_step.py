@@ -288,8 +288,8 @@ class LatentStep(Resumable):
         """float32 [parameters]: those of the start, others as they are."""
         drawn, begun = networks_of(flat, self.shapes), self.start.floats()
         colours = self.channels - (self.channels in (2, 4))
-        # Rows and columns that no start has, which noise alone would move from 0, and how large they
-        # are drawn: hyperlatents', those of extra grids, and alpha's.
+        # What no start has, and noise alone would move from 0: rows and columns from which on it
+        # is drawn, and how large. Hyperlatents', those of extra grids, and alpha's.
         alone = (
             ("entropy.0.weight", operations.NEIGHBOURS, 0, BESIDE),
             ("synthesis.0.weight", self.shape.inputs - self.shape.extra, 0, 1.0),
