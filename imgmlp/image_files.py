@@ -58,7 +58,7 @@ _IM_END = re.compile(rb"\n\r*[\x00\x1a]")
 OWN = (".imlp", ".npz")  # how names of compressed files end
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _LATE = {"ICNS", "WEBP"}  # of which Pillow says where the pixels are only when it loads them
-_OUTLIVING = {"AVIF", "FTEX", "WEBP"}  # whose bytes Pillow has once it has opened them
+_OUTLIVING = {"AVIF", "WEBP"}  # whose bytes Pillow has once it has opened them
 _ORIENTATION = 274  # TIFF's tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
 _UNSUPPORTED = (
@@ -154,11 +154,13 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     PictureError.
     """
     stream, fresh = getattr(image, "fp", None), _is_fresh(image)
-    if stream is None or stream.closed or image.format == "FTEX":  # which has no more than pixels
+    if stream is None or stream.closed:
         stream = None
         if fresh and image.format not in _OUTLIVING:
             hint = "encode it before its file is closed, or load it before"
             raise PictureError(f"{path} was closed before it was read", hint=hint)
+    elif image.format == "FTEX":  # which has the pixels alone there
+        stream = None
     if not fresh or stream is None:
         with refusals(io.BytesIO(), path):
             image.load()

@@ -31,14 +31,18 @@ class _Place(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence == io.SEEK_CUR:
             offset, whence = offset + self._at, io.SEEK_SET
-        self._at = self._stream.seek(offset, whence)
+        self._stream.seek(offset, whence)
+        self._at = self._stream.tell()  # as some streams do not say where they are by then
         return self._at
 
     def tell(self) -> int:
         return self._at
 
     def fileno(self) -> int:
-        return self._stream.fileno()
+        try:
+            return self._stream.fileno()
+        except AttributeError:  # of a stream that has no more than Pillow asks for
+            raise io.UnsupportedOperation("fileno") from None
 
 
 def beside(stream: BinaryIO) -> BinaryIO:

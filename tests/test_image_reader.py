@@ -13,6 +13,7 @@ from PIL import Image
 
 from imgmlp import image as pictures
 from imgmlp import image_reader
+from imgmlp.errors import PictureError
 
 OPAQUE = small_pixels()[:8, :12]
 SEEN_THROUGH = np.dstack([OPAQUE, OPAQUE[:, :, :1]])
@@ -75,3 +76,35 @@ def test_readers_of_the_same_bytes_do_not_move_each_other() -> None:
     assert reader.tell() == 100
     reader.close()
     assert not stream.closed
+
+
+class Bare:
+    """A stream that has no more than Pillow asks for, and does not say where it has gone to."""
+
+    closed = False
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+        self.read, self.tell = self._stream.read, self._stream.tell
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> None:
+        self._stream.seek(offset, whence)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("TIFF", {"compression": "tiff_lzw"})])
+def test_a_stream_need_have_no_more_than_pillow_asks_for(
+    kind: str, options: dict[str, str]
+) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(OPAQUE).save(stream, kind, **options)
+    image = Image.open(Bare(stream.getvalue()))
+    np.testing.assert_array_equal(pictures.from_image(image).pixels, OPAQUE)
+
+
+def test_what_was_closed_before_it_was_read_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.ftu"
+    path.write_bytes(ftex(OPAQUE))
+    with Image.open(path) as image:
+        pass
+    with pytest.raises(PictureError, match="closed before it was read"):
+        pictures.from_image(image)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from imgmlp.child import cores_here
-from imgmlp.engine import DeviceInfo, list_devices
+from imgmlp.engine import DeviceInfo, list_devices, open_device
 from imgmlp.errors import DeviceError, UsageError
 
 FILL = 2**19  # pixels that keep a GPU busy, as far as that goes: small pictures share one
@@ -57,6 +57,8 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
     known = {info.spec for info in found} | {info.kind for info in found} | {"auto"}
     for name in names:
         if name not in known and name.partition(":")[0] != "numpy":
+            if name in WORDS:
+                open_device(name)  # which says why there is none
             there = "; ".join(f"{info.spec} is {info.describe()}" for info in found)
             hint = f"{there}; `imgmlp devices --check` says what is missing or wrong"
             raise DeviceError(f"there is no device {name!r}", hint=hint)

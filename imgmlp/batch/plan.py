@@ -19,6 +19,7 @@ from typing import BinaryIO, Literal
 
 from imgmlp.batch.find import Found, names_in
 from imgmlp.batch.journal import Done, Journal
+from imgmlp.batch.leftovers import forget_remembered
 from imgmlp.batch.output import check
 from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.store import is_stored, url
@@ -249,16 +250,19 @@ class Plan:
             return record
         try:
             for done in self.journal.read(news=True):
-                self._learn(done)
+                if done.output != FAILED:  # whose list is that run's, not this one's to replace
+                    self._learn(done)
             name, looks = task.output.relative_to(folder), task.source.stat()
             found = Found(task.source, name, looks.st_size, looks.st_mtime_ns)
             decision = decide(found, task.output, self._known(os.fsencode(name)), self.rules)
-        except (OutputError, OSError):
+        except (OutputError, OSError, sqlite3.Error):  # as of a full disk, which is told anyhow
             return record
         if decision.kind != "unchanged" or decision.known is None:
             return record
         theirs = Record(task, decision.known.facts, f"{task.output}   done by another run")
         theirs.written, theirs.notes, theirs.device = True, record.notes, record.device
+        theirs.made = decision.known.output_digest
+        forget_remembered(task.output, theirs.made)
         if (short := shortfall(str(task.output), theirs.facts)) is not None:
             theirs.fail(short)
         return theirs

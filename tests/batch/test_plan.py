@@ -262,6 +262,26 @@ def test_what_failed_in_a_store_stays_listed(folder: Path) -> None:
     assert list(names_in(path.read_bytes())) == [stored]
 
 
+def test_what_another_run_does_meanwhile_is_done_and_its_list_stays(folder: Path) -> None:
+    (folder.parent / "out").mkdir()
+    late, _ = planned(folder)
+    tasks = {task.source.name: task for task in late.tasks()}
+    first, _ = planned(folder)
+    work(first)
+    names = listed(first, str(folder / "b.png"))
+    refused = Record(tasks["a.png"])
+    refused.fail(OutputError("it exists already"))
+    done = late.again(refused)
+    assert (done.written, done.facts, done.problem) == (True, {"figure": 1}, None)
+    assert done.made == digest(folder.parent / "out" / "a.out")
+    (folder.parent / "out" / "c.out").write_bytes(b"somebody else's")
+    other = Record(tasks["c.png"])
+    other.fail(OutputError("it exists already"))
+    assert late.again(other) is other
+    assert late.list_failed() is None
+    assert (folder.parent / "out" / FAILED).read_text().splitlines() == names
+
+
 def test_a_list_that_somebody_else_wrote_stays(folder: Path) -> None:
     path = folder.parent / "out" / FAILED
     path.parent.mkdir()

@@ -35,22 +35,23 @@ def _tensor(x: Tensor | Array) -> Tensor:
     return x if isinstance(x, Tensor) else Tensor(x)
 
 
-def _of_arrays(method: Callable[Concatenate[Tensor, P], Tensor]) -> OfArrays[P]:
-    """A Tensor's method as a function, of arrays too."""
+def _of_arrays(name: str, method: Callable[Concatenate[Tensor, P], Tensor]) -> OfArrays[P]:
+    """A Tensor's method as a function of this module, of arrays too."""
 
     @wraps(method)
     def function(x: Tensor | Array, /, *args: P.args, **named: P.kwargs) -> Tensor:
         return method(_tensor(x), *args, **named)
 
+    function.__module__, function.__name__, function.__qualname__ = __name__, name, name
     return function
 
 
 # Functions of a Tensor that networks are made of; Sequential takes them beside layers.
-sigmoid = _of_arrays(Tensor.sigmoid)
-relu = _of_arrays(Tensor.relu)
-gelu = _of_arrays(Tensor.gelu)
-softmax = _of_arrays(Tensor.softmax)
-variance = _of_arrays(Tensor.var)
+sigmoid = _of_arrays("sigmoid", Tensor.sigmoid)
+relu = _of_arrays("relu", Tensor.relu)
+gelu = _of_arrays("gelu", Tensor.gelu)
+softmax = _of_arrays("softmax", Tensor.softmax)
+variance = _of_arrays("variance", Tensor.var)
 
 
 def layer_norm(
@@ -288,8 +289,8 @@ def _nll_loss(operation: str, logarithms: Tensor, target: Tensor) -> Tensor:
     asked = check_rows(logarithms.shape, target.node, 1)
     rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
-    hold_rows(asked, chosen.node)
-    picked = Tensor.where(chosen, logarithms, 0.0)
+    held = Tensor(hold_rows(asked, chosen.node), chosen.device)
+    picked = Tensor.where(held, logarithms, 0.0)
     return -picked.sum(1).mean()
 
 

@@ -114,10 +114,17 @@ def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False)
     return asked
 
 
-def hold_rows(asked: Asked, reader: Node) -> None:
-    """Have later indices lie there too, as long as there is what takes rows by them (see
-    `taken_by`), and computed ones be looked at."""
-    ask(reader, [asked])
+def hold_rows(asked: Asked, chosen: Node) -> Node:
+    """What rows are chosen by (see `taken_by`), so that later indices must lie there too as long as
+    there is the Node returned, and computed ones are looked at; who else compares so is free."""
+    held = graph.function(chosen, (), _ungraded)
+    ask(held, [asked])
+    return held
+
+
+def _ungraded(*_: Node) -> tuple[()]:
+    """Gradients for no inputs."""
+    return ()
 
 
 def check_given(shape: Shape, index: object, axis: int = 0, negative: bool = False) -> None:

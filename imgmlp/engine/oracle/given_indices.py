@@ -49,8 +49,8 @@ _asked = WeakKeyDictionary[Node, set[Node]]()
 
 
 def ask(gather: Node, asked: Sequence[Asked]) -> None:
-    """Remember what the user has given a GATHER, or an EQ as in `taken_by`, for indices, none of
-    them `beyond`. Those that the engine makes itself are right."""
+    """Remember what the user has given a GATHER, or a FUNCTION as in `taken_by`, for indices, none
+    of them `beyond`. Those that the engine makes itself are right."""
     if asked:
         _asked.setdefault(gather, set()).update(index for index, *_ in asked)
     for index, low, high in asked:
@@ -60,11 +60,14 @@ def ask(gather: Node, asked: Sequence[Asked]) -> None:
 def taken_by(node: Node) -> tuple[Node, int] | None:
     """The index by which a Node takes rows, and how many there are; None if it takes none.
 
-    Beside GATHERs that is an EQ of what may be taken, along the last axis, and what was `asked`.
+    Beside GATHERs that is a FUNCTION, if it was `asked`, of an EQ of what may be taken, along the
+    last axis, and the index.
     """
     if node.op is Op.GATHER:
         return node.src[1], node.src[0].shape[0]
-    return (node.src[1], node.shape[-1]) if node.op is Op.EQ and node in _asked else None
+    if node.op is Op.FUNCTION and node in _asked:
+        return node.src[0].src[1], node.shape[-1]
+    return None
 
 
 # What gradient rules have made of a value that took rows: it need not contain that, whose limits

@@ -69,8 +69,8 @@ def _safe(values: Sequence[Node]) -> tuple[list[Node], list[Ends]]:
             safe[node], found[node] = _gather(node, *sources)
         else:
             safe[node] = rebuild(node, sources)
-            if taken_by(node):
-                found[node] = [_ends(node, sources[1])]
+            if (taken := taken_by(node)) is not None:
+                found[node] = [_ends(node, safe[taken[0]])]
     needed = _needed(values, order, safe)
     ends = []
     for node, several in found.items():

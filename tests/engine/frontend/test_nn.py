@@ -255,3 +255,9 @@ def test_a_small_network_learns_exclusive_or(device: AnyDevice) -> None:
     program.run(300)
     assert program.read("loss") < 0.05
     assert net(x).numpy().argmax(1).tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "relu", "gelu", "softmax", "variance"])
+def test_functions_are_found_by_their_names_as_other_processes_look_for_them(name: str) -> None:
+    function = getattr(nn, name)
+    assert (function.__module__, function.__qualname__) == (nn.__name__, name)

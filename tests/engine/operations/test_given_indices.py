@@ -234,6 +234,15 @@ def test_computed_indices_that_are_rows_are_taken(
     assert nn.nll_loss(x[:2], i - 1).numpy() == -(X[0, 2] + X[1, 3]) / 2
 
 
+def test_what_a_user_compares_as_a_loss_does_may_be_of_no_class() -> None:
+    index = tensor(np.int32([1, 6])) + 1
+    compared = Tensor.arange(4).reshape(1, 4).eq(index.reshape(2, 1))
+    loss = nn.nll_loss(tensor(np.ones((2, 4))), index)
+    assert compared.numpy().tolist() == [[False, False, True, False], [False] * 4]
+    with pytest.raises(OutOfBoundsError, match="a computed target is 7"):
+        loss.numpy()
+
+
 def test_an_index_is_freed_with_the_last_that_reads_it() -> None:
     gc.disable()
     try:
