@@ -10,11 +10,13 @@ import numpy as np
 
 from imgmlp.codec.latent.model import LEVELS, Array, ModelShape
 from imgmlp.codec.latent.starts import START_CHANNELS
+from imgmlp.image import has_alpha
 
 # Of starts for which latents can be guessed, by whose weights.
 GUESSES = {3: 3, 4: 4, 5: 3, 6: 6, 7: 7, 8: 8, 9: 9}
 GUESSED_BY = 2  # samples to every side of a latent
 BAND = 2**16  # places at once, about
+GRAY = np.uint8(128)  # whose latents are small
 
 
 def guessed(pixels: Array, shape: ModelShape, start: int) -> list[Array] | None:
@@ -27,12 +29,18 @@ def guessed(pixels: Array, shape: ModelShape, start: int) -> list[Array] | None:
     if start not in GUESSES:
         return None
     colours = 1 if shape.channels < START_CHANNELS else START_CHANNELS
-    found, samples = [], pixels[:, :, :colours]
+    found, samples = [], _seen(pixels, colours)
     for _, weights in zip(range(shape.levels), _guesses(start, colours), strict=False):
         parts = [_summed(band, weights) for band in _bands(samples, GUESSED_BY)]
         found.append(np.concatenate(parts))
         samples = halved(samples)
     return found + [np.zeros(size, np.float32) for size in shape.grids[len(found) :]]
+
+
+def _seen(pixels: Array, colours: int) -> Array:
+    """uint8 [h, w, colours]: a picture's, and under alpha 0, where nobody sees them, gray."""
+    found = pixels[:, :, :colours]
+    return np.where(pixels[:, :, -1:] > 0, found, GRAY) if has_alpha(pixels) else found
 
 
 def _summed(framed: Array, weights: Array) -> Array:

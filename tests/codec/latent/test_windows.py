@@ -530,7 +530,7 @@ def test_nothing_is_guessed_where_nobody_knows() -> None:
 @pytest.mark.parametrize("colours", [1, 3])
 def test_gray_is_guessed_as_three_of_the_same_and_alpha_does_not_count(colours: int) -> None:
     pixels = picture(9, 13, colours)
-    alpha = np.arange(9 * 13, dtype=np.uint8).reshape(9, 13, 1)
+    alpha = np.arange(1, 9 * 13 + 1, dtype=np.uint8).reshape(9, 13, 1)
     wanted = guessed(np.repeat(pixels, 3 // colours, 2), ModelShape(9, 13, 3, 5), 4)
     assert wanted is not None
     for given in (pixels, np.concatenate([pixels, alpha], 2)):
