@@ -57,6 +57,22 @@ def test_a_damaged_line_or_another_versions_is_passed_over(tmp_path: Path, line:
     assert journal.damaged > 0
 
 
+def test_news_are_what_came_since_and_a_line_that_is_being_written_comes_later(
+    tmp_path: Path,
+) -> None:
+    journal, other = Journal(tmp_path), Journal(tmp_path)
+    other.add(ONE)
+    assert list(journal.read()) == [ONE]
+    assert list(journal.read(news=True)) == []
+    other.add(TWO)
+    written = (tmp_path / NAME).read_bytes()
+    (tmp_path / NAME).write_bytes(written[:-5])
+    assert list(journal.read(news=True)) == []
+    (tmp_path / NAME).write_bytes(written)
+    assert list(journal.read(news=True)) == [TWO]
+    assert list(journal.read(news=True)) == []
+
+
 def test_a_cut_file_gives_what_is_before_the_cut(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.add(ONE)

@@ -448,7 +448,7 @@ def test_networks_come_back_as_they_were() -> None:
 
 
 def test_networks_begin_from_a_start() -> None:
-    """All of them in RGB; of a gray picture those that do not depend on its channels."""
+    """All of them but the weights of alpha, which are drawn, and cost least where they are 0."""
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     start = start_of(1, step.shape).floats()
     for name, values in networks_of(step.flat.numpy(), step.shapes).items():
@@ -459,8 +459,14 @@ def test_networks_begin_from_a_start() -> None:
     assert found["filter"].any()  # or neither of the two would ever move
     gray = LatentStep(picture()[:, :, :1], 1, open_device("numpy"), **STARTED)
     found = networks_of(gray.flat.numpy(), gray.shapes)
-    assert np.array_equal(found["entropy.1.weight"], start["entropy.1.weight"])
-    assert found["synthesis.2.weight"].any()
+    begun = start_of(1, gray.shape).floats()
+    assert all(np.array_equal(values, begun[name]) for name, values in found.items())
+    with_alpha = picture()[:, :, [0, 1, 2, 0]]
+    both = LatentStep(with_alpha, 1, open_device("numpy"), **STARTED)
+    found = networks_of(both.flat.numpy(), both.shapes)
+    assert np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
+    assert found["synthesis.2.weight"][:, 3].any()
+    assert not networks_of(both.cheapest.numpy(), both.shapes)["synthesis.2.weight"][:, 3].any()
 
 
 def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbers() -> None:
