@@ -467,6 +467,12 @@ def test_networks_begin_from_a_start() -> None:
     assert np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
     assert found["synthesis.2.weight"][:, 3].any()
     assert not networks_of(both.cheapest.numpy(), both.shapes)["synthesis.2.weight"][:, 3].any()
+    hidden = np.concatenate([picture(), np.uint8(255) * (picture()[:, :, :1] > 200)], 2)
+    cut_out = LatentStep(hidden, 1, open_device("numpy"), **STARTED)
+    found = networks_of(cut_out.flat.numpy(), cut_out.shapes)
+    assert np.array_equal(found["synthesis.1.weight"], start["synthesis.1.weight"])
+    assert not np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
+    assert not networks_of(cut_out.cheapest.numpy(), cut_out.shapes)["synthesis.2.weight"].any()
 
 
 def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbers() -> None:

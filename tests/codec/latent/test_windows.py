@@ -463,7 +463,8 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
         assert part == "error"
         judged[:] = step.grids()
 
-    step = SimpleNamespace(shape=shape, start=SimpleNamespace(number=start), ask=ask)
+    begun = SimpleNamespace(number=start)
+    step = SimpleNamespace(shape=shape, start=begun, ask=ask, mostly_seen=True)
     step.answer = lambda: error
     step.flat, step.grids = SimpleNamespace(numpy=lambda: np.zeros(1)), lambda: list(grids)
     step.write_grids = lambda found: grids.__setitem__(slice(None), found)

@@ -28,7 +28,7 @@ from imgmlp.codec.latent.model import (
     usual_levels,
 )
 from imgmlp.codec.latent.plane import AROUND, LEAST, TILE, Extent, Plane
-from imgmlp.codec.latent.starts import start_of
+from imgmlp.codec.latent.starts import OF_PIXELS, start_of
 from imgmlp.codec.latent.training import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, Some, perceptron
@@ -77,6 +77,9 @@ SCALED = 0.25  # what times lambda the loss is in gradients
 # For every channel, what it is at most: an error of 1, of black for white, has a gradient of 1024
 # in a sample then, and halves end at 64 times that, which is left for what networks make of it.
 MOST_SCALED = 2.0**9
+# The share of samples that somebody sees, from which on layers that give a value a channel begin
+# from a start: where alpha cuts out most of a picture they learn it better from nothing.
+SEEN = 0.8
 IN_LEAST = 6  # grids of all pictures in the smallest room, as many as those that fill it have
 # Values of the plane, at least, of which some tell what weights of networks should be; a GPU, whose
 # lanes go on together, takes all.
@@ -185,6 +188,7 @@ class LatentStep(Resumable):
         )  # in a file
         self.start = start_of(start, self.shape)
         self.counted: float = counted(pixels)
+        self.mostly_seen = self.counted >= SEEN
         self.seed, self.device = seed, device
         self.room = room
         self.extent = extent = self._first_extent()
@@ -287,6 +291,8 @@ class LatentStep(Resumable):
     def _started(self, flat: Array) -> Array:
         """float32 [parameters]: those of the start, others as they are."""
         drawn, begun = networks_of(flat, self.shapes), self.start.floats()
+        if not self.mostly_seen:
+            begun = {n: v for n, v in begun.items() if n.rpartition(".")[0] not in OF_PIXELS}
         colours = self.channels - (self.channels in (2, 4))
         # What no start has, and noise alone would move from 0: rows and columns from which on it
         # is drawn, and how large. Hyperlatents', those of extra grids, and alpha's.

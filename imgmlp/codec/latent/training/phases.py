@@ -132,7 +132,7 @@ def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
     nothing, but more of them do not get away from it.
     """
     found = None
-    if not is_graphic(pixels, steps):
+    if step.mostly_seen and not is_graphic(pixels, steps):
         found = guessed(pixels, step.shape, step.start.number)
     if found is None:
         return
