@@ -129,7 +129,8 @@ def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
     """Spare a run the steps in which latents would only become something like the picture.
 
     Text and dots are not what guesses are made for: a few steps from one are better than from
-    nothing, but more of them do not get away from it. What alpha cuts out has no start to match one.
+    nothing, but more of them do not get away from it. What alpha cuts out has no start that would
+    make something of one.
     """
     found = None
     if step.mostly_seen and not is_graphic(pixels, steps):
