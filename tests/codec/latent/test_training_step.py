@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -773,6 +774,7 @@ def test_networks_that_harden_without_a_search_have_one_only_where_that_fails(
 
     monkeypatch.setattr(search, "run", run)
     monkeypatch.setattr(search, "hardened", hardened)
+    monkeypatch.setattr(search, "_bits_with", lambda _: math.inf)
     for searching, helps[0], found, expected in (
         (False, True, hard, ["9 from usual ones"]),
         (False, False, looked_for, ["9 from usual ones", "looked for"]),
@@ -782,6 +784,40 @@ def test_networks_that_harden_without_a_search_have_one_only_where_that_fails(
         done.clear()
         assert search.settled(1e-3, 9, searching) is found
         assert done == expected
+
+
+@pytest.mark.parametrize("cheaper", [False, True])
+def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
+    monkeypatch: pytest.MonkeyPatch, cheaper: bool
+) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    search, price = Search(step), 1e-3
+    before = dict(search.exponents)
+    coarser = {name: exponent - 1 for name, exponent in before.items()}
+    without, other = search._rounded(before), search._rounded(coarser)
+    begun = list[bool]()  # whether the one to harden was searched for
+
+    def hardened(networks: dict[str, Quantized], _price: float, _count: int) -> Any:
+        begun.append(networks is looked_for)
+        search.exponents = coarser if begun[-1] else before
+        return other if begun[-1] else without
+
+    def judged(networks: Mapping[str, Quantized], bits: float) -> None:
+        each = (networks[name].floats().tobytes() for name in networks if part_of(name) == "bits")
+        search._judged["bits", b"".join(each)] = bits / step.pixels
+
+    looked_for = dict(without)
+    monkeypatch.setattr(search, "run", lambda _: looked_for)
+    monkeypatch.setattr(search, "hardened", hardened)
+    monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 + ((one is other) != cheaper))
+    own = search._network_bits(without)
+    judged(without, 3.01 * own)
+    assert search.settled(price, 9, False) is without
+    assert begun == [False]
+    judged(without, 2.99 * own)
+    assert search.settled(price, 9, False) is (other if cheaper else without)
+    assert begun == [False, False, True]
+    assert search.exponents == (coarser if cheaper else before)
 
 
 def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(

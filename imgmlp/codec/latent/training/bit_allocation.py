@@ -38,6 +38,7 @@ Array = np.ndarray[Any, Any]
 TRIALS, TRIALS_LARGE, MOST_TRIALS, LARGE_PICTURE = 0.5, 0.1, 3000, 2**16
 FIRST_TRIALS = 150  # of them, at most, before other passes, which move these weights once more
 LASTING = 0.4  # share that counts of what a move has cost before
+LARGE_PART = 0.25  # of a file, from which on networks are worth a search for their steps
 COARSEST = 4  # exponent of steps where nothing finer is valid
 LARGEST_WEIGHT = 8.0  # magnitude, with these: sums of 64 such weights need fewer than 32 bits
 
@@ -111,13 +112,28 @@ class Search:
     def settled(self, price: float, count: int, searching: bool) -> dict[str, Quantized]:
         """The networks of a file, hardened in so many steps of training if these find better ones.
 
-        Without searching for their steps before, if that is not wanted and hardening helps.
+        Without searching for their steps before, if that is not wanted, hardening helps, and the
+        networks that it finds are no large part of the file.
         """
         if searching:
             return self.hardened(self.run(price), price, count)
         networks = self._rounded(self.exponents)
         found = self.hardened(networks, price, count)
-        return self.run(price) if found is networks else found
+        if found is networks:
+            return self.run(price)
+        if self._network_bits(found) < LARGE_PART * self._bits_with(found):
+            return found
+        exponents = self.exponents
+        other = self.hardened(self.run(price), price, count)
+        if self._cost(other, price) < self._cost(found, price):
+            return other
+        self.exponents = exponents
+        return found
+
+    def _bits_with(self, judged: Mapping[str, Quantized]) -> float:
+        """Of the latents and of networks whose cost is known."""
+        rate = self._judged[self._key("bits", judged)]
+        return rate * self.step.pixels + self._network_bits(judged)
 
     def hardened(
         self, networks: dict[str, Quantized], price: float, count: int
