@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from imgmlp.engine.ir.control_flow import results
-from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, rebuild, toposort
+from imgmlp.engine.ir.graph import Buffer, Node, base, buffer, move, rebuild, toposort
 from imgmlp.engine.ir.kernel import (
     CORES,
     Guard,
@@ -122,16 +122,16 @@ class Graph:
         elif node.op is Op.CONCAT:
             self._keep(node)
             for part in node.src:
-                if _base(part).op is not Op.BUFFER:  # which stands in memory, and is copied
+                if base(part).op is not Op.BUFFER:  # which stands in memory, and is copied
                     self._keep(part)
         elif node.op is Op.REDUCE_MAX and any(u.op is Op.EQ for u in self.users[node.src[0]]):
             # Kernels may each round it otherwise: none of its values might be the largest.
-            if (compared := _base(node.src[0])).op in ELEMENTWISE:
+            if (compared := base(node.src[0])).op in ELEMENTWISE:
                 self._keep(compared)
         elif node.op in (Op.LOOP, Op.COND):
             for source in node.src:
                 if source.op not in LOAD or source in _read_as_is(node):
-                    self._keep(_base(source) if is_plain_chain(source) else source)
+                    self._keep(base(source) if is_plain_chain(source) else source)
         if node.op in (Op.CONTIGUOUS, Op.RESULT, Op.COND) or self._worth_keeping(node):
             self._keep(node)
 
@@ -381,19 +381,13 @@ def _pieces(node: Node, place: Node) -> list[Node]:
     ]
 
 
-def _base(node: Node, kept: Set[Node] = frozenset()) -> Node:
-    while node.op in MOVEMENT and node not in kept:
-        node = node.src[0]
-    return node
-
-
 def is_plain_chain(node: Node, kept: Set[Node] = frozenset()) -> bool:
     """Whether movements alone lead to a value, a kept one if any, and strides can follow them."""
-    base, moves = _base(node, kept), []
-    while node is not base:
+    moves = []
+    while node.op in MOVEMENT and node not in kept:
         moves.append(node)
         node = node.src[0]
-    stand_in = buffer(Buffer(base.shape, base.dtype))
+    stand_in = buffer(Buffer(node.shape, node.dtype))
     for moved in reversed(moves):
         stand_in = move(moved.op, stand_in, moved.arg)
     return is_plain(stand_in)
@@ -409,7 +403,7 @@ def _plain_base(node: Node) -> Node:
         below = below.src[0]
         if below.size <= node.size and is_plain_chain(node, {below}):
             found = below
-    return _base(node) if is_plain_chain(node) else found
+    return base(node) if is_plain_chain(node) else found
 
 
 def _repeats_outer(node: Node) -> bool:
