@@ -57,8 +57,8 @@ class Plan:
 def lifetimes(procedure: Procedure) -> dict[Buffer, tuple[int, int]]:
     """Positions of the first and the last kernel that touch each intermediate.
 
-    What lasts from one iteration of a loop to the next is needed by all of its kernels. Of what
-    runs at the same time nothing ends or begins before the other.
+    What lasts from one iteration of a loop to the next is needed by all of its kernels. What
+    kernels beside others touch ends no sooner than these others, so that both are there at once.
     """
     found: dict[Buffer, tuple[int, int]] = {}
     wanted = set(procedure.intermediates())
@@ -72,14 +72,10 @@ def lifetimes(procedure: Procedure) -> dict[Buffer, tuple[int, int]]:
             first, last = found[storage]
             found[storage] = (min(first, begin), max(last, end))
     if (side := procedure.side) is not None:
-        for position, kernel in enumerate(procedure.kernels[side.begin : side.join], side.begin):
+        for kernel in procedure.kernels[side.begin : side.end]:
             for storage in found.keys() & {*kernel.reads(), *kernel.writes()}:
                 first, last = found[storage]
-                begins, ends = position >= side.end, position < side.end
-                found[storage] = (
-                    min(first, side.begin) if begins else first,
-                    max(last, side.join - 1) if ends else last,
-                )
+                found[storage] = first, max(last, side.join - 1)
     return found
 
 
