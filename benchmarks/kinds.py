@@ -18,29 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 WIDTH, HEIGHT = 320, 240
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dogs",
-    "while",
-    "compressors",
-    "count",
-    "bits",
-    "of",
-    "every",
-    "pixel",
-    "in",
-    "return",
-    "def",
-    "class",
-    "import",
-    "self",
-]
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "and", "counts", "bits"]
 BRIGHT = [(220, 220, 220), (250, 120, 160), (120, 200, 250), (160, 230, 120), (240, 200, 100)]
 Painted = Image.Image
 
@@ -86,7 +64,7 @@ def image(values: np.ndarray) -> Painted:
     return Image.fromarray(values.clip(0, 255).astype(np.uint8))
 
 
-def screen(draws: random.Random, _: np.random.Generator) -> Painted:
+def screen(draws: random.Random, __: np.random.Generator) -> Painted:
     """A window of settings: text, rounded fields and a title that gets brighter."""
     found = Image.new("RGB", (WIDTH, HEIGHT), (236, 238, 242))
     draw = ImageDraw.Draw(found)
@@ -103,7 +81,7 @@ def screen(draws: random.Random, _: np.random.Generator) -> Painted:
     return found
 
 
-def code(draws: random.Random, _: np.random.Generator) -> Painted:
+def code(draws: random.Random, __: np.random.Generator) -> Painted:
     """An editor: small text in five colours on a dark ground."""
     found = Image.new("RGB", (WIDTH, HEIGHT), (30, 31, 40))
     draw = ImageDraw.Draw(found)
@@ -115,7 +93,7 @@ def code(draws: random.Random, _: np.random.Generator) -> Painted:
     return found
 
 
-def drawing(draws: random.Random, _: np.random.Generator) -> Painted:
+def drawing(draws: random.Random, __: np.random.Generator) -> Painted:
     """Smooth black arcs on white."""
     found = Image.new("L", (4 * WIDTH, 4 * HEIGHT), 255)
     draw = ImageDraw.Draw(found)
@@ -138,7 +116,7 @@ def scan(draws: random.Random, noise: np.random.Generator) -> Painted:
     return image(seen - np.linspace(0, 25, WIDTH) + noise.normal(0, 5, seen.shape))
 
 
-def road_map(draws: random.Random, _: np.random.Generator) -> Painted:
+def road_map(draws: random.Random, __: np.random.Generator) -> Painted:
     """Areas, lines of three widths over them, and names."""
     found = Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), (200, 220, 180))
     draw = ImageDraw.Draw(found)
@@ -163,7 +141,7 @@ def road_map(draws: random.Random, _: np.random.Generator) -> Painted:
     return found
 
 
-def gradient(_: random.Random, noise: np.random.Generator) -> Painted:
+def gradient(__: random.Random, noise: np.random.Generator) -> Painted:
     """Three slopes, dithered."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     slopes = [x / WIDTH * 255, y / HEIGHT * 180 + 40, 255 - x / WIDTH * 120]
@@ -171,7 +149,7 @@ def gradient(_: random.Random, noise: np.random.Generator) -> Painted:
     return image(values + noise.uniform(-0.5, 0.5, values.shape))
 
 
-def heat(draws: random.Random, _: np.random.Generator) -> Painted:
+def heat(draws: random.Random, __: np.random.Generator) -> Painted:
     """A sum of waves in colours."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     waves = [[draws.uniform(2, 20), draws.uniform(2, 20), draws.uniform(0, 6)] for _ in range(5)]
@@ -180,7 +158,7 @@ def heat(draws: random.Random, _: np.random.Generator) -> Painted:
     return image(255 * np.stack([level**0.5, level**2, np.sin(level * np.pi)], -1))
 
 
-def stars(_: random.Random, noise: np.random.Generator) -> Painted:
+def stars(__: random.Random, noise: np.random.Generator) -> Painted:
     """Points of light in a dark sky with a camera's noise."""
     values = noise.normal(6, 2, (HEIGHT, WIDTH, 3))
     for _ in range(300):
@@ -189,7 +167,7 @@ def stars(_: random.Random, noise: np.random.Generator) -> Painted:
     return image(values).filter(ImageFilter.GaussianBlur(0.6))
 
 
-def fractal(_: random.Random, __: np.random.Generator) -> Painted:
+def fractal(*__: object) -> Painted:
     """The Mandelbrot set, by how many steps points take to leave it."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     start = (x - 220) / 90 + 1j * (y - 120) / 90
@@ -200,7 +178,7 @@ def fractal(_: random.Random, __: np.random.Generator) -> Painted:
     return image(np.stack([count * 4 % 256, count * 7 % 256, count * 13 % 256], -1))
 
 
-def ultrasound(_: random.Random, noise: np.random.Generator) -> Painted:
+def ultrasound(__: random.Random, noise: np.random.Generator) -> Painted:
     """Soft gray spots with speckle."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     values = np.zeros((HEIGHT, WIDTH))
