@@ -20,8 +20,8 @@ from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
 from imgmlp.errors import ImgmlpError, PictureError, UsageError
+from imgmlp.image_io.conversion import OPAQUE
 from imgmlp.metadata import MAX_BYTES, Metadata
-from imgmlp.samples import OPAQUE
 
 RGB = small_pixels()
 GRAY = small_pixels(1)

@@ -23,13 +23,13 @@ from hostile import refusal
 from PIL import Image, ImageFile, ImImagePlugin, TiffImagePlugin, features
 
 from imgmlp import image as pictures
-from imgmlp import image_claims, image_files, image_png
 from imgmlp.errors import PictureError, UsageError
-from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
-from imgmlp.image_frames import MASK_LEFT_OUT, ONLY_FIRST
-from imgmlp.image_parts import CODESTREAM, SCAN, chunks, segments
-from imgmlp.image_png import END_MISSING, LAST
-from imgmlp.library_messages import silent_libraries
+from imgmlp.image_io import completeness, files, png
+from imgmlp.image_io.bit_depth import ROUNDED, UPPER_BITS, depth
+from imgmlp.image_io.frames import MASK_LEFT_OUT, ONLY_FIRST
+from imgmlp.image_io.library_messages import silent_libraries
+from imgmlp.image_io.png import END_MISSING, LAST
+from imgmlp.image_io.structure import CODESTREAM, SCAN, chunks, segments
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 MOST = 64  # MiB that refusing all of them may take
@@ -104,10 +104,10 @@ def test_chunks_are_looked_at_no_further_than_they_may_be_many(
             looked.append(chunk)
             yield chunk
 
-    monkeypatch.setattr(image_png, "chunks", counted)
-    monkeypatch.setattr(image_png, "MOST_CHUNKS", 100)
+    monkeypatch.setattr(png, "chunks", counted)
+    monkeypatch.setattr(png, "MOST_CHUNKS", 100)
     data = hostile.with_chunks(hostile.png(9, 7, rows=7), hostile.chunk(b"abCd", bytes(200)), 999)
-    image_png.check_chunks(io.BytesIO(data), Path("a.png"))
+    png.check_chunks(io.BytesIO(data), Path("a.png"))
     assert len(looked) == 100
 
 
@@ -123,7 +123,7 @@ def test_a_jpeg_of_countless_markers_is_refused(tmp_path: Path) -> None:
 
 def test_restart_markers_that_a_jpeg_need_not_have_take_nothing(tmp_path: Path) -> None:
     data = noisy("RGB", restart_marker_blocks=2)
-    found = image_claims.jpeg(data + b"\xff\xd0" * 500_000)
+    found = completeness.jpeg(data + b"\xff\xd0" * 500_000)
     (scan,) = found._scans()
     tracemalloc.start()
     try:
@@ -266,7 +266,7 @@ def test_pixels_are_counted_up_to_the_limit_and_not_to_pillows(
 ) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(hostile.png(side, side, 1, 0))
-    assert image_files.pixels(path) == counted
+    assert files.pixels(path) == counted
 
 
 def test_what_is_too_large_is_told_with_its_size(tmp_path: Path) -> None:
@@ -1068,7 +1068,7 @@ def test_without_pillows_decoders_the_pixels_tell_what_a_jpeg_lacks(
 ) -> None:
     data, path = noisy("RGB"), tmp_path / "a.jpg"
     whole = pictures.load("a.jpg", data=data + b"\xff\xd9")
-    monkeypatch.setattr(image_claims, "Image", object())
+    monkeypatch.setattr(completeness, "Image", object())
     path.write_bytes(data)
     np.testing.assert_array_equal(pictures.load(path).pixels, whole.pixels)
     path.write_bytes(data[:-99])
@@ -1233,16 +1233,16 @@ def test_what_else_is_in_an_icon_takes_little(
     icon, path = hostile.ico(png_of(pixels, 16)), tmp_path / "a.ico"
     path.write_bytes(icon + hostile.png(20_000, 20_000, rows=3))
     np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
-    looked, check = list[object](), image_png._check_rows
+    looked, check = list[object](), png._check_rows
 
     def counted(stream: BinaryIO, *others: Any) -> bool:
         looked.append(stream)
         return check(stream, *others)
 
-    monkeypatch.setattr(image_png, "_check_rows", counted)
+    monkeypatch.setattr(png, "_check_rows", counted)
     path.write_bytes(icon + hostile.MAGIC * 10_000)
     np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
-    assert len(looked) == image_png._PNGS
+    assert len(looked) == png._PNGS
 
 
 def adam7(pixels: np.ndarray) -> list[bytes]:
@@ -1349,5 +1349,5 @@ def test_compressed_files_are_no_pictures_of_a_folder_whatever_pillow_opens() ->
     import imgmlp.pil  # noqa: F401 - which has Pillow open them
 
     assert ".imlp" in Image.registered_extensions()
-    assert not {".imlp", ".npz"} & image_files.endings()
-    assert {".png", ".jpg", ".webp"} <= image_files.endings()
+    assert not {".imlp", ".npz"} & files.endings()
+    assert {".png", ".jpg", ".webp"} <= files.endings()

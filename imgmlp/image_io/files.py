@@ -26,24 +26,24 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from imgmlp import (
-    image_beside,
-    image_claims,
-    image_coded,
-    image_colours,
-    image_depth,
-    image_frames,
-    image_misread,
-    image_parts,
-    image_png,
-    image_reader,
-    metadata,
+from imgmlp import metadata
+from imgmlp.errors import ImgmlpError, PictureError
+from imgmlp.image_io import (
+    bit_depth,
+    claimed_size,
+    colours,
+    completeness,
+    excess,
+    frames,
+    misread,
+    png,
+    shared_stream,
+    structure,
     tiff_exif,
 )
-from imgmlp.errors import ImgmlpError, PictureError
-from imgmlp.image_misread import CURSOR, convert_hint, is_for_libtiff
-from imgmlp.image_parts import ICON
-from imgmlp.library_messages import silent_libraries
+from imgmlp.image_io.library_messages import silent_libraries
+from imgmlp.image_io.misread import CURSOR, convert_hint, is_for_libtiff
+from imgmlp.image_io.structure import ICON
 from imgmlp.text import by_command, printable
 
 MAX_PIXELS = 2**28
@@ -86,9 +86,9 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
     Raises PictureError, UsageError if there is no such frame, and what Pillow does.
     """
     with _within_limits(stream, path) as (image, stream):
-        image_png.check_sums(stream, path)
+        png.check_sums(stream, path)
         try:
-            image_frames.choose(image, path, frame, notes)
+            frames.choose(image, path, frame, notes)
         except Image.DecompressionBombError:
             check_size(image, str(path))  # that of the frame
             raise
@@ -101,19 +101,19 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
 
     Raises PictureError for what claims too much, here and while the picture is in use.
     """
-    most = image_claims.PCX_COLOURS
+    most = completeness.PCX_COLOURS
     stream.seek(0)
     if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
     if start.startswith(_EPS):
         raise _drawing("EPS", path)
     icon = start.startswith((ICON, CURSOR))
-    stream = image_misread.icon(stream, path) if icon else stream
+    stream = misread.icon(stream, path) if icon else stream
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
-        for one in chain((stream,), image_parts.pictures_inside(stream)):
-            image_png.check_chunks(one, path)
-            image_beside.check(one, path)
-        image = Image.open(image_reader.beside(stream)) if icon else _opened(stream, path)
+        for one in chain((stream,), structure.pictures_inside(stream)):
+            png.check_chunks(one, path)
+            excess.check(one, path)
+        image = Image.open(shared_stream.beside(stream)) if icon else _opened(stream, path)
         _check_format(image, path)
         check_size(image, str(path))
         yield image, stream
@@ -123,10 +123,10 @@ def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
     """What Pillow finds; of too many pixels, it is said how many there are. Raises PictureError."""
     formats = _formats(stream)
     try:
-        return Image.open(image_reader.beside(stream), formats=formats)
+        return Image.open(shared_stream.beside(stream), formats=formats)
     except Image.DecompressionBombError:
         with _at_most(2**63):
-            image = Image.open(image_reader.beside(stream), formats=formats)
+            image = Image.open(shared_stream.beside(stream), formats=formats)
         _check_format(image, path)
         width, height = image.size
         if image.format in ("BMP", "DIB") and width >= 2**31:  # which Pillow takes for a large one
@@ -164,14 +164,14 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     if not fresh or stream is None:
         with refusals(io.BytesIO(), path):
             image.load()
-        image_misread.check(image, path)
+        misread.check(image, path)
         if image.format == "TIFF":  # which Pillow has turned by its tag, and that is gone
             _set_upright(image)
-        return _whole(image_misread.positive(image), image_depth.depth(image), notes)
+        return _whole(misread.positive(image), bit_depth.depth(image), notes)
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
         try:
-            again = Image.open(image_reader.beside(stream))
+            again = Image.open(shared_stream.beside(stream))
             if again.tell() != image.tell():
                 again.seek(image.tell())
             if (again.size, again.mode) != (image.size, image.mode):  # drafted, to be smaller
@@ -202,15 +202,15 @@ def _decoded(
 ) -> Image.Image:
     """The same picture with its pixels, of which no more are decoded than it says to have."""
     check_size(image, str(path))
-    image_misread.check(image, path, stream)
-    image_coded.check(image, stream, path)
-    image_png.check_pixels(image, stream, path, notes)
-    if told := image_colours.lost(image, stream):
+    misread.check(image, path, stream)
+    claimed_size.check(image, stream, path)
+    png.check_pixels(image, stream, path, notes)
+    if told := colours.lost(image, stream):
         notes.append(told)
     if image.format == "JPEG2000":
-        image_claims.check_jpeg2000(stream, path)
+        completeness.check_jpeg2000(stream, path)
     if image.format == "PCX":
-        image_claims.check_pcx(image, stream, path)
+        completeness.check_pcx(image, stream, path)
     # No picture inside of it, as icons and others have, may be larger than the whole.
     tiff = image.format == "TIFF"
     with _at_most(image.width * image.height), silent_libraries(tiff) as complaint:
@@ -350,20 +350,20 @@ def _load(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
 ) -> Image.Image:
     """The same picture with its pixels decoded, and of 16 bits if it says so."""
-    bits, told = image_depth.depth(image, stream), image_depth.by_upper_bits(image)
+    bits, told = bit_depth.depth(image, stream), bit_depth.by_upper_bits(image)
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
     exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
     turned = _ORIENTATION in getattr(image, "tag_v2", {})
     _turn_resolution(image)
-    image_misread.mend(image, stream)
+    misread.mend(image, stream)
     keyed = bits == 16 and not image.mode.startswith("I") and "transparency" in image.info
     if keyed and (image.format != "PNG" or image.tell() > 0):
         problem = f"Pillow misreads {path}, of 16 bits a sample and a transparent colour"
         raise PictureError(problem, hint=convert_hint(path))
-    if image_depth.is_misread(image, bits):
+    if bit_depth.is_misread(image, bits):
         problem = f"{path} has {bits} bits a sample, of which Pillow takes some white for black"
         raise PictureError(problem, hint=convert_hint(path))
-    loaded = image_misread.mended(_pixels(image, stream, path, notes), stream, path, notes)
+    loaded = misread.mended(_pixels(image, stream, path, notes), stream, path, notes)
     if loaded.mode == "P" and loaded.palette is None:  # of a picture inside of an icon
         loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
     if exif:
@@ -376,12 +376,12 @@ def _load(
 
 
 def _whole(
-    loaded: Image.Image, bits: int, notes: list[str], told: str = image_depth.UPPER_BITS
+    loaded: Image.Image, bits: int, notes: list[str], told: str = bit_depth.UPPER_BITS
 ) -> Image.Image:
     """A loaded picture whose gray of more than 8 bits is what it should be."""
     if 8 < bits <= 16:
         notes.append(told.format(bits))
-    return image_depth.spread(loaded, bits)
+    return bit_depth.spread(loaded, bits)
 
 
 def _pixels(
@@ -392,10 +392,10 @@ def _pixels(
         _load_others(image)
         return image
     stream.seek(image.tile[0].offset if image.tile else 0)  # of its frame, if it has a scan
-    jpeg = image_claims.jpeg(stream.read())
+    jpeg = completeness.jpeg(stream.read())
     jpeg.check(image.size, path)
     if not jpeg.has_end:
-        notes.append(image_png.END_MISSING)
+        notes.append(png.END_MISSING)
     return jpeg.complete(image, lambda data: Image.open(io.BytesIO(data), formats=["JPEG"]))
 
 
@@ -416,7 +416,7 @@ def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.Image
     page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True
     try:
-        again = Image.open(image_reader.beside(stream))
+        again = Image.open(shared_stream.beside(stream))
         again.seek(page)
         return again
     finally:

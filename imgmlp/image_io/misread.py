@@ -18,7 +18,7 @@ from typing import BinaryIO
 from PIL import Image, ImageChops, ImageFile, ImageOps, ImagePalette
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import CODESTREAM, ICON, PNG_START, chunks, skip_colours
+from imgmlp.image_io.structure import CODESTREAM, ICON, PNG_START, chunks, skip_colours
 from imgmlp.text import by_command
 
 UNSAID = "it says that it has no alpha, so the last 8 of a pixel's 32 bits were dropped"

@@ -14,7 +14,7 @@ from PIL import Image
 
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError
-from imgmlp.image_misread import OWN_COLOURS, UNLISTED, UNSAID
+from imgmlp.image_io.misread import OWN_COLOURS, UNLISTED, UNSAID
 
 
 def pixels(data: bytes, frame: int | None = None) -> list[object]:

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from PIL import Image, ImageFile
 
-from imgmlp.image_parts import CODESTREAM
+from imgmlp.image_io.structure import CODESTREAM
 
 UPPER_BITS = "of the {} bits of a sample the upper 8 are kept"
 ROUNDED = "the {} bits of a sample are rounded to 8"

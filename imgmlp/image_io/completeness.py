@@ -18,8 +18,8 @@ from typing import BinaryIO
 from PIL import Image, ImageFile
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import END, MOST_PARTS, SCAN, Segment, segments, tile_parts, tiles
-from imgmlp.image_png import missing
+from imgmlp.image_io.png import missing
+from imgmlp.image_io.structure import END, MOST_PARTS, SCAN, Segment, segments, tile_parts, tiles
 from imgmlp.text import by_command
 
 SCANS = 64  # of a JPEG; an encoder writes some ten

@@ -11,8 +11,8 @@ from conftest import small_pixels
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp import samples
 from imgmlp.errors import PictureError
+from imgmlp.image_io import conversion
 
 RGB, GRAY = small_pixels(), small_pixels(1)[:, :, 0]
 
@@ -57,7 +57,7 @@ def test_one_bit_with_transparency_is_gray_and_alpha(tmp_path: Path) -> None:
 def test_rows_are_converted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     image = Image.fromarray(np.dstack([RGB, GRAY]))
     whole, _ = converted(image)
-    monkeypatch.setattr(samples, "BAND", 70)  # two rows and a bit
+    monkeypatch.setattr(conversion, "BAND", 70)  # two rows and a bit
     np.testing.assert_array_equal(converted(image)[0], whole)
     np.testing.assert_array_equal(whole, np.dstack([RGB, GRAY]))
 
