@@ -31,7 +31,7 @@ from imgmlp.codec.training.run import Progress
 from imgmlp.ending import held
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import OutputError, UsageError
-from imgmlp.image_io.files import endings, pixels
+from imgmlp.image_io.files import endings, pixel_count
 from imgmlp.interrupt import StopRequest
 from imgmlp.report.live import Live
 from imgmlp.terminal import Terminal
@@ -105,7 +105,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
         outputs.force,
         outputs.skip,
         not stored,  # the workers leave notes there
-        pixels,
+        pixel_count,
     )
     return folders.run(terminal, request, search, rules, work)
 

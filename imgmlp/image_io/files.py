@@ -113,7 +113,7 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
         for one in chain((stream,), structure.pictures_inside(stream)):
             png.check_chunks(one, path)
             excess.check(one, path)
-        image = Image.open(shared_stream.beside(stream)) if icon else _opened(stream, path)
+        image = Image.open(shared_stream.reader(stream)) if icon else _opened(stream, path)
         _check_format(image, path)
         check_size(image, str(path))
         yield image, stream
@@ -123,10 +123,10 @@ def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
     """What Pillow finds; of too many pixels, it is said how many there are. Raises PictureError."""
     formats = _formats(stream)
     try:
-        return Image.open(shared_stream.beside(stream), formats=formats)
+        return Image.open(shared_stream.reader(stream), formats=formats)
     except Image.DecompressionBombError:
         with _at_most(2**63):
-            image = Image.open(shared_stream.beside(stream), formats=formats)
+            image = Image.open(shared_stream.reader(stream), formats=formats)
         _check_format(image, path)
         width, height = image.size
         if image.format in ("BMP", "DIB") and width >= 2**31:  # which Pillow takes for a large one
@@ -171,7 +171,7 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
         try:
-            again = Image.open(shared_stream.beside(stream))
+            again = Image.open(shared_stream.reader(stream))
             if again.tell() != image.tell():
                 again.seek(image.tell())
             if (again.size, again.mode) != (image.size, image.mode):  # drafted, to be smaller
@@ -233,7 +233,7 @@ def endings() -> set[str]:
     return {name for name, kind in known.items() if kind in kinds} - {*OWN}
 
 
-def pixels(path: Path) -> int:
+def pixel_count(path: Path) -> int:
     """How many a file says that it has; 0 if it does not say, for whatever reason."""
     try:
         with path.open("rb") as file, _within_limits(file, path) as (image, _):
@@ -416,7 +416,7 @@ def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.Image
     page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True
     try:
-        again = Image.open(shared_stream.beside(stream))
+        again = Image.open(shared_stream.reader(stream))
         again.seek(page)
         return again
     finally:

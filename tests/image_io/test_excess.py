@@ -177,7 +177,7 @@ def test_what_has_far_more_than_a_picture_is_refused_unread(
     found = refusal(path)
     assert "has more than" in str(found)
     assert "-strip stripped.png" in found.hint
-    assert files.pixels(path) == 0
+    assert files.pixel_count(path) == 0
 
 
 @pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])

@@ -266,7 +266,7 @@ def test_pixels_are_counted_up_to_the_limit_and_not_to_pillows(
 ) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(hostile.png(side, side, 1, 0))
-    assert files.pixels(path) == counted
+    assert files.pixel_count(path) == counted
 
 
 def test_what_is_too_large_is_told_with_its_size(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_file_has_the_pixels_that_pillow_finds(tmp_path: Path, name: str) -> N
 def test_readers_of_the_same_bytes_do_not_move_each_other() -> None:
     stream = io.BytesIO(bytes(range(100)))
     stream.seek(50)
-    reader = shared_stream.beside(stream)
+    reader = shared_stream.reader(stream)
     assert reader.read(2) == b"\0\1"
     stream.seek(70)
     assert reader.read(2) == b"\2\3"
