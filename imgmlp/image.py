@@ -19,12 +19,12 @@ from PIL import Image, PngImagePlugin
 
 from imgmlp import metadata
 from imgmlp.errors import ImgmlpError, OutOfMemoryError, OutputError, PictureError, UsageError
-from imgmlp.image_io import colours, conversion, files, tiff_exif
+from imgmlp.image_io import colours, conversion, files, refusals, tiff_exif
 from imgmlp.metadata import NOTHING, Metadata, begins_as_exif
 from imgmlp.output_files import is_special, write_atomically
 from imgmlp.text import by_command, printable
 
-MAX_PIXELS = files.MAX_PIXELS
+MAX_PIXELS = refusals.MAX_PIXELS
 _TIFF_XMP = 700  # its tag
 _ORIENTATION = 0x0112  # EXIF's
 _ICC_SPACE = slice(16, 20)  # where a colour profile says what its colours are made of
@@ -67,7 +67,7 @@ class Limits:
 
 
 _ALL = dict.fromkeys(("icc", "exif", "xmp"), metadata.MAX_BYTES)
-_IN_PNG = _ALL | dict.fromkeys(("icc", "xmp"), files.TEXT)  # which is read again
+_IN_PNG = _ALL | dict.fromkeys(("icc", "xmp"), refusals.TEXT)  # which is read again
 _METRE = 0.0254  # a dot a metre
 LIMITS = {
     "PNG": Limits(kept=_IN_PNG, step=_METRE),
@@ -130,7 +130,7 @@ def load(
         opened: BinaryIO = path.open("rb") if data is None else io.BytesIO(data)
         with opened as file:
             stream = file if file.seekable() else io.BytesIO(file.read())
-            with files.refusals(stream, path):
+            with refusals.explained(stream, path):
                 image = files.read(stream, path, frame, notes)
                 return _picture(image, str(path), alpha, strip, notes)
     except MemoryError:
@@ -150,7 +150,7 @@ def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> 
     OutOfMemoryError.
     """
     name = getattr(image, "filename", "") or "the picture"
-    files.check_size(image, str(name))
+    refusals.check_size(image, str(name))
     notes: list[str] = []
     try:
         whole = files.reread(image, Path(os.fsdecode(name)), notes)

@@ -52,7 +52,9 @@ RESERVED = {
     "platformdirs": "engine.device.kernel_cache",
     "typer": "cli",
     "rich": "terminal",
-    "PIL": "image_io image report api pil",
+    "PIL": "image_io.png image_io.claimed_size image_io.completeness image_io.colours "
+    "image_io.bit_depth image_io.frames image_io.misread image_io.tiff_exif image_io.refusals "
+    "image_io.files image_io.conversion image report api pil",
     "numpy": "engine codec bench report image_io.colours image_io.conversion image api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

@@ -19,7 +19,7 @@ from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.training import passes, search
 from imgmlp.image import Picture
 from imgmlp.image_io import colours
-from imgmlp.image_io.files import TEXT
+from imgmlp.image_io.refusals import TEXT
 from imgmlp.metadata import MAX_BYTES, NOTHING, Metadata, checked, upright_exif
 
 RGB = small_pixels()

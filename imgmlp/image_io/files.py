@@ -23,11 +23,10 @@ from PIL import (
     ImagePalette,
     PngImagePlugin,
     TiffImagePlugin,
-    UnidentifiedImageError,
 )
 
 from imgmlp import metadata
-from imgmlp.errors import ImgmlpError, PictureError
+from imgmlp.errors import PictureError
 from imgmlp.image_io import (
     bit_depth,
     claimed_size,
@@ -35,41 +34,28 @@ from imgmlp.image_io import (
     completeness,
     excess,
     frames,
+    icons,
     misread,
     png,
+    refusals,
     shared_stream,
     structure,
     tiff_exif,
 )
 from imgmlp.image_io.library_messages import silent_libraries
-from imgmlp.image_io.misread import CURSOR, convert_hint, is_for_libtiff
-from imgmlp.image_io.structure import ICON
-from imgmlp.text import by_command, printable
+from imgmlp.text import printable
 
-MAX_PIXELS = 2**28
 ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it says
-TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are inflated
 TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
-DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
 _EPS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # how these begin, whose lines Pillow reads one by one
 _IM_HEAD = 2**16  # bytes within which the header of an IM picture ends, if it is one
 _IM_END = re.compile(rb"\n\r*[\x00\x1a]")
 OWN = (".imlp", ".npz")  # how names of compressed files end
-STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _LATE = {"ICNS", "WEBP"}  # of which Pillow says where the pixels are only when it loads them
 _OUTLIVING = {"AVIF", "WEBP"}  # whose bytes Pillow has once it has opened them
 _ORIENTATION = 274  # TIFF's tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
-_UNSUPPORTED = (
-    "unsupported",
-    "unimplemented",
-    "not yet supported",
-    "not supported",
-    "unknown",
-    "too large",
-    "too much",
-)
 _USUAL = {  # compressions of TIFF that libtiff always has
     *("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "jpeg", "tiff_jpeg"),
     *("tiff_ccitt", "group3", "group4"),
@@ -90,7 +76,7 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
         try:
             frames.choose(image, path, frame, notes)
         except Image.DecompressionBombError:
-            check_size(image, str(path))  # that of the frame
+            refusals.check_size(image, str(path))  # that of the frame
             raise
         return _decoded(image, stream, path, notes)
 
@@ -106,16 +92,16 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
     if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
     if start.startswith(_EPS):
-        raise _drawing("EPS", path)
-    icon = start.startswith((ICON, CURSOR))
-    stream = misread.icon(stream, path) if icon else stream
-    with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
+        raise refusals.drawing("EPS", path)
+    icon = icons.is_icon(start)
+    stream = icons.rebuilt(stream, path) if icon else stream
+    with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else refusals.MAX_PIXELS):
         for one in chain((stream,), structure.pictures_inside(stream)):
             png.check_chunks(one, path)
             excess.check(one, path)
         image = Image.open(shared_stream.reader(stream)) if icon else _opened(stream, path)
-        _check_format(image, path)
-        check_size(image, str(path))
+        refusals.check_format(image, path)
+        refusals.check_size(image, str(path))
         yield image, stream
 
 
@@ -127,11 +113,11 @@ def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
     except Image.DecompressionBombError:
         with _at_most(2**63):
             image = Image.open(shared_stream.reader(stream), formats=formats)
-        _check_format(image, path)
+        refusals.check_format(image, path)
         width, height = image.size
         if image.format in ("BMP", "DIB") and width >= 2**31:  # which Pillow takes for a large one
             image._size = width - 2**32, height
-        check_size(image, str(path))
+        refusals.check_size(image, str(path))
         raise
 
 
@@ -162,13 +148,13 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     elif image.format == "FTEX":  # which has the pixels alone there
         stream = None
     if not fresh or stream is None:
-        with refusals(io.BytesIO(), path):
+        with refusals.explained(io.BytesIO(), path):
             image.load()
         misread.check(image, path)
         if image.format == "TIFF":  # which Pillow has turned by its tag, and that is gone
             _set_upright(image)
         return _whole(misread.positive(image), bit_depth.depth(image), notes)
-    with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
+    with refusals.explained(stream, path), _one_at_a_time, quietly(), _at_most(refusals.MAX_PIXELS):
         place = stream.tell()
         try:
             again = Image.open(shared_stream.reader(stream))
@@ -201,7 +187,7 @@ def _decoded(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
 ) -> Image.Image:
     """The same picture with its pixels, of which no more are decoded than it says to have."""
-    check_size(image, str(path))
+    refusals.check_size(image, str(path))
     misread.check(image, path, stream)
     claimed_size.check(image, stream, path)
     png.check_pixels(image, stream, path, notes)
@@ -229,7 +215,7 @@ def endings() -> set[str]:
     Compressed files are none, also where somebody has Pillow open them.
     """
     known = Image.registered_extensions()
-    kinds = Image.OPEN.keys() - DRAWINGS - STUBS
+    kinds = Image.OPEN.keys() - refusals.DRAWINGS - refusals.STUBS
     return {name for name, kind in known.items() if kind in kinds} - {*OWN}
 
 
@@ -240,29 +226,6 @@ def pixel_count(path: Path) -> int:
             return image.width * image.height
     except Exception:  # which is told when its turn comes
         return 0
-
-
-@contextlib.contextmanager
-def refusals(stream: BinaryIO, path: Path) -> Iterator[None]:
-    """Say what is wrong with a file that Pillow cannot read, as a PictureError.
-
-    MemoryError passes, and OSError with a number if the file itself cannot be read.
-    """
-    try:
-        yield
-    except (ImgmlpError, MemoryError):
-        raise
-    except Image.DecompressionBombError as error:
-        problem = f"{path} has a picture inside that has more pixels than it says"
-        raise PictureError(problem, hint="get the file again") from error
-    except UnidentifiedImageError:
-        raise _unidentified(stream, path) from None
-    except OSError as error:
-        if error.errno is not None and not _is_readable(stream):
-            raise
-        raise _unreadable(path, error) from error
-    except Exception as error:  # Pillow's readers raise anything on damaged files
-        raise _unreadable(path, error) from error
 
 
 @contextlib.contextmanager
@@ -282,36 +245,12 @@ def _at_most(pixels: int) -> Iterator[None]:
     text = PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY
     before = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = (pixels + 1) // 2  # of which it refuses more than twice as many
-    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = TEXT
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = refusals.TEXT
     try:
         yield
     finally:
         PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = text
         Image.MAX_IMAGE_PIXELS = before
-
-
-def check_size(image: Image.Image, name: str) -> None:
-    """Refuse, as a PictureError, what has no pixels or too many."""
-    width, height = image.size
-    if width < 1 or height < 1:
-        hint = "give a picture of at least one pixel"
-        raise PictureError(f"{name} is {width}×{height}: it has no pixels", hint=hint)
-    if width * height > MAX_PIXELS:
-        problem = f"{name} has {width}×{height} pixels; the limit is {MAX_PIXELS:,} in all"
-        raise PictureError(problem, hint="cut it into parts or make it smaller")
-
-
-def _check_format(image: Image.Image, path: Path) -> None:
-    if image.format is not None and image.format in DRAWINGS:
-        raise _drawing(image.format, path)
-    if image.format in STUBS:
-        problem = f"{path} is a {image.format} file, which Pillow cannot read"
-        raise PictureError(problem, hint=convert_hint(path))
-
-
-def _drawing(kind: str, path: Path) -> PictureError:
-    hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
-    return PictureError(f"{path} is a drawing ({kind}) and has no pixels", hint=hint)
 
 
 def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
@@ -322,7 +261,7 @@ def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
     """
     if any(one.codec_name == "raw" and one.offset == 0 for one in image.tile) or _gaps(image):
         problem = f"{path} is damaged, or leaves out parts that are black: some pixels are missing"
-        raise PictureError(problem, hint=convert_hint(path))
+        raise PictureError(problem, hint=refusals.convert_hint(path))
     tags = getattr(image, "tag_v2", {})
     width, height = tags.get(_TILE_WIDTH), tags.get(_TILE_HEIGHT)
     if not isinstance(width, int) or not isinstance(height, int):
@@ -330,7 +269,7 @@ def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
     if width * height > TILE_SHARE * max(image.width * image.height, TILE_PIXELS):
         size = f"{image.width}×{image.height}"
         problem = f"{path} has tiles of {width}×{height} pixels for a picture of {size}"
-        raise PictureError(problem, hint=convert_hint(path))
+        raise PictureError(problem, hint=refusals.convert_hint(path))
 
 
 def _gaps(image: ImageFile.ImageFile) -> bool:
@@ -359,10 +298,10 @@ def _load(
     keyed = bits == 16 and not image.mode.startswith("I") and "transparency" in image.info
     if keyed and (image.format != "PNG" or image.tell() > 0):
         problem = f"Pillow misreads {path}, of 16 bits a sample and a transparent colour"
-        raise PictureError(problem, hint=convert_hint(path))
+        raise PictureError(problem, hint=refusals.convert_hint(path))
     if bit_depth.is_misread(image, bits):
         problem = f"{path} has {bits} bits a sample, of which Pillow takes some white for black"
-        raise PictureError(problem, hint=convert_hint(path))
+        raise PictureError(problem, hint=refusals.convert_hint(path))
     loaded = misread.mended(_pixels(image, stream, path, notes), stream, path, notes)
     if loaded.mode == "P" and loaded.palette is None:  # of a picture inside of an icon
         loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
@@ -411,7 +350,7 @@ def _load_others(image: ImageFile.ImageFile) -> None:
 
 def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.ImageFile:
     """The same, but a TIFF that is not compressed is left to libtiff where Pillow misreads it."""
-    if not is_for_libtiff(image) or any(tile[0] != "raw" for tile in image.tile):
+    if not misread.is_for_libtiff(image) or any(tile[0] != "raw" for tile in image.tile):
         return image
     page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True
@@ -438,56 +377,3 @@ def _set_upright(image: Image.Image) -> None:
 def _is_sideways(image: Image.Image) -> bool:
     orientation: object = getattr(image, "tag_v2", {}).get(_ORIENTATION)
     return orientation in (5, 6, 7, 8)
-
-
-# --- refusals ---
-
-
-def _is_readable(stream: BinaryIO) -> bool:
-    """Whether the file is, so that Pillow has looked for what is not in it."""
-    try:
-        stream.seek(0)
-        stream.read(1)
-    except OSError:
-        return False
-    return True
-
-
-def _unidentified(stream: BinaryIO, path: Path) -> PictureError:
-    stream.seek(0)
-    start = stream.read(16)
-    if not start:
-        return PictureError(f"{path} is empty", hint="give a PNG, JPEG, WebP or TIFF")
-    name = Image.registered_extensions().get(path.suffix.lower(), "")
-    if name not in Image.OPEN or (Image.OPEN[name][1] is not None and not _may_be(name, start)):
-        name = next((name for name in Image.OPEN if _may_be(name, start)), "")
-    if name:
-        problem = f"{path} is a damaged {name} file, or one of a kind that Pillow cannot read"
-        return PictureError(problem, hint=f"get it again, or {convert_hint(path)}")
-    hint = f"give a PNG, JPEG, WebP or TIFF; if it is a picture, {convert_hint(path)}"
-    return PictureError(f"{path} is not a picture that Pillow can read", hint=hint)
-
-
-def _may_be(name: str, start: bytes) -> bool:
-    accept = Image.OPEN[name][1]
-    try:
-        return accept is not None and accept(start) is True
-    except Exception:  # Pillow's readers look for more than there is
-        return False
-
-
-def _unreadable(path: Path, error: Exception) -> PictureError:
-    said = error.args[0] if error.args else ""  # bytes, of a PPM
-    said = said.decode("ascii", "replace") if isinstance(said, bytes) else str(error)
-    reason = (said or type(error).__name__).splitlines()[0]
-    kind = isinstance(error, NotImplementedError)
-    if "MAX_TEXT" in reason:
-        hint = by_command("take them out first", path, "magick {} -strip stripped.png")
-        problem = f"{path} has texts or a colour profile of more than {TEXT // 2**20} MiB"
-        return PictureError(problem, hint=hint)
-    if kind or any(word in reason.lower() for word in _UNSUPPORTED):
-        problem = f"{path} is of a kind that Pillow cannot read: {reason}"
-        return PictureError(problem, hint=convert_hint(path))
-    if isinstance(error, OSError) and error.errno is not None:  # of a file that can be read
-        reason = "it says that pixels are where the file has none"
-    return PictureError(f"{path} is damaged or truncated: {reason}", hint="get the file again")
