@@ -1,4 +1,4 @@
-"""What a PNG claims, beside what its chunks hold, and those inside of icons.
+"""Whether a PNG, or one inside of an icon, has sound chunks and all of its rows.
 
 Pillow walks through any number of chunks, decodes what a wrong checksum belies, and takes for black
 what is missing where the data of pixels end early. Knows nothing of pixels.

@@ -56,7 +56,7 @@ def check_format(image: Image.Image, path: Path) -> None:
 
 
 def drawing(kind: str, path: Path) -> PictureError:
-    """What is said of one."""
+    """What is said of a drawing, by Pillow's name of its format."""
     hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
     return PictureError(f"{path} is a drawing ({kind}) and has no pixels", hint=hint)
 
