@@ -7,6 +7,6 @@ Windows, `excess` limits what is beside the pixels, `png` looks at a PNG's chunk
 or refuses what Pillow takes for something else, `claimed_size` refuses what is far smaller than it
 says, `completeness` what lacks pixels; `colours` and `bit_depth` tell what is not kept,
 `library_messages` what libtiff complains of, and `tiff_exif` is EXIF data among a TIFF's own tags.
-`conversion` is to 8 bits. `imgmlp.image` is the face of all this, by which others go. May import
-metadata, text.
+`conversion` is to 8 bits. `imgmlp.image` is the face of all this; others ask `files` only for the
+endings of pictures' names and for how many pixels there are. May import metadata, text.
 """
