@@ -17,14 +17,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from imgmlp import image_colours, image_files, metadata, tiff_exif
-from imgmlp import samples as conversion
+from imgmlp import metadata
 from imgmlp.errors import ImgmlpError, OutOfMemoryError, OutputError, PictureError, UsageError
+from imgmlp.image_io import colours, conversion, files, refusals, tiff_exif
 from imgmlp.metadata import NOTHING, Metadata, begins_as_exif
 from imgmlp.output_files import is_special, write_atomically
 from imgmlp.text import by_command, printable
 
-MAX_PIXELS = image_files.MAX_PIXELS
+MAX_PIXELS = refusals.MAX_PIXELS
 _TIFF_XMP = 700  # its tag
 _ORIENTATION = 0x0112  # EXIF's
 _ICC_SPACE = slice(16, 20)  # where a colour profile says what its colours are made of
@@ -67,7 +67,7 @@ class Limits:
 
 
 _ALL = dict.fromkeys(("icc", "exif", "xmp"), metadata.MAX_BYTES)
-_IN_PNG = _ALL | dict.fromkeys(("icc", "xmp"), image_files.TEXT)  # which is read again
+_IN_PNG = _ALL | dict.fromkeys(("icc", "xmp"), refusals.TEXT)  # which is read again
 _METRE = 0.0254  # a dot a metre
 LIMITS = {
     "PNG": Limits(kept=_IN_PNG, step=_METRE),
@@ -130,8 +130,8 @@ def load(
         opened: BinaryIO = path.open("rb") if data is None else io.BytesIO(data)
         with opened as file:
             stream = file if file.seekable() else io.BytesIO(file.read())
-            with image_files.refusals(stream, path):
-                image = image_files.read(stream, path, frame, notes)
+            with refusals.explained(stream, path):
+                image = files.read(stream, path, frame, notes)
                 return _picture(image, str(path), alpha, strip, notes)
     except MemoryError:
         hint = "use a smaller picture"
@@ -150,10 +150,10 @@ def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> 
     OutOfMemoryError.
     """
     name = getattr(image, "filename", "") or "the picture"
-    image_files.check_size(image, str(name))
+    refusals.check_size(image, str(name))
     notes: list[str] = []
     try:
-        whole = image_files.reread(image, Path(os.fsdecode(name)), notes)
+        whole = files.reread(image, Path(os.fsdecode(name)), notes)
         with _sound_info(str(name)):
             return _picture(whole, str(name), alpha, strip, notes)
     except MemoryError:
@@ -204,9 +204,9 @@ def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: lis
     pixels = conversion.upright(pixels, orientation)
     found = NOTHING if strip else metadata.checked(_metadata(image), notes)
     if not strip and image.info.get("icc_profile") is None:
-        made = image_colours.profile(image.info, gray=pixels.shape[2] < 3)
+        made = colours.profile(image.info, gray=pixels.shape[2] < 3)
         found = replace(found, icc=made)
-        notes += [image_colours.MADE] if made else []
+        notes += [colours.MADE] if made else []
     if found.dpi is not None and orientation in (5, 6, 7, 8):
         found = replace(found, dpi=found.dpi[::-1])
     return Picture(pixels, found, tuple(notes))
@@ -221,7 +221,7 @@ def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
 
 def _orientation(image: Image.Image) -> int:
     try:
-        with image_files.quietly():
+        with files.quietly():
             given = image.info.get("exif")  # which Pillow reads as bytes only
             exif = given if isinstance(given, Image.Exif) else image.getexif()
             if _ORIENTATION in exif:
@@ -419,7 +419,7 @@ def _kept_by(name: str, found: Metadata, channels: int) -> Metadata:
     limits = limits_of(name)
     fields = {key: getattr(found, key) for key in ("icc", "exif", "xmp")}
     if name == "TIFF" and found.exif is not None:
-        with image_files.quietly():
+        with files.quietly():
             fields["exif"] = tiff_exif.that_fits(found.exif)
     if name == "WEBP" and channels < 3 and found.icc and found.icc[_ICC_SPACE] == b"GRAY":
         fields["icc"] = None  # as three channels are written
@@ -437,9 +437,9 @@ def check_ending(path: Path, ending: str) -> None:
     if found == ending:
         return
     hint = f"use one that ends with {ending}"
-    if found in image_files.OWN:
+    if found in files.OWN:
         raise UsageError(f"{path} would have the name of another kind of file", hint=hint)
-    if found in FORMATS or found in image_files.endings():
+    if found in FORMATS or found in files.endings():
         raise UsageError(f"{path} would have a picture's name, and be none", hint=hint)
 
 

@@ -58,6 +58,12 @@ def small_pixels(channels: int = 3) -> np.ndarray:
     return np.stack(planes, axis=-1).astype(np.uint8)
 
 
+def save(image: Image.Image, path: Path, **options: object) -> Path:
+    """The path, where the image is now."""
+    image.save(path, **options)
+    return path
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "where tests of OpenCL run, as `imgmlp devices` lists it (default: cpu)"
     parser.addoption("--device", default=OPENCL["device"], metavar="SPEC", help=told)

@@ -18,7 +18,6 @@ from conftest import Command, small_pixels
 from PIL import Image
 
 from imgmlp import image as pictures
-from imgmlp import image_files
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.encoder import Encoded, encode
@@ -26,6 +25,7 @@ from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.errors import ImgmlpError, PictureError
 from imgmlp.image import Picture
+from imgmlp.image_io import refusals
 
 HEIGHT, WIDTH = 7, 9
 MODES = ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr"]
@@ -162,7 +162,7 @@ def changed(data: bytes) -> Iterator[bytes]:
 @pytest.mark.parametrize("kind", kinds())
 def test_damage_gives_pixels_or_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a lower limit of pixels, so that no header makes this test large."""
-    monkeypatch.setattr(image_files, "MAX_PIXELS", 2**16)
+    monkeypatch.setattr(refusals, "MAX_PIXELS", 2**16)
     mode = next(m for m in ("RGB", "L", "1", "P") if f"{kind}-{m}" in corpus())
     for data in changed(corpus()[f"{kind}-{mode}"]):
         refused, picture = None, None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import save, small_pixels
 from hostile import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +20,8 @@ from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
 from imgmlp.errors import ImgmlpError, PictureError, UsageError
+from imgmlp.image_io.conversion import OPAQUE
 from imgmlp.metadata import MAX_BYTES, Metadata
-from imgmlp.samples import OPAQUE
 
 RGB = small_pixels()
 GRAY = small_pixels(1)
@@ -31,11 +31,6 @@ ICC = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 def with_alpha(alpha: np.ndarray | int, pixels: np.ndarray = RGB) -> np.ndarray:
     plane = np.broadcast_to(np.uint8(alpha), pixels.shape[:2])[:, :, None]
     return np.concatenate([pixels, plane], axis=-1)
-
-
-def save(image: Image.Image, path: Path, **options: object) -> Path:
-    image.save(path, **options)
-    return path
 
 
 def png_header(width: int, height: int, depth: int = 8, colour: int = 2) -> bytes:

@@ -15,11 +15,11 @@ from PIL import Image, ImageCms, PngImagePlugin
 
 import imgmlp
 from imgmlp import image as pictures
-from imgmlp import image_colours
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.training import passes, search
 from imgmlp.image import Picture
-from imgmlp.image_files import TEXT
+from imgmlp.image_io import colours
+from imgmlp.image_io.refusals import TEXT
 from imgmlp.metadata import MAX_BYTES, NOTHING, Metadata, checked, upright_exif
 
 RGB = small_pixels()
@@ -169,7 +169,7 @@ def test_what_a_format_holds_is_written_and_the_rest_is_named(
 def test_a_grays_profile_is_lost_where_gray_is_written_as_colour(
     tmp_path: Path, suffix: str
 ) -> None:
-    found = Metadata(icc=image_colours.profile({"gamma": 1}, gray=True))
+    found = Metadata(icc=colours.profile({"gamma": 1}, gray=True))
     lost = ["colour profile"] if suffix == ".webp" else []
     assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", found) == lost
     with Image.open(tmp_path / f"a{suffix}") as image:

@@ -13,7 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from imgmlp import image_files
 from imgmlp.batch import scratch
 from imgmlp.batch.encode import EncodeFile
 from imgmlp.batch.output import EXTENSION, REPLACE
@@ -23,6 +22,7 @@ from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task, Watch
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import ImgmlpError, OutputError
+from imgmlp.image_io.files import endings
 
 
 @cache
@@ -113,7 +113,7 @@ def _exists(output: Output) -> OutputError:
 
 def _ending(source: Path) -> str:
     """That of a picture's name, if it is usual: a key may have any, also one that no file can."""
-    return source.suffix if source.suffix.lower() in image_files.endings() else ""
+    return source.suffix if source.suffix.lower() in endings() else ""
 
 
 def _named(text: str, source: Path, made: Path, task: Task) -> str:

@@ -3,7 +3,7 @@
 `plain` does at once what needs no Typer; `typed` has that read what was typed. `commands` holds
 every command's name, options and help; what a command does is in the file of its name, which is
 imported when it runs. Nothing but `__main__` imports this. May import batch, bench, child, codec,
-ending, engine, facts, image, image_files, imgmlp, interrupt, metadata, output_files, report,
+ending, engine, facts, image, image_io, imgmlp, interrupt, metadata, output_files, report,
 terminal, text.
 """
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from imgmlp import image as pictures
-from imgmlp import image_files, output_files
+from imgmlp import output_files
 from imgmlp.batch import store
 from imgmlp.batch.encode import EncodeFile, Encoding, smaller_source
 from imgmlp.batch.encode_in_store import EncodeInStore
@@ -31,6 +31,7 @@ from imgmlp.codec.training.run import Progress
 from imgmlp.ending import held
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import OutputError, UsageError
+from imgmlp.image_io.files import endings, pixel_count
 from imgmlp.interrupt import StopRequest
 from imgmlp.report.live import Live
 from imgmlp.terminal import Terminal
@@ -96,7 +97,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
         raise UsageError("pictures in a store are encoded into a store", hint=hint)
     into = store.url(outputs.folder) if stored else outputs.folder
     terminal.note(f"{wanted.codec}, {wanted.work()}, into {into}")
-    search = Search(image_files.endings(), request.recursive, check=files.check_picture)
+    search = Search(endings(), request.recursive, check=files.check_picture)
     rules = Rules(
         outputs.folder,
         lambda name: name.with_suffix(EXTENSION),
@@ -104,7 +105,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
         outputs.force,
         outputs.skip,
         not stored,  # the workers leave notes there
-        image_files.pixels,
+        pixel_count,
     )
     return folders.run(terminal, request, search, rules, work)
 

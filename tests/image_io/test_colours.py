@@ -13,7 +13,7 @@ from conftest import small_pixels
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp.image_colours import MADE, profile
+from imgmlp.image_io.colours import MADE, profile
 
 SRGB = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
 P3 = (0.3127, 0.329, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06)
@@ -123,7 +123,7 @@ def test_colours_that_a_png_or_an_avif_names_by_numbers_are_told_to_be_lost(
     notes = pictures.load(png(tmp_path / "a.png", PIXELS, added)).notes
     assert [words in note for note in notes] == [True] * told
     for profiled in (False, True):
-        options = {"icc_profile": pictures.image_colours.profile({"gamma": 1}, False)}
+        options = {"icc_profile": profile({"gamma": 1}, False)}
         image = Image.fromarray(PIXELS)
         image.save(stream := io.BytesIO(), "AVIF", **(options if profiled else {}))
         head, mark, rest = stream.getvalue().partition(b"nclx")

@@ -1,8 +1,8 @@
-"""What JPEG, JPEG 2000 and PCX files claim, beside what their bytes can hold: looked at before
-anything is decoded.
+"""Whether JPEG, JPEG 2000 and PCX files hold all of their pixels.
 
-Knows nothing of pixels. Pillow tells none of this: it fills what a JPEG lacks with gray, and walks
-through any number of scans.
+Bytes tell that as far as they can before anything is decoded; of a JPEG the pixels have the last
+word. Pillow tells none of it: it fills what a JPEG lacks with gray, and walks through any number of
+scans.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import BinaryIO
 from PIL import Image, ImageFile
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import END, MOST_PARTS, SCAN, Segment, segments, tile_parts, tiles
-from imgmlp.image_png import missing
+from imgmlp.image_io.png import missing
+from imgmlp.image_io.structure import END, MOST_PARTS, SCAN, Segment, segments, tile_parts, tiles
 from imgmlp.text import by_command
 
 SCANS = 64  # of a JPEG; an encoder writes some ten
@@ -115,14 +115,14 @@ class Jpeg:
 
         An encoder may leave out the last bits of coefficients, but then only the end tells so.
         """
-        missing = {(name, number) for name in self.names for number in range(64)}
+        lacking = {(name, number) for name in self.names for number in range(64)}
         scans = []
         for one in self._scans():
             scans.append(one)
-            missing -= one.finished()
-            if not missing:
+            lacking -= one.finished()
+            if not lacking:
                 break
-        if missing:
+        if lacking:
             return True
         return bool(scans) and self._starves(scans, opened)
 

@@ -7,6 +7,7 @@ import struct
 import zlib
 from pathlib import Path
 
+import hostile
 import numpy as np
 import pytest
 from hostile import MAGIC, chunk, refusal
@@ -14,7 +15,8 @@ from PIL import Image
 
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError
-from imgmlp.image_misread import OWN_COLOURS, UNLISTED, UNSAID
+from imgmlp.image_io.bit_depth import UPPER_BITS
+from imgmlp.image_io.misread import OWN_COLOURS, UNLISTED, UNSAID
 
 
 def pixels(data: bytes, frame: int | None = None) -> list[object]:
@@ -117,96 +119,6 @@ def test_a_bmp_of_5_bits_a_colour_has_alpha_if_a_mask_says_so() -> None:
         assert pixels(bmp(16, row, masks=without)) == [[[255, 0, 0], [0, 0, 255]]]
 
 
-# Icons and cursors
-
-BLACK_WHITE, RED_GREEN = bytes([0] * 4 + [255] * 3 + [0]), bytes([0, 0, 255, 0, 0, 255, 0, 0])
-
-
-def icon_picture(bits: int, row: bytes, colours: bytes = b"") -> bytes:
-    """Two pixels, of which a mask hides the second."""
-    head = struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, bits, 0, 0, 0, 0, len(colours) // 4, 0)
-    return head + colours + row.ljust(4 * -(-bits // 16), b"\0") + b"\x40\0\0\0"
-
-
-def icon(kind: int, *ones: tuple[int, bytes]) -> bytes:
-    """An icon, kind 1, or a cursor, whose list tells of each picture so many bits."""
-    data, place = struct.pack("<HHH", 0, kind, len(ones)), 6 + 16 * len(ones)
-    for told, body in ones:
-        data += struct.pack("<4B2H2I", 2, 1, 0, 0, 1, told, len(body), place)
-        place += len(body)
-    return data + b"".join(body for _, body in ones)
-
-
-@pytest.mark.parametrize("kind", [1, 2])
-@pytest.mark.parametrize("told", [0, 24, 32])
-@pytest.mark.parametrize(
-    ("bits", "row", "colours", "first", "second"),
-    [
-        (1, b"\x40", BLACK_WHITE, [0, 0, 0, 255], [255, 255, 255, 0]),
-        (8, b"\0\1", BLACK_WHITE, [0, 0, 0, 255], [255, 255, 255, 0]),
-        (8, b"\0\1", RED_GREEN, [255, 0, 0, 255], [0, 255, 0, 0]),
-        (16, b"\0\x7c\x1f\0", b"", [255, 0, 0, 255], [0, 0, 255, 0]),
-        (24, bytes(range(6)), b"", [2, 1, 0, 255], [5, 4, 3, 0]),
-        (32, bytes([1, 2, 3, 9, 4, 5, 6, 8]), b"", [3, 2, 1, 9], [6, 5, 4, 8]),
-        (32, bytes([1, 2, 3, 0, 4, 5, 6, 0]), b"", [3, 2, 1, 255], [6, 5, 4, 0]),
-    ],
-)
-def test_masks_of_icons_and_cursors(
-    kind: int, told: int, bits: int, row: bytes, colours: bytes, first: list[int], second: list[int]
-) -> None:
-    """Also where the list of pictures is wrong in how many bits there are, or bytes."""
-    picture = icon_picture(bits, row, colours)
-    for body in (picture, picture + bytes(9)):
-        assert pixels(icon(kind, (told, body))) == [[first, second]]
-
-
-@pytest.mark.parametrize("kind", [1, 2])
-def test_of_an_icon_the_picture_of_the_most_bits_is_taken(kind: int) -> None:
-    deep, flat = (icon_picture(32, bytes(range(8))), icon_picture(8, b"\0\1", RED_GREEN))
-    for ones in (((32, deep), (8, flat)), ((8, flat), (32, deep))):
-        assert pixels(icon(kind, *ones)) == [[[2, 1, 0, 3], [6, 5, 4, 7]]]
-
-
-@pytest.mark.parametrize("alpha", [0, 9])
-def test_an_icon_of_32_bits_needs_no_mask(alpha: int) -> None:
-    body = icon_picture(32, bytes([1, 2, 3, alpha, 4, 5, 6, 0]))[:-4]
-    assert pixels(icon(1, (32, body))) == [[[3, 2, 1, alpha], [6, 5, 4, 0]]]
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
-@pytest.mark.parametrize("size", [(9, 7), (16, 16), (32, 32)])
-def test_an_icon_of_pillows_without_a_png_is_read(mode: str, size: tuple[int, int]) -> None:
-    """Of two pictures; the rows of its masks are not filled up, as they should be."""
-    noise = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
-    image = Image.fromarray(noise).convert(mode)
-    image.save(stream := io.BytesIO(), "ICO", bitmap_format="bmp", sizes=[size, (2, 2)])
-    found = pictures.load("a.ico", data=stream.getvalue()).pixels
-    np.testing.assert_array_equal(np.broadcast_to(found, noise.shape), image.convert("RGB"))
-
-
-def test_an_icon_that_is_not_whole_or_of_a_rare_kind_is_refused(tmp_path: Path) -> None:
-    path, sound = tmp_path / "a.ico", icon_picture(24, bytes(range(6)))
-    for body, words in (
-        (sound[:-4], "not enough image data"),
-        (b"", "its picture is missing"),
-        (sound[:16] + b"\3" + sound[17:], "a rare kind of icon"),
-        (b"\x6c" + sound[1:], "a rare kind of icon"),
-    ):
-        path.write_bytes(icon(1, (24, body)))
-        assert words in str(refusal(path))
-
-
-def test_an_image_of_a_cursor_is_refused() -> None:
-    data = icon(2, (0, icon_picture(24, bytes(range(6)))))
-    for loaded in (False, True):
-        with Image.open(io.BytesIO(data)) as image:
-            if loaded:
-                image.load()
-            with pytest.raises(PictureError, match="a cursor with a mask") as caught:
-                pictures.from_image(image)
-        assert "file's name" in caught.value.hint
-
-
 # GIF
 
 
@@ -300,6 +212,39 @@ def test_nor_is_an_image_of_such_planes_taken_that_was_loaded_before(tmp_path: P
         image.load()
         with pytest.raises(PictureError, match="planes are separate"):
             pictures.from_image(image)
+
+
+def planes(bits: int, photometric: int, *channels: np.ndarray) -> bytes:
+    """A TIFF of 9×7 pixels, not compressed, whose channels stand one after the other."""
+    data = b"".join(channel.tobytes() for channel in channels)
+    places, size = 8 + 2 + 12 * 10 + 4, len(data) // len(channels)
+    tags = {256: 9, 257: 7, 258: bits, 259: 1, 262: photometric, 277: len(channels), 278: 7, 284: 2}
+    if len(channels) == 1:
+        return hostile.tiff(tags | {273: 0, 279: size}, data)
+    lists = places + len(data)
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
+    entries.insert(5, struct.pack("<HHII", 273, 4, 3, lists))
+    entries.insert(8, struct.pack("<HHII", 279, 4, 3, lists + 12))
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + bytes(4)
+    starts = [places + k * size for k in range(3)]
+    return head + data + struct.pack("<6I", *starts, size, size, size)
+
+
+def test_separate_planes_that_are_not_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    deep = np.random.default_rng(0).integers(0, 2**16, (3, 7, 9), np.uint16)
+    path.write_bytes(planes(16, 2, *deep))
+    found = pictures.load(path)
+    np.testing.assert_array_equal(found.pixels, deep.transpose(1, 2, 0) >> 8)
+    assert found.notes == (UPPER_BITS.format(16),)
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(pictures.from_image(image).pixels, found.pixels)
+        image.load()  # into something else
+        with pytest.raises(PictureError, match="separate"):
+            pictures.from_image(image)
+    gray = (deep[0] >> 8).astype(np.uint8)
+    path.write_bytes(planes(8, 0, gray))  # whose white is 0
+    np.testing.assert_array_equal(pictures.load(path).pixels[:, :, 0], 255 - gray)
 
 
 @pytest.mark.parametrize("said", [{"_530": [2, 2]}, {}])

@@ -9,7 +9,7 @@ import pytest
 from conftest import small_pixels
 from PIL import ExifTags, Image, TiffImagePlugin
 
-from imgmlp import tiff_exif
+from imgmlp.image_io import tiff_exif
 
 PIXELS = small_pixels()
 MAKER, WIDTH, LENS, LATITUDE = 271, 256, 0xA434, 2

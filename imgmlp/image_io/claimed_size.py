@@ -16,7 +16,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import chunks
+from imgmlp.image_io.structure import chunks
 
 FREE = 2**20  # pixels of an AVIF of which nothing is asked
 ENLARGED = 4  # times the pixels that are coded; sound files have as many

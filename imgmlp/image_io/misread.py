@@ -5,7 +5,6 @@ Knows how the formats say what they hold. Knows nothing of what becomes of the p
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 from collections import deque
@@ -18,8 +17,8 @@ from typing import BinaryIO
 from PIL import Image, ImageChops, ImageFile, ImageOps, ImagePalette
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import CODESTREAM, ICON, PNG_START, chunks, skip_colours
-from imgmlp.text import by_command
+from imgmlp.image_io.refusals import convert_hint
+from imgmlp.image_io.structure import CODESTREAM, chunks, skip_colours
 
 UNSAID = "it says that it has no alpha, so the last 8 of a pixel's 32 bits were dropped"
 UNLISTED = "pixels whose number is beyond its list of colours are black"
@@ -39,15 +38,7 @@ _INKS = 7  # a colour mode of PSD
 _PCX_PALETTES = (2, 5)  # versions of PCX that have colours in the header
 _BITFIELDS, _ALPHA_BIT = 3, 0x8000  # of a BMP: how masks are announced, and one of them
 _LISTED = {1: "P;1", 4: "P;4", 8: "P"}  # Pillow's names of numbers of colours, by their bits
-CURSOR = b"\0\0\2\0"  # how cursors of Windows begin
-_ICON_BYTES = 2**25  # of one that are looked at
-_BITMAP = struct.Struct("<IiiHHI12xI4x")  # the header of a picture in one
 _ALIKE = ("LA", "La", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
-
-
-def convert_hint(path: Path | str) -> str:
-    """How to make a picture of it that can be read."""
-    return by_command("convert it to a PNG first", path, "magick {} converted.png")
 
 
 def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> None:
@@ -78,60 +69,6 @@ def _is_signed(image: Image.Image) -> bool:
     formats = _tag(image, _SAMPLE_FORMAT)
     signed = image.mode == "L" and isinstance(formats, tuple) and _SIGNED in formats
     return signed or (image.format == "FITS" and image.mode == "I;16")
-
-
-def icon(stream: BinaryIO, path: Path) -> BinaryIO:
-    """An icon or a cursor of Windows as an icon of its best picture alone, as Pillow can read it.
-
-    Pillow believes the list of pictures, which may be wrong in how many bits a pixel has, takes the
-    one of the fewest bits, and leaves out the masks of cursors. Raises PictureError and OSError.
-    """
-    stream.seek(0)
-    data = stream.read(_ICON_BYTES)
-    count = int.from_bytes(data[4:6], "little")
-    places = range(6, min(6 + 16 * count, len(data) - 15), 16)
-    listed = [data[at : at + 16] for at in places]
-    if not listed:
-        return io.BytesIO(data)
-    best = max(listed, key=lambda one: _icon_rank(data, one))
-    told, at = struct.unpack_from("<II", best, 8)
-    length = None if data.startswith(PNG_START, at) else told
-    bits, size, body = _icon_picture(data[at:][:length], path)
-    entry = best[:4] + struct.pack("<HHII", 1, bits, size, 22)
-    return io.BytesIO(ICON + b"\1\0" + entry + body)
-
-
-def _icon_rank(data: bytes, entry: bytes) -> tuple[int, int]:
-    """Pixels and their bits of a picture in an icon."""
-    at = int.from_bytes(entry[12:], "little")
-    is_png = data.startswith(PNG_START, at)
-    bits = 32 if is_png else int.from_bytes(data[at + 14 : at + 16], "little")
-    return (entry[0] or 256) * (entry[1] or 256), bits
-
-
-def _icon_picture(body: bytes, path: Path) -> tuple[int, int, bytes]:
-    """Bits of a pixel, bytes that there should be, and a picture with all colours it may list.
-
-    Of 32 bits without any alpha they are 24, of which the mask tells what is transparent.
-    """
-    if body.startswith(PNG_START):
-        return 32, len(body), body
-    if len(body) < _BITMAP.size:
-        raise OSError("its picture is missing")
-    size, width, height, _, bits, coded, listed = _BITMAP.unpack_from(body)
-    if size != _BITMAP.size or coded:
-        raise PictureError(f"Pillow misreads {path}, a rare kind of icon", hint=convert_hint(path))
-    most = 4 << bits if bits <= 8 else 0  # bytes
-    begin = size + (4 * listed or most if most else 0)
-    rows, mask = (4 * -(-width * n // 32) * (height // 2) for n in (bits, 1))
-    needed = min(max(0, rows + mask), 2**31)
-    pixels = body[begin : begin + needed]
-    if not any(pixels[rows:]) and len(pixels) == rows + -(-width // 8) * (height // 2):
-        pixels = pixels.ljust(needed, b"\0")  # Pillow does not fill up the rows of masks
-    if bits == 32 and len(pixels) == needed and not any(pixels[3:rows:4]):
-        bits = 24
-    colours = body[size:begin][:most].ljust(most, b"\0")
-    return bits, size + most + needed, body[:32] + bytes(8) + colours + pixels
 
 
 def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-from imgmlp.image_parts import chunks
+from imgmlp.image_io.structure import chunks
 
 MADE = "what it says of gamma and primaries became a colour profile"
 # sRGB's gamma as a PNG says it, and x, y of its white, red, green and blue. What is as near as

@@ -23,53 +23,39 @@ from PIL import (
     ImagePalette,
     PngImagePlugin,
     TiffImagePlugin,
-    UnidentifiedImageError,
 )
 
-from imgmlp import (
-    image_beside,
-    image_claims,
-    image_coded,
-    image_colours,
-    image_depth,
-    image_frames,
-    image_misread,
-    image_parts,
-    image_png,
-    image_reader,
-    metadata,
+from imgmlp import metadata
+from imgmlp.errors import PictureError
+from imgmlp.image_io import (
+    bit_depth,
+    claimed_size,
+    colours,
+    completeness,
+    excess,
+    frames,
+    icons,
+    misread,
+    png,
+    refusals,
+    shared_stream,
+    structure,
     tiff_exif,
 )
-from imgmlp.errors import ImgmlpError, PictureError
-from imgmlp.image_misread import CURSOR, convert_hint, is_for_libtiff
-from imgmlp.image_parts import ICON
-from imgmlp.library_messages import silent_libraries
-from imgmlp.text import by_command, printable
+from imgmlp.image_io.library_messages import silent_libraries
+from imgmlp.text import printable
 
-MAX_PIXELS = 2**28
 ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it says
-TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are inflated
 TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
-DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
 _EPS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # how these begin, whose lines Pillow reads one by one
 _IM_HEAD = 2**16  # bytes within which the header of an IM picture ends, if it is one
 _IM_END = re.compile(rb"\n\r*[\x00\x1a]")
 OWN = (".imlp", ".npz")  # how names of compressed files end
-STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _LATE = {"ICNS", "WEBP"}  # of which Pillow says where the pixels are only when it loads them
 _OUTLIVING = {"AVIF", "WEBP"}  # whose bytes Pillow has once it has opened them
 _ORIENTATION = 274  # TIFF's tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
-_UNSUPPORTED = (
-    "unsupported",
-    "unimplemented",
-    "not yet supported",
-    "not supported",
-    "unknown",
-    "too large",
-    "too much",
-)
 _USUAL = {  # compressions of TIFF that libtiff always has
     *("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "jpeg", "tiff_jpeg"),
     *("tiff_ccitt", "group3", "group4"),
@@ -86,11 +72,11 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
     Raises PictureError, UsageError if there is no such frame, and what Pillow does.
     """
     with _within_limits(stream, path) as (image, stream):
-        image_png.check_sums(stream, path)
+        png.check_sums(stream, path)
         try:
-            image_frames.choose(image, path, frame, notes)
+            frames.choose(image, path, frame, notes)
         except Image.DecompressionBombError:
-            check_size(image, str(path))  # that of the frame
+            refusals.check_size(image, str(path))  # that of the frame
             raise
         return _decoded(image, stream, path, notes)
 
@@ -101,21 +87,21 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
 
     Raises PictureError for what claims too much, here and while the picture is in use.
     """
-    most = image_claims.PCX_COLOURS
+    most = completeness.PCX_COLOURS
     stream.seek(0)
     if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
     if start.startswith(_EPS):
-        raise _drawing("EPS", path)
-    icon = start.startswith((ICON, CURSOR))
-    stream = image_misread.icon(stream, path) if icon else stream
-    with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
-        for one in chain((stream,), image_parts.pictures_inside(stream)):
-            image_png.check_chunks(one, path)
-            image_beside.check(one, path)
-        image = Image.open(image_reader.beside(stream)) if icon else _opened(stream, path)
-        _check_format(image, path)
-        check_size(image, str(path))
+        raise refusals.drawing("EPS", path)
+    icon = icons.is_icon(start)
+    stream = icons.rebuilt(stream, path) if icon else stream
+    with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else refusals.MAX_PIXELS):
+        for one in chain((stream,), structure.pictures_inside(stream)):
+            png.check_chunks(one, path)
+            excess.check(one, path)
+        image = Image.open(shared_stream.reader(stream)) if icon else _opened(stream, path)
+        refusals.check_format(image, path)
+        refusals.check_size(image, str(path))
         yield image, stream
 
 
@@ -123,15 +109,15 @@ def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
     """What Pillow finds; of too many pixels, it is said how many there are. Raises PictureError."""
     formats = _formats(stream)
     try:
-        return Image.open(image_reader.beside(stream), formats=formats)
+        return Image.open(shared_stream.reader(stream), formats=formats)
     except Image.DecompressionBombError:
         with _at_most(2**63):
-            image = Image.open(image_reader.beside(stream), formats=formats)
-        _check_format(image, path)
+            image = Image.open(shared_stream.reader(stream), formats=formats)
+        refusals.check_format(image, path)
         width, height = image.size
         if image.format in ("BMP", "DIB") and width >= 2**31:  # which Pillow takes for a large one
             image._size = width - 2**32, height
-        check_size(image, str(path))
+        refusals.check_size(image, str(path))
         raise
 
 
@@ -162,16 +148,16 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     elif image.format == "FTEX":  # which has the pixels alone there
         stream = None
     if not fresh or stream is None:
-        with refusals(io.BytesIO(), path):
+        with refusals.explained(io.BytesIO(), path):
             image.load()
-        image_misread.check(image, path)
+        misread.check(image, path)
         if image.format == "TIFF":  # which Pillow has turned by its tag, and that is gone
             _set_upright(image)
-        return _whole(image_misread.positive(image), image_depth.depth(image), notes)
-    with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
+        return _whole(misread.positive(image), bit_depth.depth(image), notes)
+    with refusals.explained(stream, path), _one_at_a_time, quietly(), _at_most(refusals.MAX_PIXELS):
         place = stream.tell()
         try:
-            again = Image.open(image_reader.beside(stream))
+            again = Image.open(shared_stream.reader(stream))
             if again.tell() != image.tell():
                 again.seek(image.tell())
             if (again.size, again.mode) != (image.size, image.mode):  # drafted, to be smaller
@@ -201,16 +187,16 @@ def _decoded(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
 ) -> Image.Image:
     """The same picture with its pixels, of which no more are decoded than it says to have."""
-    check_size(image, str(path))
-    image_misread.check(image, path, stream)
-    image_coded.check(image, stream, path)
-    image_png.check_pixels(image, stream, path, notes)
-    if told := image_colours.lost(image, stream):
+    refusals.check_size(image, str(path))
+    misread.check(image, path, stream)
+    claimed_size.check(image, stream, path)
+    png.check_pixels(image, stream, path, notes)
+    if told := colours.lost(image, stream):
         notes.append(told)
     if image.format == "JPEG2000":
-        image_claims.check_jpeg2000(stream, path)
+        completeness.check_jpeg2000(stream, path)
     if image.format == "PCX":
-        image_claims.check_pcx(image, stream, path)
+        completeness.check_pcx(image, stream, path)
     # No picture inside of it, as icons and others have, may be larger than the whole.
     tiff = image.format == "TIFF"
     with _at_most(image.width * image.height), silent_libraries(tiff) as complaint:
@@ -229,40 +215,17 @@ def endings() -> set[str]:
     Compressed files are none, also where somebody has Pillow open them.
     """
     known = Image.registered_extensions()
-    kinds = Image.OPEN.keys() - DRAWINGS - STUBS
+    kinds = Image.OPEN.keys() - refusals.DRAWINGS - refusals.STUBS
     return {name for name, kind in known.items() if kind in kinds} - {*OWN}
 
 
-def pixels(path: Path) -> int:
+def pixel_count(path: Path) -> int:
     """How many a file says that it has; 0 if it does not say, for whatever reason."""
     try:
         with path.open("rb") as file, _within_limits(file, path) as (image, _):
             return image.width * image.height
     except Exception:  # which is told when its turn comes
         return 0
-
-
-@contextlib.contextmanager
-def refusals(stream: BinaryIO, path: Path) -> Iterator[None]:
-    """Say what is wrong with a file that Pillow cannot read, as a PictureError.
-
-    MemoryError passes, and OSError with a number if the file itself cannot be read.
-    """
-    try:
-        yield
-    except (ImgmlpError, MemoryError):
-        raise
-    except Image.DecompressionBombError as error:
-        problem = f"{path} has a picture inside that has more pixels than it says"
-        raise PictureError(problem, hint="get the file again") from error
-    except UnidentifiedImageError:
-        raise _unidentified(stream, path) from None
-    except OSError as error:
-        if error.errno is not None and not _is_readable(stream):
-            raise
-        raise _unreadable(path, error) from error
-    except Exception as error:  # Pillow's readers raise anything on damaged files
-        raise _unreadable(path, error) from error
 
 
 @contextlib.contextmanager
@@ -282,36 +245,12 @@ def _at_most(pixels: int) -> Iterator[None]:
     text = PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY
     before = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = (pixels + 1) // 2  # of which it refuses more than twice as many
-    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = TEXT
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = refusals.TEXT
     try:
         yield
     finally:
         PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = text
         Image.MAX_IMAGE_PIXELS = before
-
-
-def check_size(image: Image.Image, name: str) -> None:
-    """Refuse, as a PictureError, what has no pixels or too many."""
-    width, height = image.size
-    if width < 1 or height < 1:
-        hint = "give a picture of at least one pixel"
-        raise PictureError(f"{name} is {width}×{height}: it has no pixels", hint=hint)
-    if width * height > MAX_PIXELS:
-        problem = f"{name} has {width}×{height} pixels; the limit is {MAX_PIXELS:,} in all"
-        raise PictureError(problem, hint="cut it into parts or make it smaller")
-
-
-def _check_format(image: Image.Image, path: Path) -> None:
-    if image.format is not None and image.format in DRAWINGS:
-        raise _drawing(image.format, path)
-    if image.format in STUBS:
-        problem = f"{path} is a {image.format} file, which Pillow cannot read"
-        raise PictureError(problem, hint=convert_hint(path))
-
-
-def _drawing(kind: str, path: Path) -> PictureError:
-    hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
-    return PictureError(f"{path} is a drawing ({kind}) and has no pixels", hint=hint)
 
 
 def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
@@ -322,7 +261,7 @@ def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
     """
     if any(one.codec_name == "raw" and one.offset == 0 for one in image.tile) or _gaps(image):
         problem = f"{path} is damaged, or leaves out parts that are black: some pixels are missing"
-        raise PictureError(problem, hint=convert_hint(path))
+        raise PictureError(problem, hint=refusals.convert_hint(path))
     tags = getattr(image, "tag_v2", {})
     width, height = tags.get(_TILE_WIDTH), tags.get(_TILE_HEIGHT)
     if not isinstance(width, int) or not isinstance(height, int):
@@ -330,7 +269,7 @@ def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
     if width * height > TILE_SHARE * max(image.width * image.height, TILE_PIXELS):
         size = f"{image.width}×{image.height}"
         problem = f"{path} has tiles of {width}×{height} pixels for a picture of {size}"
-        raise PictureError(problem, hint=convert_hint(path))
+        raise PictureError(problem, hint=refusals.convert_hint(path))
 
 
 def _gaps(image: ImageFile.ImageFile) -> bool:
@@ -350,20 +289,20 @@ def _load(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
 ) -> Image.Image:
     """The same picture with its pixels decoded, and of 16 bits if it says so."""
-    bits, told = image_depth.depth(image, stream), image_depth.by_upper_bits(image)
+    bits, told = bit_depth.depth(image, stream), bit_depth.by_upper_bits(image)
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
     exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
     turned = _ORIENTATION in getattr(image, "tag_v2", {})
     _turn_resolution(image)
-    image_misread.mend(image, stream)
+    misread.mend(image, stream)
     keyed = bits == 16 and not image.mode.startswith("I") and "transparency" in image.info
     if keyed and (image.format != "PNG" or image.tell() > 0):
         problem = f"Pillow misreads {path}, of 16 bits a sample and a transparent colour"
-        raise PictureError(problem, hint=convert_hint(path))
-    if image_depth.is_misread(image, bits):
+        raise PictureError(problem, hint=refusals.convert_hint(path))
+    if bit_depth.is_misread(image, bits):
         problem = f"{path} has {bits} bits a sample, of which Pillow takes some white for black"
-        raise PictureError(problem, hint=convert_hint(path))
-    loaded = image_misread.mended(_pixels(image, stream, path, notes), stream, path, notes)
+        raise PictureError(problem, hint=refusals.convert_hint(path))
+    loaded = misread.mended(_pixels(image, stream, path, notes), stream, path, notes)
     if loaded.mode == "P" and loaded.palette is None:  # of a picture inside of an icon
         loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
     if exif:
@@ -376,12 +315,12 @@ def _load(
 
 
 def _whole(
-    loaded: Image.Image, bits: int, notes: list[str], told: str = image_depth.UPPER_BITS
+    loaded: Image.Image, bits: int, notes: list[str], told: str = bit_depth.UPPER_BITS
 ) -> Image.Image:
     """A loaded picture whose gray of more than 8 bits is what it should be."""
     if 8 < bits <= 16:
         notes.append(told.format(bits))
-    return image_depth.spread(loaded, bits)
+    return bit_depth.spread(loaded, bits)
 
 
 def _pixels(
@@ -392,10 +331,10 @@ def _pixels(
         _load_others(image)
         return image
     stream.seek(image.tile[0].offset if image.tile else 0)  # of its frame, if it has a scan
-    jpeg = image_claims.jpeg(stream.read())
+    jpeg = completeness.jpeg(stream.read())
     jpeg.check(image.size, path)
     if not jpeg.has_end:
-        notes.append(image_png.END_MISSING)
+        notes.append(png.END_MISSING)
     return jpeg.complete(image, lambda data: Image.open(io.BytesIO(data), formats=["JPEG"]))
 
 
@@ -411,12 +350,12 @@ def _load_others(image: ImageFile.ImageFile) -> None:
 
 def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.ImageFile:
     """The same, but a TIFF that is not compressed is left to libtiff where Pillow misreads it."""
-    if not is_for_libtiff(image) or any(tile[0] != "raw" for tile in image.tile):
+    if not misread.is_for_libtiff(image) or any(tile[0] != "raw" for tile in image.tile):
         return image
     page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True
     try:
-        again = Image.open(image_reader.beside(stream))
+        again = Image.open(shared_stream.reader(stream))
         again.seek(page)
         return again
     finally:
@@ -438,56 +377,3 @@ def _set_upright(image: Image.Image) -> None:
 def _is_sideways(image: Image.Image) -> bool:
     orientation: object = getattr(image, "tag_v2", {}).get(_ORIENTATION)
     return orientation in (5, 6, 7, 8)
-
-
-# --- refusals ---
-
-
-def _is_readable(stream: BinaryIO) -> bool:
-    """Whether the file is, so that Pillow has looked for what is not in it."""
-    try:
-        stream.seek(0)
-        stream.read(1)
-    except OSError:
-        return False
-    return True
-
-
-def _unidentified(stream: BinaryIO, path: Path) -> PictureError:
-    stream.seek(0)
-    start = stream.read(16)
-    if not start:
-        return PictureError(f"{path} is empty", hint="give a PNG, JPEG, WebP or TIFF")
-    name = Image.registered_extensions().get(path.suffix.lower(), "")
-    if name not in Image.OPEN or (Image.OPEN[name][1] is not None and not _may_be(name, start)):
-        name = next((name for name in Image.OPEN if _may_be(name, start)), "")
-    if name:
-        problem = f"{path} is a damaged {name} file, or one of a kind that Pillow cannot read"
-        return PictureError(problem, hint=f"get it again, or {convert_hint(path)}")
-    hint = f"give a PNG, JPEG, WebP or TIFF; if it is a picture, {convert_hint(path)}"
-    return PictureError(f"{path} is not a picture that Pillow can read", hint=hint)
-
-
-def _may_be(name: str, start: bytes) -> bool:
-    accept = Image.OPEN[name][1]
-    try:
-        return accept is not None and accept(start) is True
-    except Exception:  # Pillow's readers look for more than there is
-        return False
-
-
-def _unreadable(path: Path, error: Exception) -> PictureError:
-    said = error.args[0] if error.args else ""  # bytes, of a PPM
-    said = said.decode("ascii", "replace") if isinstance(said, bytes) else str(error)
-    reason = (said or type(error).__name__).splitlines()[0]
-    kind = isinstance(error, NotImplementedError)
-    if "MAX_TEXT" in reason:
-        hint = by_command("take them out first", path, "magick {} -strip stripped.png")
-        problem = f"{path} has texts or a colour profile of more than {TEXT // 2**20} MiB"
-        return PictureError(problem, hint=hint)
-    if kind or any(word in reason.lower() for word in _UNSUPPORTED):
-        problem = f"{path} is of a kind that Pillow cannot read: {reason}"
-        return PictureError(problem, hint=convert_hint(path))
-    if isinstance(error, OSError) and error.errno is not None:  # of a file that can be read
-        reason = "it says that pixels are where the file has none"
-    return PictureError(f"{path} is damaged or truncated: {reason}", hint="get the file again")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import save, small_pixels
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp import samples
 from imgmlp.errors import PictureError
+from imgmlp.image_io import conversion
+from imgmlp.image_io.structure import segments
 
 RGB, GRAY = small_pixels(), small_pixels(1)[:, :, 0]
 
@@ -57,7 +59,7 @@ def test_one_bit_with_transparency_is_gray_and_alpha(tmp_path: Path) -> None:
 def test_rows_are_converted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     image = Image.fromarray(np.dstack([RGB, GRAY]))
     whole, _ = converted(image)
-    monkeypatch.setattr(samples, "BAND", 70)  # two rows and a bit
+    monkeypatch.setattr(conversion, "BAND", 70)  # two rows and a bit
     np.testing.assert_array_equal(converted(image)[0], whole)
     np.testing.assert_array_equal(whole, np.dstack([RGB, GRAY]))
 
@@ -134,3 +136,24 @@ def test_samples_of_an_unknown_range_are_refused(mode: str) -> None:
     with pytest.raises(PictureError, match="32 bits") as caught:
         pictures.from_image(Image.fromarray(GRAY).convert(mode))
     assert caught.value.hint
+
+
+def test_colours_of_cielab_are_converted_with_a_note(tmp_path: Path) -> None:
+    """And do not keep a profile, which would be that of CIELab."""
+    image = Image.new("LAB", (9, 7), (200, 128, 128))
+    found = pictures.load(save(image, tmp_path / "a.tif", icc_profile=b"of CIELab"))
+    assert found.icc is None
+    assert found.notes == ("CIELab is converted to sRGB",)
+    assert np.ptp(found.pixels.astype(int), axis=2).max() <= 3  # gray, but for rounding
+
+
+@pytest.mark.parametrize("adobe", [False, True])
+def test_inks_of_a_jpeg_are_inverted_whoever_wrote_it(adobe: bool) -> None:
+    """As browsers and ImageMagick have it, also where no marker of Adobe's says so."""
+    Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(stream := io.BytesIO(), "JPEG", quality=100)
+    data = stream.getvalue()
+    marker = next(one for one in segments(data) if one.kind == 0xEE)
+    if not adobe:
+        data = data[: marker.marker] + data[marker.begin + marker.size :]
+    assert (b"Adobe" in data) == adobe
+    assert pictures.load("a.jpg", data=data).pixels[0, 0].tolist() == [0, 255, 255]

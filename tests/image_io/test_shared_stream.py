@@ -12,8 +12,8 @@ from conftest import small_pixels
 from PIL import Image
 
 from imgmlp import image as pictures
-from imgmlp import image_reader
 from imgmlp.errors import PictureError
+from imgmlp.image_io import shared_stream
 
 OPAQUE = small_pixels()[:8, :12]
 SEEN_THROUGH = np.dstack([OPAQUE, OPAQUE[:, :, :1]])
@@ -65,7 +65,7 @@ def test_a_file_has_the_pixels_that_pillow_finds(tmp_path: Path, name: str) -> N
 def test_readers_of_the_same_bytes_do_not_move_each_other() -> None:
     stream = io.BytesIO(bytes(range(100)))
     stream.seek(50)
-    reader = image_reader.beside(stream)
+    reader = shared_stream.reader(stream)
     assert reader.read(2) == b"\0\1"
     stream.seek(70)
     assert reader.read(2) == b"\2\3"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import (
+from imgmlp.image_io.structure import (
     APP1,
     JP2_START,
     MAC_ICON,

@@ -45,6 +45,6 @@ class _Place(io.RawIOBase):
             raise io.UnsupportedOperation("fileno") from None
 
 
-def beside(stream: BinaryIO) -> BinaryIO:
+def reader(stream: BinaryIO) -> BinaryIO:
     """What reads the same bytes from the first one on, and may be closed by itself."""
     return io.BufferedReader(_Place(stream))

@@ -1,4 +1,4 @@
-"""What a PNG claims, beside what its chunks hold, and those inside of icons.
+"""Whether a PNG, or one inside of an icon, has sound chunks and all of its rows.
 
 Pillow walks through any number of chunks, decodes what a wrong checksum belies, and takes for black
 what is missing where the data of pixels end early. Knows nothing of pixels.
@@ -17,8 +17,8 @@ from typing import BinaryIO
 from PIL import Image
 
 from imgmlp.errors import PictureError
-from imgmlp.image_beside import CHUNKS as MOST_CHUNKS
-from imgmlp.image_parts import PNG_START, Chunk, chunks, is_png
+from imgmlp.image_io.excess import CHUNKS as MOST_CHUNKS
+from imgmlp.image_io.structure import PNG_START, Chunk, chunks, is_png
 from imgmlp.text import by_command
 
 CHUNKS = 4096  # that may be of any length; of more each has SHORTEST bytes on average
@@ -43,7 +43,7 @@ def check_chunks(stream: BinaryIO, path: Path) -> None:
     stream.seek(0)
     if not is_png(stream.read(len(PNG_START))):
         return
-    # Of no more than that beside which `image_beside` refuses any.
+    # Of no more than that beside which `excess` refuses any.
     for count, chunk in enumerate(islice(chunks(stream, png=True), MOST_CHUNKS), 1):
         if chunk.kind == b"CgBI":
             hint = by_command("convert it first", path, "ffmpeg -i {} converted.png")

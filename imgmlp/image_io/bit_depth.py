@@ -1,6 +1,6 @@
-"""Bits of a sample of picture files, which Pillow does not tell of most of them.
+"""How many bits samples of a picture file have, and what Pillow makes of more than 8.
 
-It cuts the samples of colours to 8 bits without a word. Knows nothing of what becomes of that.
+It tells that of few files, and cuts the samples of colours to 8 bits without a word.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from PIL import Image, ImageFile
 
-from imgmlp.image_parts import CODESTREAM
+from imgmlp.image_io.structure import CODESTREAM
 
 UPPER_BITS = "of the {} bits of a sample the upper 8 are kept"
 ROUNDED = "the {} bits of a sample are rounded to 8"

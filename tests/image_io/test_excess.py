@@ -15,8 +15,7 @@ from hostile import refusal
 from PIL import Image
 
 from imgmlp import image as pictures
-from imgmlp import image_beside as beside
-from imgmlp import image_files
+from imgmlp.image_io import excess, files
 
 PIXELS = small_pixels()
 MEBI = 2**20
@@ -178,7 +177,7 @@ def test_what_has_far_more_than_a_picture_is_refused_unread(
     found = refusal(path)
     assert "has more than" in str(found)
     assert "-strip stripped.png" in found.hint
-    assert image_files.pixels(path) == 0
+    assert files.pixel_count(path) == 0
 
 
 @pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
@@ -235,7 +234,7 @@ def test_a_tiff_of_countless_strips_is_refused(
     kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a row each, whose places are told in bytes, or in words; but large ones may be many."""
-    monkeypatch.setattr(beside, "STRIPS", 50)
+    monkeypatch.setattr(excess, "STRIPS", 50)
     image = Image.new("L", (9, 60), 7)
     image.save(stream := io.BytesIO(), "TIFF", tiffinfo={278: 1})
     path, data = tmp_path / "a.tif", bytearray(stream.getvalue())
@@ -245,8 +244,8 @@ def test_a_tiff_of_countless_strips_is_refused(
     found = refusal(path)
     assert "has more than 50 strips or tiles" in str(found)
     assert "converted.png" in found.hint
-    monkeypatch.setattr(beside, "STRIP", 9)
-    beside.check(io.BytesIO(data), path)
+    monkeypatch.setattr(excess, "STRIP", 9)
+    excess.check(io.BytesIO(data), path)
 
 
 @pytest.mark.parametrize("make", [lambda: png(5), lambda: webp(5), jpeg])
@@ -262,27 +261,27 @@ def test_what_follows_a_picture_counts_for_nothing(
 def test_bytes_that_fill_up_are_passed_over_at_once(last: bytes) -> None:
     """By each of them once: a megabyte took an hour, as each began a search through the rest."""
     data = b"\xff\xd8" + b"\xff" * MEBI + last
-    beside.check(io.BytesIO(data), Path("a.jpg"))
+    excess.check(io.BytesIO(data), Path("a.jpg"))
 
 
 def test_a_tiff_may_have_layers_by_the_size_of_its_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "MOST", 1000)
+    monkeypatch.setattr(excess, "MOST", 1000)
     stream = io.BytesIO()
     pixels = np.zeros((40, 50), np.uint8)
-    for count in (beside.LAYERS * pixels.size - 1000, 6000 * beside.LAYERS):
+    for count in (excess.LAYERS * pixels.size - 1000, 6000 * excess.LAYERS):
         tags = {37724: bytes(count)}
         Image.fromarray(pixels).save(stream := io.BytesIO(), "TIFF", tiffinfo=tags)
-        if count < beside.LAYERS * pixels.size:
-            beside.check(stream, Path("a.tif"))
+        if count < excess.LAYERS * pixels.size:
+            excess.check(stream, Path("a.tif"))
             continue
         with pytest.raises(pictures.PictureError, match="more than 12,000 bytes"):
-            beside.check(stream, Path("a.tif"))
+            excess.check(stream, Path("a.tif"))
 
 
 def test_directories_that_lead_to_each_other_end() -> None:
     data = bytearray(tiff(0))
     (at,) = struct.unpack_from("<I", data, 4)
     data[-4:] = struct.pack("<I", at)
-    beside.check(io.BytesIO(bytes(data)), Path("a.tif"))
+    excess.check(io.BytesIO(bytes(data)), Path("a.tif"))
     for cut in range(len(data)):
-        beside.check(io.BytesIO(bytes(data[:cut])), Path("a.tif"))
+        excess.check(io.BytesIO(bytes(data[:cut])), Path("a.tif"))

@@ -8,7 +8,7 @@ import struct
 import hostile
 import pytest
 
-from imgmlp.image_parts import (
+from imgmlp.image_io.structure import (
     END,
     SCAN,
     Chunk,

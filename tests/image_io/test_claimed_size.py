@@ -12,7 +12,7 @@ from hostile import refusal
 from PIL import Image, features
 
 from imgmlp import image as pictures
-from imgmlp import image_coded
+from imgmlp.image_io import claimed_size
 
 SIDE = 16_000
 PIXELS = small_pixels()
@@ -77,7 +77,7 @@ def test_a_frame_of_countless_parts_takes_no_time() -> None:
     body = bytes(16) + parts * 1000
     frame = b"ANMF" + struct.pack("<I", len(body)) + body
     data = b"RIFF" + struct.pack("<I", 4 + len(frame)) + b"WEBP" + frame
-    assert 0 < len(list(image_coded._inner(io.BytesIO(data)))) < 20
+    assert 0 < len(list(claimed_size._inner(io.BytesIO(data)))) < 20
 
 
 @pytest.mark.parametrize("frames", [1, 2])
@@ -111,10 +111,10 @@ def test_sound_files_hold_what_they_say(
 ) -> None:
     """Were no larger one allowed, each would still be read."""
     for name in ("FREE", "CANVAS"):
-        monkeypatch.setattr(image_coded, name, 0)
-    monkeypatch.setattr(image_coded, "ENLARGED", 1)
+        monkeypatch.setattr(claimed_size, name, 0)
+    monkeypatch.setattr(claimed_size, "ENLARGED", 1)
     data = saved("AVIF", frames, **options)
-    assert max(image_coded._sequences(data)) == 31 * 24
+    assert max(claimed_size._sequences(data)) == 31 * 24
     pictures.load("a.avif", data=data)
     pictures.load("a.webp", data=saved("WEBP", frames))
 
@@ -137,11 +137,11 @@ def test_a_sequence_header_is_read_in_each_of_its_forms() -> None:
     point = [(0, 12), (9, 5), (0, 1), (1, 1), (5, 4)]  # of a high level, and with a delay
     whole = header((0, 3), (0, 1), (0, 1), (0, 1), (1, 1), (1, 5), *point, *point, *size)
     for form in (reduced, whole):
-        assert image_coded._most(image_coded._Bits(form)) == 640 * 480
+        assert claimed_size._most(claimed_size._Bits(form)) == 640 * 480
     timed = header((0, 3), (0, 1), (0, 1), (1, 1), (0, 32), *size)
     for doubtful in (timed, whole[:3], b""):
         with pytest.raises(ValueError, match=r"^$"):
-            image_coded._most(image_coded._Bits(doubtful))
+            claimed_size._most(claimed_size._Bits(doubtful))
 
 
 SEQUENCE = b"\x12\0\x0a\x0a" + header(
@@ -151,9 +151,9 @@ SEQUENCE = b"\x12\0\x0a\x0a" + header(
 
 def test_one_sequence_header_in_doubt_leaves_all_of_them_unknown() -> None:
     head = b"mdat" + SEQUENCE + bytes(9)
-    assert image_coded._sequences(head) == [64 * 64]
+    assert claimed_size._sequences(head) == [64 * 64]
     timed = header((0, 3), (0, 1), (0, 1), (1, 1), (0, 26))
-    assert image_coded._sequences(head + b"\x12\0\x0a\x04" + timed) == []
+    assert claimed_size._sequences(head + b"\x12\0\x0a\x04" + timed) == []
 
 
 def item(kind: bytes, version: int = 2) -> bytes:
@@ -162,9 +162,9 @@ def item(kind: bytes, version: int = 2) -> bytes:
 
 def test_a_grid_is_at_most_as_large_as_all_pictures_together() -> None:
     one, grid = item(b"av01"), item(b"grid", 3)
-    assert image_coded._parts(grid + 6 * one) == 6
-    assert image_coded._parts(item(b"tmap") + 2 * one) == 1
-    assert image_coded._parts(grid) == 1
+    assert claimed_size._parts(grid + 6 * one) == 6
+    assert claimed_size._parts(item(b"tmap") + 2 * one) == 1
+    assert claimed_size._parts(grid) == 1
 
 
 @avif
@@ -179,5 +179,5 @@ def test_words_of_what_is_made_of_several_do_not_let_a_small_picture_pass(
 
 def test_what_looks_like_a_header_is_looked_at_a_few_thousand_times() -> None:
     header = b"\x12\0\x0a\x06\x08" + bytes(5)
-    assert image_coded._sequences(3 * header) == [1, 1, 1]
-    assert len(image_coded._sequences(10_000 * header)) == image_coded._HEADERS
+    assert claimed_size._sequences(3 * header) == [1, 1, 1]
+    assert len(claimed_size._sequences(10_000 * header)) == claimed_size._HEADERS

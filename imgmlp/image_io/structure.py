@@ -1,5 +1,4 @@
-"""How JPEG, JPEG 2000, PNG and WebP files are divided, and some others, for those who count or
-measure the parts.
+"""How JPEG, JPEG 2000, PNG, WebP and GIF files and icons are divided, for those who measure parts.
 
 Knows nothing of what the parts mean.
 """

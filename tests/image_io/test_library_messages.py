@@ -1,0 +1,55 @@
+"""What libtiff writes to the terminal by itself is not seen there, and told if it matters."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import save
+from hostile import refusal
+from PIL import Image
+
+from imgmlp import image as pictures
+from imgmlp.image_io.library_messages import silent_libraries
+
+
+def test_libtiff_does_not_write_to_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (40, 40, 3), np.uint8)
+    path = save(Image.fromarray(noise), tmp_path / "a.tif", compression="tiff_adobe_deflate")
+    data = bytearray(path.read_bytes())
+    data[100:3000] = bytes(2900)
+    path.write_bytes(data)
+    assert "damaged" in str(refusal(path))
+    os.write(2, b"still there")
+    assert capfd.readouterr() == ("", "still there")
+
+
+def test_what_others_write_to_stderr_meanwhile_arrives(capfd: pytest.CaptureFixture[str]) -> None:
+    """Threads, while a TIFF is decoded; but not what libtiff does."""
+    with silent_libraries(True) as first:
+        os.write(2, b"one\nFax4Decode: Bad code word.\ntempfile.tif: Too short.\nKeyError: 5\nlast")
+        assert first() == "Fax4Decode: Bad code word."
+    assert capfd.readouterr().err == "one\nKeyError: 5\nlast"
+
+
+def test_what_libtiff_says_of_damage_that_pillow_takes_for_sound_is_a_note(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    image, path = Image.new("1", (300, 200), 1), tmp_path / "a.tif"
+    for row in range(0, 200, 7):
+        image.paste(0, (row, row, row + 40, row + 3))
+    image.save(path, "TIFF", compression="group4")
+    assert pictures.load(path).notes == ()
+    with Image.open(path) as again:
+        (begin,), (count,) = again.tag_v2[273], again.tag_v2[279]
+    data = bytearray(path.read_bytes())
+    data[begin + 20 : begin + count] = bytes(count - 20)  # which is no code
+    path.write_bytes(data)
+    (note,) = pictures.load(path).notes
+    assert "damaged" in note
+    assert "Fax4Decode" in note
+    assert capfd.readouterr().err == ""
