@@ -40,7 +40,7 @@ ROOM = 8, 8
 
 def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_many() -> None:
     info = SimpleNamespace(kind="cpu", compute_units=2)
-    device: Any = SimpleNamespace(info=info)
+    device: Any = SimpleNamespace(info=info, lanes="one")
 
     def steps(height: int, width: int, short: bool = False) -> int:
         return opening_steps((height, width, 3), device, short, 25_000)

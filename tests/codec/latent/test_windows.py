@@ -53,9 +53,9 @@ from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.engine import open_device
+from imgmlp.engine import AnyDevice, memory_needed, open_device
 from imgmlp.engine.ir.target import Lanes
-from imgmlp.errors import Interrupted
+from imgmlp.errors import Interrupted, OutOfMemoryError
 from imgmlp.image import Picture, psnr
 
 WINDOW = 64, 64
@@ -159,7 +159,7 @@ def test_every_latent_belongs_to_one_window() -> None:
 
 def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> None:
     info = SimpleNamespace(kind="cpu")
-    device: Any = SimpleNamespace(info=info)
+    device: Any = SimpleNamespace(info=info, lanes="one")
 
     def form(height: int, width: int, short: bool) -> tuple[bool, tuple[int, int] | None]:
         shape = height, width, 3
@@ -670,6 +670,43 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
         each = told.operations / (told.steps * lengths.operations((*size, 3), extra=extra))
         computed = rooms.covered((*size, 3), card) if parts else own
         assert 1 < each / computed < 1.2
+
+
+@pytest.mark.parametrize("size", [(500, 500), (700, 3000)])
+def test_memory_is_planned_for_the_windows_that_a_device_has(size: tuple[int, int]) -> None:
+    """By a dry run, which is a NumPy device that says that it is another one."""
+    card = open_device("numpy")
+    card.info, card.lanes = replace(card.info, kind="gpu"), "group"
+    planned: list[tuple[int, int]] = []
+
+    def build(device: AnyDevice) -> None:
+        planned.append(window_size((*size, 3), device))
+
+    memory_needed(build, card)
+    assert planned == [window_size((*size, 3), card)] == [rooms.SIZE_ON_GPUS]
+
+
+@pytest.mark.parametrize(
+    ("size", "has"), [((512, 768), True), ((512, 768), False), ((60, 90), True)]
+)
+def test_advice_on_memory_knows_of_hyperlatents_where_a_picture_has_them(
+    size: tuple[int, int], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smaller pictures that would fit may be too small for any."""
+    asked: list[dict[str, object]] = []
+
+    def explained(
+        error: OutOfMemoryError, _what: str, device: AnyDevice, build: Any, _: Any
+    ) -> Any:
+        build(device)
+        return error
+
+    monkeypatch.setattr(forms, "explain", explained)
+    for kind in ("LatentStep", "WindowedStep"):
+        monkeypatch.setattr(forms, kind, lambda *_, **told: asked.append(told))
+    pixels, error = np.zeros((*size, 3), np.uint8), OutOfMemoryError("full", hint="take less")
+    assert forms.too_large(pixels, open_device("numpy"), error, hyper=has) is error
+    assert [one["hyper"] for one in asked] == [has and size == (512, 768)]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class Forms:
         wanted = forms if name is None else {name: forms[name]}
         return within_memory(
             partial(self._taken, wanted),
-            partial(too_large, self.pixels, self.device, extra=self.extra),
+            partial(too_large, self.pixels, self.device, hyper=self.hyper, extra=self.extra),
         )
 
     def whole(self) -> LatentStep | None:
@@ -193,7 +193,7 @@ def _weights(hidden: tuple[int, int], channels: int, network: str = "") -> int:
 
 
 def too_large(
-    pixels: Array, device: AnyDevice, error: OutOfMemoryError, extra: int = 0
+    pixels: Array, device: AnyDevice, error: OutOfMemoryError, hyper: bool = False, extra: int = 0
 ) -> OutOfMemoryError:
     """What to say where the step does not fit in a device's memory, and which picture would."""
     height, width, channels = pixels.shape
@@ -201,9 +201,12 @@ def too_large(
     def build(width: int, height: int, device: AnyDevice) -> LatentStep:
         pixels = np.zeros((height, width, channels), np.uint8)
         hidden, entropy = widths(pixels.shape, math.inf)
+        has = hyper and has_hyperlatents(pixels.shape, math.inf)  # which small ones never have
         if fits_windows(pixels.shape, device):  # which were tried last
-            return WindowedStep(pixels, SEED, device, hidden, entropy, 0, extra=extra)
-        return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy, extra=extra)
+            return WindowedStep(pixels, SEED, device, hidden, entropy, 0, hyper=has, extra=extra)
+        return LatentStep(
+            pixels, SEED, device, hidden=hidden, entropy=entropy, hyper=has, extra=extra
+        )
 
     what = f"training a latent model of {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)
