@@ -967,7 +967,8 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(device: 
         return step._quantised()[0].numpy()
 
     for apart in (1, 3):
-        step.steer(Control(1e-3, latents=0.0, networks=0.0, apart=apart))
+        control = Control(1e-3, latents=0.0, networks=0.0)
+        step.control.write(control.array(3, step.pixels, 0.0, apart))
         first, second, third = (at(turn * apart) for turn in range(3))
         assert np.abs(first).max() > 0.1
         assert np.allclose(second, -first, atol=1e-6)  # as latents are 0, soft rounding is odd
@@ -978,16 +979,16 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(device: 
 
 def test_latents_remember_less_than_networks() -> None:
     """As their noise turns round in every second step, and is further from uniform in the end."""
-    device, control = open_device("numpy"), phases.control(0, 60, 1e-3)
+    device = open_device("numpy")
     step = LatentStep(picture(), 1, device, **NARROW)
-    step.steer(control)
+    step.steer(phases.control(0, 60, 1e-3))
     assert cast(Tensor, step.adam_latents.betas[0]).numpy() == np.float32(0.8)
     assert (step.adam_latents.betas[1], step.adam.betas[0]) == (0.98, 0.9)
     several = WindowedStep(picture(), 1, device, 4, 2, 0, window=(32, 32))
-    several.steer(control)
+    several.steer(phases.control(0, 60, 1e-3, windows=2))
     several.run(1)
     assert cast(Tensor, several.adam_latents.betas[0]).numpy() == np.float32(0.6)
-    momenta = [phases.control(0, n, 1e-3).momentum for n in (10, 60, 134, 300, 36_000)]
+    momenta = [phases.control(0, n, 1e-3, 2).momentum for n in (10, 60, 134, 300, 36_000)]
     assert momenta == pytest.approx([0.6, 0.6, 0.7, 0.8, 0.8], abs=1e-3)
     first, last = (phases.control(done, 1000, 1e-3).share for done in (0, 969))
     assert (first, last) == pytest.approx((0.63, 0.77), abs=1e-3)

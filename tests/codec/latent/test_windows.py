@@ -22,6 +22,7 @@ from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import ModelShape, usual_levels
 from imgmlp.codec.latent.training import (
     forms,
+    hardening,
     latent_step,
     lengths,
     phases,
@@ -290,10 +291,15 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
 def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> None:
     none, few, more, many = (phases.sharing(n) for n in (0, 20, 200, 300))
     assert none == few < more < many == phases.sharing(3000)
-    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
-    step.steer(Control(1e-3, networks=1e-2, shared=0.5))
-    step._enter(step.windows[0])
-    assert Steering(*step.control.numpy()).networks == pytest.approx(1e-2 / 12**0.5)
+    device, steered = open_device("numpy"), list[Control]()
+    step = WindowedStep(picture(130, 200), 0, device, **STARTED, window=WINDOW)
+    whole = LatentStep(picture(130, 200), 0, device, **STARTED)
+    for each in (whole, step):
+        each.steer = steered.append  # type: ignore[method-assign]
+        LatentTrainer(each, LatentTrainerState(200, 1e-3))._steer()
+    alone, slower = (each.networks for each in steered)
+    assert slower == pytest.approx(alone / 12**more)
+    assert steered[0].momentum == 0.8 > steered[1].momentum
 
 
 def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows() -> None:
@@ -308,9 +314,9 @@ def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows
 
 def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its own length is; and a run that its limit ended before a step was whole."""
-    steered: list[Control] = []
+    asked: list[int] = []
     step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
-    monkeypatch.setattr(step, "steer", steered.append)
+    monkeypatch.setattr(phases, "sharing", lambda steps: asked.append(steps) or 0.5)
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
     trainer.repeat(1e-3, Search(step).run(1e-3))
@@ -318,7 +324,18 @@ def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatc
     trainer._steer()
     trainer.state.steps = 200  # as long as no step of the pass is whole
     trainer._steer()
-    assert [each.shared for each in steered] == [phases.sharing(200)] * 3
+    assert asked == [200] * 3
+
+
+def test_weights_that_harden_move_less_with_each_of_many_windows() -> None:
+    rates: list[float] = []
+    for count in (1, 8):
+        step: Any = SimpleNamespace(
+            windows=[0] * count, together=1, run=lambda *_: True,
+            steer=lambda control: rates.append(control.networks),
+        )  # fmt: skip
+        hardening._learn(step, 1e-3, 1, lambda: False)
+    assert rates == pytest.approx([hardening.RATE, hardening.RATE / 2])
 
 
 def test_a_trial_of_the_pace_moves_nothing() -> None:

@@ -22,6 +22,7 @@ LARGE, AMPLE = 100, 600
 LEFT = 0.1  # share of what rounding all weights at once costs that is left, about
 SHARES = 0.5, 0.75, 0.875, 0.94, 0.97, 1.0  # of all weights, that are rounded one after the other
 RATE, FALLING = 1.5e-3, 0.7  # learning rate of those that are left, and what it falls by each time
+BY_WINDOWS = 1 / 3  # the power of how many windows there are by which it is less, as all move them
 LOOK = 5  # steps between two rates
 
 
@@ -68,9 +69,9 @@ def hardened(
 
 def _learn(step: LatentStep, price: float, count: int, enough: Callable[[], bool]) -> None:
     """Have the weights that are free make up for the others."""
-    chunk = 1
+    chunk, highest = 1, RATE / len(step.windows) ** BY_WINDOWS
     for done in range(0, count, LOOK):
-        rate = RATE * (1 - FALLING * done / count)
+        rate = highest * (1 - FALLING * done / count)
         step.steer(Control(price, latents=0.0, networks=rate, rounding=True, tiles=TILES))
         left = min(LOOK, count - done)
         while left:

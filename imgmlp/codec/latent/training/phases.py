@@ -91,16 +91,17 @@ FINER = 2.0  # times that steps become so at once in a run; in a pass, where the
 # What is left of networks' squared gradients after a step of runs of so many: in short ones, what
 # was so in the beginning soon is not any more.
 MEMORIES, OF_MEMORY = (0.93, BETAS[1]), (FEW, 900)
-# The same of latents' gradients in windows: of few steps, what is older is of less use.
+# The same of latents' gradients in several windows: of few steps, what is older is of less use.
 MOMENTA, OF_MOMENTUM = (0.6, MOMENTUM), (60, FEW)
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
-def control(done: int, steps: int, price: float) -> Control:
-    """What holds after so many steps of a run."""
+def control(done: int, steps: int, price: float, windows: int = 1) -> Control:
+    """What holds after so many steps of a run, in one window or several."""
     end, length = ROUNDED * steps, math.log(max(steps, 1))
     memory = float(np.interp(length, np.log(OF_MEMORY), MEMORIES))
-    momentum = float(np.interp(length, np.log(OF_MOMENTUM), MOMENTA))
+    several = float(np.interp(length, np.log(OF_MOMENTUM), MOMENTA))
+    momentum = several if windows > 1 else MOMENTUM
     found = Control(price, tiles=TILES, memory=memory, momentum=momentum)
     if done >= end:
         left = (steps - done) / max(steps - end, 1)
@@ -441,12 +442,12 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if state.begun:  # what is left of a schedule that ends now
             whole = round((state.steps - state.begun) / (1 - RETURN))
         done = max(0, whole - left)
-        found = control(done, whole, state.price * self._falling(done, whole))
+        windows = len(self.step.windows)  # with each of which networks move
+        found = control(done, whole, state.price * self._falling(done, whole), windows)
         self.step.steer(
             replace(
                 found,
                 latents=found.latents * slower * state.finer,
-                networks=found.networks * slower,
-                shared=sharing(state.first),
+                networks=found.networks * slower / windows ** sharing(state.first),
             )
         )
