@@ -71,8 +71,7 @@ class _Encoder:
         self.prices = Prices(picture, wanted)
         self.first = self.prices.first()
         most = self.prices.most_weights()
-        lengths = self.lengths.short, most, self.lengths.long, self.lengths.extra
-        self.forms = Forms(picture.pixels, device, *lengths, self.first)
+        self.forms = Forms(picture.pixels, self.lengths.place, most, self.lengths.long, self.first)
         self.resumed = 0
         self.passes = Passes(wanted, self.prices.cheapest_of_passes())
         self.best: Draft | None = None  # of the passes
@@ -224,7 +223,8 @@ class _Encoder:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
         values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.lengths.pace}
-        values |= {name: getattr(self.lengths, name) for name in ("judging", "long", "extra")}
+        values |= {name: getattr(self.lengths, name) for name in ("judging", "long")}
+        values["extra"] = self.lengths.place.extra
         spent = self.lengths.spent + time.perf_counter() - self.run.began
         values |= {"spent": spent, "form": self.forms.name, "best": None}
         arrays: dict[str, Array] = {}

@@ -121,7 +121,7 @@ def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
     seconds: float | None, extra: int
 ) -> None:
     asked = Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy")
-    assert lengths.extra(*asked) == lengths.Lengths(*asked, Run()).extra == extra
+    assert lengths.extra(*asked) == lengths.Lengths(*asked, Run()).place.extra == extra
 
 
 def test_what_has_them_has_no_long_run() -> None:
@@ -129,7 +129,7 @@ def test_what_has_them_has_no_long_run() -> None:
     gray, device = noise(320, 320, 1).repeat(3, 2), open_device("numpy")
     for pixels, extra in ((gray, 0), (noise(320, 320, 3), 2)):
         found = lengths.Lengths(Picture(pixels), choose(1), Workload(100_000), device, Run())
-        assert (found.extra, found.long) == (extra, not extra)
+        assert (found.place.extra, found.long) == (extra, not extra)
 
 
 def test_estimates_know_of_them() -> None:

@@ -433,7 +433,7 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     judged = lengths.Lengths(larger, *made)
     assert [judged.hardening(n) for n in steps] == [0, 48, 120]
     # in sixteen windows, with each of which networks move
-    monkeypatch.setattr(lengths, "in_windows", lambda *_: True)
+    monkeypatch.setattr(rooms.Place, "in_windows", True)
     in_parts = lengths.Lengths(larger, *made)
     assert [in_parts.hardening(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
     assert all(judged.searching(n) for n in steps)
@@ -1076,7 +1076,7 @@ def test_where_the_program_of_many_sizes_has_no_memory_the_pictures_own_has(
         return "a step"
 
     monkeypatch.setattr(forms, "LatentStep", made)
-    monkeypatch.setattr(forms, "room", lambda *_: (32, 32))
+    monkeypatch.setattr(forms.Place, "room", (32, 32))
     asked = Picture(PIXELS), Goal("lambda", 1e-3), SHORT, open_device("numpy"), Run()
     found: object = latent._Encoder(*asked).forms.first()
     assert found == "a step"
@@ -1205,7 +1205,7 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
     pixels = np.zeros((400, 300, 3), np.uint8)
 
     def taken(device: Any, short: bool) -> tuple[int, int]:
-        return forms.Forms(pixels, device, short, math.inf)._widths
+        return forms.Forms(pixels, rooms.Place(pixels.shape, device, short), math.inf)._widths
 
     assert taken(cpu, short=True) == forms.SMALL == starts.START_WIDTHS[6]
     assert taken(cpu, short=False) == forms.LARGE

@@ -20,7 +20,7 @@ from imgmlp.codec.latent import plane
 from imgmlp.codec.latent.training import forms, lengths, phases, rooms, rounding_search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.rooms import goes_over, opening_steps, room_compiler
+from imgmlp.codec.latent.training.rooms import Place, room_compiler
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_
     device: Any = SimpleNamespace(info=info, lanes="one")
 
     def steps(height: int, width: int, short: bool = False) -> int:
-        return opening_steps((height, width, 3), device, short, 25_000)
+        return Place((height, width, 3), device, short).opening_steps(25_000)
 
     assert 50 < steps(512, 768) < 200
     assert steps(512, 768) == steps(400, 700) == pytest.approx(steps(256, 256) / 6, abs=1)
@@ -72,7 +72,7 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
     monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
 
     def steps(height: int, width: int, short: bool = False, extra: int = 0) -> int:
-        return opening_steps((height, width, 3), card, short, 25_000, extra)
+        return Place((height, width, 3), card, short, extra).opening_steps(25_000)
 
     assert 3000 < steps(512, 700) < 8000
     assert steps(512, 700) == steps(400, 600) == pytest.approx(steps(300, 200) / 4, abs=1)
@@ -87,7 +87,7 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
 
     def goes(height: int, width: int, of: int) -> bool:
         opening = steps(height, width)
-        return goes_over((height, width, 3), card, of, opening, 25_000)
+        return Place((height, width, 3), card).goes_over(of, opening, 25_000)
 
     assert goes(400, 600, 30_000)
     assert not goes(400, 600, 10_000)  # four times as many there at least

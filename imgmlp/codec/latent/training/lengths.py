@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 from imgmlp.codec.latent.latents_kernel import has_processor
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
@@ -26,20 +27,7 @@ from imgmlp.codec.latent.training.phases import (
 )
 from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
-from imgmlp.codec.latent.training.rooms import (
-    begins_in_windows,
-    covered,
-    goes_over,
-    in_windows,
-    is_gpu,
-    is_thin,
-    opening_pixels,
-    opening_steps,
-    own_pixels,
-    own_room_pays,
-    step_program,
-    windows_of,
-)
+from imgmlp.codec.latent.training.rooms import Place, is_gpu
 from imgmlp.codec.latent.training.rounding_search import DEARER, SHAVES
 from imgmlp.codec.latent.training.windows import JUDGED
 from imgmlp.codec.training.compile_times import CompileTimes
@@ -187,29 +175,29 @@ def workload(level: int | None, seconds: float | None) -> Workload:
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
     shape = height, width, _ = picture.pixels.shape
-    short, pixels = is_short(shape, workload, device), height * width
-    quick = is_quick(device, short)
-    hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
     hyper, more = beside_levels(picture, wanted, workload, device)
-    trained = trained_steps(workload.steps, shape, device, short, more)
+    place, pixels = Place(shape, device, is_short(shape, workload, device), more), height * width
+    quick = is_quick(device, place.short)
+    hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
+    trained = trained_steps(workload.steps, place)
     passes = _passes(wanted, least_passes(trained, pixels))
-    opening = opening_steps(shape, device, short, each, more)
-    leaves = goes_over(shape, device, trained, opening, each)
-    parts = 1 if leaves else _parts(shape, device, short or opening > 0, more)
+    opening = place.opening_steps(each)
+    leaves = place.goes_over(trained, opening, each)
+    parts = 1 if leaves else _parts(replace(place, short=place.short or opening > 0))
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
     runs = 1 + starts_over(picture, wanted, workload, trained)
     steps = (runs + passes * SHORTER) * trained + hardening
-    programs = (step_program(shape, hidden, device, short, hyper, more),)
+    programs = (place.step_program(hidden, hyper),)
     if not steps:
         return Work(0, 0, programs, USUAL)
     judged, before = pixels, float(opening)
-    windows = in_windows(shape, device, short, more)
+    windows = place.in_windows
     if windows:
         judged, before = min(pixels, JUDGED), steps
-    elif short or (opening and not leaves):
+    elif place.short or (opening and not leaves):
         before = steps
-    computed = before * (covered if windows else opening_pixels)(shape, device)
-    computed += (steps - before) * own_pixels(shape, device)
+    computed = before * (place.covered if windows else place.opening_pixels)
+    computed += (steps - before) * place.own_pixels
     interpreted = isinstance(device, NumpyDevice)
     files = runs + passes
     beside = steps * (NUMPY_BESIDE_STEP if interpreted else BESIDE_STEP[device.lanes])
@@ -233,35 +221,32 @@ def _passes(wanted: Goal, least: int) -> float:
     return least if wanted.kind == "lambda" else min(max(least + 1, MOST / 4), MOST)
 
 
-def trained_steps(
-    steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int = 0
-) -> int:
+def trained_steps(steps: int, place: Place) -> int:
     """Of an effort's steps, those of a picture. A short run in many windows takes fewer: networks
     move with every window, and each step takes longer; but not those of thin pictures, where it
     costs more than it spares, nor of large ones, whose steps are quick."""
-    found = for_pixels(steps, shape[0] * shape[1])
-    windows = short and in_windows(shape, device, short, extra) and not is_thin(shape, device)
-    large = shape[0] * shape[1] > SMALL_PICTURE
-    if not windows or (large and is_quick(device, short)):
+    pixels = place.shape[0] * place.shape[1]
+    found = for_pixels(steps, pixels)
+    windows = place.short and place.in_windows and not place.is_thin
+    if not windows or (pixels > SMALL_PICTURE and is_quick(place.device, place.short)):
         return found
-    return math.ceil(
-        found * max(math.pow(windows_of(shape, device), -BY_WINDOWS), LEAST_IN_WINDOWS)
-    )
+    return math.ceil(found * max(math.pow(place.windows, -BY_WINDOWS), LEAST_IN_WINDOWS))
 
 
 def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
     """Whether compiling for a picture's size would take much of the time; not by how fast just this
     device is, so that files do not hang on that."""
     pixels, seconds, each = shape[0] * shape[1], workload.seconds, operations(shape)
+    place = Place(shape, device)
     if seconds is None and workload.steps:
         steps = min(workload.steps, for_pixels(workload.steps, pixels))
-        if begins_in_windows(shape, device):
+        if place.begins_in_windows:
             return steps <= FEWEST
-        return steps <= FEWEST or not own_room_pays(shape, device, steps, each)
+        return steps <= FEWEST or not place.own_room_pays(steps, each)
     seconds = seconds or USUAL
     expected = _expected(shape, seconds, device)
     hurried = seconds <= BRIEF and expected <= HURRIED
-    return hurried and not (is_gpu(device) and own_room_pays(shape, device, expected, each))
+    return hurried and not (is_gpu(device) and place.own_room_pays(expected, each))
 
 
 def is_long(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
@@ -304,20 +289,18 @@ class Lengths:
     def __init__(
         self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
     ) -> None:
-        self.shape: tuple[int, ...] = picture.pixels.shape
         self.pixels = picture.width * picture.height
-        self.picture, self.wanted, self.workload = picture, wanted, workload
-        self.device, self.run = device, run
-        self.short = is_short(self.shape, workload, device)
+        self.picture, self.wanted, self.workload, self.run = picture, wanted, workload, run
         self.spent = 0.0  # seconds of the runs that were stopped
         if run.saved is None:
-            self.long, self.extra = beside_levels(picture, wanted, workload, device)
+            self.long, extra = beside_levels(picture, wanted, workload, device)
         else:
             saved = run.saved.values
-            self.extra, self.long, self.spent = saved["extra"], saved["long"], saved["spent"]
+            self.long, extra, self.spent = saved["long"], saved["extra"], saved["spent"]
+        shape: tuple[int, ...] = picture.pixels.shape
+        self.place = Place(shape, device, is_short(shape, workload, device), extra)
         # Steps of a program for many sizes that a run begins with which goes over to its own.
-        each = operations(self.shape)
-        self.opening = opening_steps(self.shape, device, self.short, each, self.extra)
+        self.opening = self.place.opening_steps(operations(shape))
         self.opened = False  # whether it is there now
         self.steady = False  # whether the price of the run stays, though it goes towards dB
         self.limit: float | None = None  # of the clock
@@ -353,9 +336,10 @@ class Lengths:
 
     def _note_speed(self, step: LatentStep, pace: float) -> None:
         """How fast a GPU is, which nothing tells before it has compiled, nor do small pictures."""
-        pixels = math.prod(step.room or self.shape[:2]) * len(step.windows)
-        computed = pixels * operations(self.shape, extra=self.extra)
-        if is_gpu(self.device) and computed >= TELLING:
+        shape, extra = self.place.shape, self.place.extra
+        pixels = math.prod(step.room or shape[:2]) * len(step.windows)
+        computed = pixels * operations(shape, extra=extra)
+        if is_gpu(self.place.device) and computed >= TELLING:
             self._compiled.note_speed(_kind(len(step.windows) > 1), computed / pace)
 
     def limits(self, state: LatentTrainerState) -> tuple[float | None, int]:
@@ -424,8 +408,8 @@ class Lengths:
 
     def goes_over(self, steps: int) -> bool:
         """Whether a run of so many does, from where it is."""
-        each = operations(self.shape)
-        return self.opened and goes_over(self.shape, self.device, steps, self.opening, each)
+        each = operations(self.place.shape)
+        return self.opened and self.place.goes_over(steps, self.opening, each)
 
     def fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be; decides whether the price
@@ -460,8 +444,8 @@ class Lengths:
 
     def _own_pace(self, pace: float) -> float:
         """Seconds of a step after the opening, of which one in it takes `pace`, about."""
-        fixed = min(FIXED[self.device.lanes], pace)
-        share = own_pixels(self.shape, self.device) / opening_pixels(self.shape, self.device)
+        fixed = min(FIXED[self.place.device.lanes], pace)
+        share = self.place.own_pixels / self.place.opening_pixels
         return fixed + share * (pace - fixed)
 
     def _mean_pace(self, steps: int, pace: float) -> float:
@@ -472,7 +456,7 @@ class Lengths:
         return (self.opening * pace + later) / steps
 
     def _trained(self, steps: int) -> int:
-        return trained_steps(steps, self.shape, self.device, self.short, self.extra)
+        return trained_steps(steps, self.place)
 
     def _tried(self, step: LatentStep, price: float) -> float:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
@@ -483,9 +467,9 @@ class Lengths:
         began = time.perf_counter()
         step.judge(step.flat.numpy())
         self.judging = time.perf_counter() - began
-        hidden = widths(self.shape, math.inf, is_quick(self.device, self.short))
-        has = self.short, self.long, self.extra
-        self._compiled.note(step_program(self.shape, hidden, self.device, *has))
+        quick = is_quick(self.place.device, self.place.short)
+        hidden = widths(self.place.shape, math.inf, quick)
+        self._compiled.note(self.place.step_program(hidden, self.long))
         return pace
 
     def _hardening(self, steps: int) -> int:
@@ -494,7 +478,7 @@ class Lengths:
     def _parts(self, steps: int) -> int:
         """With how many parts of a picture networks move in each of so many steps, in the end."""
         stays = self.opened and not self.goes_over(steps)
-        return _parts(self.shape, self.device, self.short or stays, self.extra)
+        return _parts(replace(self.place, short=self.place.short or stays))
 
     def _search(self, steps: int) -> float:
         """Seconds of the search for rounded networks after so many."""
@@ -502,7 +486,7 @@ class Lengths:
 
     def _rdoq(self, steps: int, pace: float) -> float:
         """Seconds that looking for better latents takes after so many."""
-        budget = rdoq_budget(steps, self.device.lanes)
+        budget = rdoq_budget(steps, self.place.device.lanes)
         parts = self.pixels / JUDGED if self._parts(steps) > 1 else 1.0
         judging = self.judging * max(parts, 1.0)  # of all windows, not of some that stand for them
         looks = budget.judged * (judging + LOOK + BY_PIXELS * self.pixels)
@@ -514,7 +498,7 @@ class Lengths:
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
-        coding = CODING if has_processor(self.device) else CODING_BY_NUMPY
+        coding = CODING if has_processor(self.place.device) else CODING_BY_NUMPY
         return CHECKING * pace + coding * self.pixels + STARTING
 
     def _told(self, steps: int, pace: float) -> float:
@@ -548,9 +532,9 @@ def rdoq_budget(steps: int, lanes: str) -> Budget:
     return NO_BUDGET if most is None else RDOQ[lanes][most]
 
 
-def _parts(shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int) -> int:
+def _parts(place: Place) -> int:
     """With how many parts of a picture networks move in a step."""
-    return windows_of(shape, device) if in_windows(shape, device, short, extra) else 1
+    return place.windows if place.in_windows else 1
 
 
 def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:

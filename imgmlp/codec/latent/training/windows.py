@@ -22,7 +22,7 @@ import numpy as np
 
 from imgmlp.codec.latent.plane import Extent, Plane, Span
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part, joined
-from imgmlp.codec.latent.training.rooms import is_gpu, window_size
+from imgmlp.codec.latent.training.rooms import Place, is_gpu
 from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
 from imgmlp.image import counted
 
@@ -45,7 +45,7 @@ class WindowStep(LatentStep):
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
         window: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
     ) -> None:  # fmt: skip
-        self._window = window or window_size(pixels.shape, device)
+        self._window = window or Place(pixels.shape, device).window
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
                          room=self._window, hyper=hyper, extra=extra)  # fmt: skip
 
