@@ -12,15 +12,12 @@ import numpy as np
 
 from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
-from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
-    LAST_PASSES,
     MOST_STEPS,
     TRIED_BRIEFLY,
     Lengths,
-    rdoq_budget,
     work,
     workload,
 )
@@ -94,7 +91,7 @@ class _Encoder:
             longer = self.passes.longer()
             steps = self.lengths.again(trainer.again, longer)
             over = ended == "diverged" or not steps
-            if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
+            if over or self.passes.suffice(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, resumed=self.resumed)
             trainer.step.restore(snapshot.arrays)  # which rounding has changed
             if longer > 1:
@@ -197,19 +194,15 @@ class _Encoder:
         began, limit = time.perf_counter(), self.lengths.limit
         reached, state = trainer.reached(), trainer.state
 
-        def enough(share: float) -> bool:
+        def over(share: float) -> bool:
             if self.run.stopping():
                 raise self.run.interrupted(reached)
             return limit is not None and time.perf_counter() > began + share * (limit - began)
 
-        most = MOST_TRIALS if self.passes.to_come <= LAST_PASSES else FIRST_TRIALS
         steps = state.steps - state.begun
-        hardening, searching = self.lengths.hardening(steps), self.lengths.searching(steps)
+        refining = self.lengths.refining(steps, state.first, self.passes.to_come)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
-        budget = rdoq_budget(state.first, self.device.lanes)
-        rounding = Rounding(
-            *made, enough, most, hardening, searching, shaving=limit is not None, budget=budget
-        )
+        rounding = Rounding(*made, over, refining)
         found, first = rounding.best(state.price)
         networks = first.model.networks  # another pass begins near to these
         state.exponents = {name: tensor.exponent for name, tensor in networks.items()}

@@ -66,7 +66,7 @@ class Passes:
             return math.log2(first.size / (AIM * self.wanted.value))
         return 0.0
 
-    def enough(self, size: int, quality: float, first: Trial) -> bool:
+    def suffice(self, size: int, quality: float, first: Trial) -> bool:
         """Whether another pass could bring no better file than the latest, which was `first`."""
         passed = len(self.tried) - 1
         if passed < self._least:

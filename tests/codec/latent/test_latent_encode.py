@@ -34,7 +34,7 @@ from imgmlp.codec.latent.training.latent_step import LatentStep, Steering
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.prices import IN_PASSES, Prices
 from imgmlp.codec.latent.training.rdoq import Budget
-from imgmlp.codec.latent.training.rounding_search import Trial, Written
+from imgmlp.codec.latent.training.rounding_search import Refining, Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes, search
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -721,7 +721,7 @@ def test_single_weights_save_bytes_only_of_too_many_where_no_pass_may_follow(
     step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
     made = picture, Goal("bytes", size), step, device, {}
-    rounding_search.Rounding(*made, most=5, shaving=shaving).best(3e-3)
+    rounding_search.Rounding(*made, refining=Refining(5, shaving=shaving)).best(3e-3)
     assert bool(asked) is saved
 
 
@@ -733,7 +733,7 @@ def test_what_moving_single_weights_saved_is_another_file(
     picture, device = Picture(PIXELS), open_device("numpy")
     step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
     made = picture, Goal("bytes", 60), step, device, {}
-    found = rounding_search.Rounding(*made, most=5)
+    found = rounding_search.Rounding(*made, refining=Refining(5))
     written: list[int] = []
     write = found._written
 
@@ -755,7 +755,8 @@ def test_a_file_that_gives_all_back_says_nothing_of_how_estimates_differ(
 ) -> None:
     device = open_device("numpy")
     step = LatentStep(PIXELS, 0, device, hidden=4, entropy=4)
-    found = rounding_search.Rounding(Picture(PIXELS), Goal("psnr", 10.0), step, device, {}, most=5)
+    made = Picture(PIXELS), Goal("psnr", 10.0), step, device, {}
+    found = rounding_search.Rounding(*made, refining=Refining(5))
     write, files = found._written, list[Written]()
 
     def written(trial: Trial) -> Written:
@@ -1031,16 +1032,16 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         seen["limited"] = limited
         return pricing(prices, *given, limited=limited)
 
-    def rounded(*given: Any, shaving: bool, budget: Budget) -> rounding_search.Rounding:
-        seen["shaving"] = shaving
-        return rounding(*given, shaving=shaving, budget=budget)
+    def rounded(*given: Any) -> rounding_search.Rounding:
+        seen["shaving"] = given[-1].shaving
+        return rounding(*given)
 
     monkeypatch.setattr(LatentTrainer, "repeat", repeated)
     monkeypatch.setattr(lengths.Lengths, "again", asked)
     monkeypatch.setattr(Prices, "pricing", priced)
     monkeypatch.setattr(latent, "Rounding", rounded)
     enough = iter([False])
-    monkeypatch.setattr(latent.Passes, "enough", lambda *_: next(enough, True))
+    monkeypatch.setattr(latent.Passes, "suffice", lambda *_: next(enough, True))
     monkeypatch.setattr(latent.Passes, "longer", lambda _: 1.5)
     run(Goal("bytes", 150), workload=Workload(12, seconds))
     limited = seconds is not None

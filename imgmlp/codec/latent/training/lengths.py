@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from imgmlp.codec.latent.latents_kernel import has_processor
-from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
+from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, trials
 from imgmlp.codec.latent.training.colour_detail import extra_grids
 from imgmlp.codec.latent.training.forms import (
     SMALL_PICTURE,
@@ -28,7 +28,7 @@ from imgmlp.codec.latent.training.phases import (
 from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rooms import Place, is_gpu
-from imgmlp.codec.latent.training.rounding_search import DEARER, SHAVES
+from imgmlp.codec.latent.training.rounding_search import DEARER, SHAVES, Refining
 from imgmlp.codec.latent.training.windows import JUDGED
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import Work, usual_speed
@@ -387,6 +387,17 @@ class Lengths:
     def until(self) -> float | None:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
         return None if self.limit is None else self.limit - SOONER * self.rounding
+
+    def refining(self, steps: int, first: int, to_come: int) -> Refining:
+        """What is done after so many steps of a run or a pass, of a run that had `first`, with so
+        many passes to come in any case."""
+        return Refining(
+            trials=MOST_TRIALS if to_come <= LAST_PASSES else FIRST_TRIALS,
+            hardening=self.hardening(steps),
+            searching=self.searching(steps),
+            shaving=self.limit is not None,
+            budget=rdoq_budget(first, self.place.device.lanes),
+        )
 
     def hardening(self, steps: int) -> int:
         """Steps in which networks harden after so many of a run or a pass."""
