@@ -70,7 +70,7 @@ class _Encoder:
         most = self.prices.most_weights()
         self.forms = Forms(picture.pixels, self.lengths.place, most, self.lengths.long, self.first)
         self.resumed = 0
-        self.passes = Passes(wanted, self.prices.cheapest_of_passes())
+        self.passes = Passes(wanted)  # once a run has begun, more is known of them
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
@@ -102,7 +102,7 @@ class _Encoder:
             may = no_pass and self.lengths.may_start_over(trainer.state.first)
             if may and trainer.was_astray(price):
                 trainer.start_over(self.passes.price(anew=trainer.state.held))
-                self.passes.tried.clear()  # which are of what is left behind
+                self.passes.forget()  # which are of what is left behind
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
             else:
@@ -112,7 +112,7 @@ class _Encoder:
         """A run at its beginning, or where a checkpoint left it."""
         saved, lengths, first = self.run.saved, self.lengths, self.first
         step = self.forms.first(saved.values["form"] if saved is not None else None)
-        lengths.opened = self.forms.opened
+        lengths.begin(self.forms.opened)
         if saved is None:
             state = LatentTrainerState(lengths.of(step, first), first)
         else:
@@ -122,22 +122,23 @@ class _Encoder:
         if saved is None and lengths.steady:
             state.hold(self.prices.steady(limited=limited))
         anew = self._anew(step, steps)
-        self.passes.least = lengths.least_passes(steps)
+        least, tried = lengths.least_passes(steps), list[Tried]()
         if saved is None:
             begin(step, self.picture.pixels, first, steps)
         else:
             step.restore(saved.arrays)
             self.resumed = step.done
-            self.passes.tried = [Tried(*one) for one in saved.values["tried"]]
-            lengths.pace, lengths.judging = saved.values["pace"], saved.values["judging"]
+            tried = [Tried(*one) for one in saved.values["tried"]]
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = lengths.limits(state)
-        pricing = self.prices.pricing(self.passes.least, limited=limited)
+        pricing = self.prices.pricing(least, limited=limited)
         cheapest = self.prices.cheapest()
         dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
-        self.passes.longest = lengths.longest(trainer.again)
+        longest = lengths.longest(trainer.again)
+        lowest = self.prices.cheapest_of_passes()
+        self.passes = Passes(self.wanted, lowest, least, longest, tried)
         if lengths.goes_over(steps):
             trainer.pause_after(lengths.opening, late=lengths.limit is not None)
         if saved is None:
@@ -166,27 +167,23 @@ class _Encoder:
             waits = self.lengths.limit is None  # which leaves no time for that
             ended = trainer.run_beside(compiler, self.run, self._complete, "pictures", waits)
             if ended != "done" or not trainer.paused:
-                self._note_pace(trainer)
+                self.lengths.note_pace(trainer.pace)
                 return ended
             self._go_over(trainer)
         ended = trainer.run(self.run, self._complete)
-        self._note_pace(trainer)
+        self.lengths.note_pace(trainer.pace)
         return ended
-
-    def _note_pace(self, trainer: LatentTrainer) -> None:
-        self.lengths.pace = trainer.pace or self.lengths.pace  # others may have come or gone
 
     def _go_over(self, trainer: LatentTrainer) -> None:
         """To the picture's own room, where there is memory for it."""
         reached, step = trainer.step, self.forms.whole()
         if step is None:
-            trainer.pause = None
+            trainer.stay()
             return
         anew = self._anew(step, trainer.state.first)
         step.restore(reached.handed_to(step))
         step.steer(control(0, MOST_STEPS, self.first))
-        self.lengths.opened = False
-        self.lengths.pace = step.pace(TRIED_BRIEFLY)
+        self.lengths.go_over(step.pace(TRIED_BRIEFLY))
         trainer.go_over(step, anew)
 
     def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
@@ -207,7 +204,7 @@ class _Encoder:
         networks = first.model.networks  # another pass begins near to these
         state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
         drafted = self._draft(found, trainer)
-        self.lengths.rounding = time.perf_counter() - began
+        self.lengths.note_rounding(time.perf_counter() - began)
         return drafted, first
 
     def _distance(self, found: Draft) -> tuple[bool, float]:
@@ -215,11 +212,8 @@ class _Encoder:
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
-        values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.lengths.pace}
-        values |= {name: getattr(self.lengths, name) for name in ("judging", "long")}
-        values["extra"] = self.lengths.place.extra
-        spent = self.lengths.spent + time.perf_counter() - self.run.began
-        values |= {"spent": spent, "form": self.forms.name, "best": None}
+        values: dict[str, Any] = {"tried": self.passes.tried, "form": self.forms.name}
+        values |= self.lengths.values() | {"best": None}
         arrays: dict[str, Array] = {}
         if self.best is not None:
             values["best"] = self.best.metrics

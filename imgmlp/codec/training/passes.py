@@ -54,6 +54,10 @@ class Passes:
     longest: float = 1.0
     tried: list[Tried] = field(default_factory=list)
 
+    def forget(self) -> None:
+        """What was tried, as the whole run is done anew."""
+        self.tried.clear()
+
     def add(self, price: float, first: Trial) -> None:
         """What a run or a pass at a price gave before it was changed for the target."""
         self.tried.append(Tried(math.log2(price), self._excess(first)))

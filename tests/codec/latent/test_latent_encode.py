@@ -306,7 +306,7 @@ def test_a_limit_decides_once_whether_a_price_stays(
         return round(fitting * room / asked[0])
 
     monkeypatch.setattr(found, "fitting_in", fits)
-    steps = found.fitting(1e4, 1e4)
+    steps, found.steady = found.fitting(1e4, 1e4)
     assert found.steady is steady
     assert steps == (fitting if steady else pytest.approx(fitting * 0.8 / 0.65, abs=1))
     told = found._told(steps, 1.0)
@@ -838,7 +838,7 @@ def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
     made = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), there
     found = latent._Encoder(*made).lengths
     found.judging = pace / 5  # of all that a step computes, about
-    assert least <= found.fitting(10.0, pace) <= most
+    assert least <= found.fitting(10.0, pace)[0] <= most
 
 
 @pytest.mark.parametrize(
@@ -856,7 +856,7 @@ def test_a_time_limit_leaves_time_for_passes_towards_a_target(
     made = Picture(pixels.astype(np.uint8)), wanted, limit, open_device("numpy")
     found = lengths.Lengths(*made, Run(began=100.0))
     monkeypatch.setattr(found, "fitting_in", lambda room, _: room)
-    assert found.fitting(1000.0, 1.0) == pytest.approx(1000 * share, rel=0.02)
+    assert found.fitting(1000.0, 1.0)[0] == pytest.approx(1000 * share, rel=0.02)
 
 
 @pytest.mark.parametrize(("kernel", "seconds"), [(True, 0.6), (False, 1.6)])
@@ -889,7 +889,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     steps = found.of(encoder.forms.first(), 1e-3)
     found.judging = judging
     assert steps > 1000
-    state = phases.LatentTrainerState(found.fitting(10.0, 1e-3), 1e-3)
+    state = phases.LatentTrainerState(found.fitting(10.0, 1e-3)[0], 1e-3)
     until, _ = found.limits(state)
     assert until is not None
     assert found.limit is not None
@@ -993,8 +993,8 @@ def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
 def test_passes_towards_decibels_have_a_lowest_price_and_may_be_longer() -> None:
     made = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
     encoder = latent._Encoder(*made, open_device("numpy"), Run())
-    assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.prices.cheapest())
     encoder._begun()
+    assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.prices.cheapest())
     usual = lengths.SHORTER * lengths.for_pixels(300, 16 * 16)
     assert encoder.passes.longest == pytest.approx(lengths.PASS_STEPS / usual)
 
@@ -1012,7 +1012,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
 ) -> None:
     """How many steps and until when; whether single weights save bytes, and how many are aimed
     at. What the file before took is known then."""
-    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 12)
+    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: (12, False))
     monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
     seen: dict[str, Any] = {}
     repeat, rounding = LatentTrainer.repeat, latent.Rounding

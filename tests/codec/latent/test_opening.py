@@ -117,7 +117,7 @@ def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_room(
         mean = first * 4.1e-4 + (1 - first) * pace
         assert found._mean_pace(100_000, 4.1e-4) == pytest.approx(mean, rel=0.02)
         assert found._own_pace(1e-4) == 1e-4  # of launches that have nothing to do
-        fitting = found.fitting(20.0, 4.1e-4)
+        fitting, _ = found.fitting(20.0, 4.1e-4)
         assert fitting * found._mean_pace(fitting, 4.1e-4) == pytest.approx(19, rel=0.1)
     card.lanes = "one"
     assert told(350, 560)._own_pace(0.41) == pytest.approx(0.41 * 384 * 576 / (512 * 768))
@@ -284,7 +284,7 @@ def test_a_run_goes_over_if_it_is_long_enough(steps: int, goes: bool) -> None:
 def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on as it began until the program is there, if it ever is."""
     made, seen = (begun.picture, Goal("bytes", 150)), []  # for which there are no more steps
-    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 6)
+    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: (6, False))
     monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
     go_over = latent._Encoder._go_over
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from typing import Any
 
 from imgmlp.codec.latent.latents_kernel import has_processor
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, trials
@@ -292,11 +293,14 @@ class Lengths:
         self.pixels = picture.width * picture.height
         self.picture, self.wanted, self.workload, self.run = picture, wanted, workload, run
         self.spent = 0.0  # seconds of the runs that were stopped
+        self.pace = 0.0  # seconds that a step takes now, once it is known
+        self.judging = 0.0  # seconds that judging networks takes, once it is known
         if run.saved is None:
             self.long, extra = beside_levels(picture, wanted, workload, device)
         else:
             saved = run.saved.values
             self.long, extra, self.spent = saved["long"], saved["extra"], saved["spent"]
+            self.pace, self.judging = saved["pace"], saved["judging"]
         shape: tuple[int, ...] = picture.pixels.shape
         self.place = Place(shape, device, is_short(shape, workload, device), extra)
         # Steps of a program for many sizes that a run begins with which goes over to its own.
@@ -304,17 +308,37 @@ class Lengths:
         self.opened = False  # whether it is there now
         self.steady = False  # whether the price of the run stays, though it goes towards dB
         self.limit: float | None = None  # of the clock
-        self.pace = 0.0  # seconds that a step takes now, once it is known
-        self.judging = 0.0  # seconds that judging networks takes, once it is known
         self.rounding = 0.0  # seconds that the latest file took, once there is one
         self._compiled = CompileTimes(device)
+
+    def values(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        spent = self.spent + time.perf_counter() - self.run.began
+        own = {"pace": self.pace, "judging": self.judging, "spent": spent}
+        return own | {"long": self.long, "extra": self.place.extra}
+
+    def begin(self, opened: bool) -> None:
+        """With a step; whether that is the program for many sizes, or goes on as it is."""
+        self.opened = opened
+
+    def go_over(self, pace: float) -> None:
+        """To the picture's own program, of which a step takes so many seconds."""
+        self.opened, self.pace = False, pace
+
+    def note_pace(self, pace: float | None) -> None:
+        """What steps took in the end, if that is known: others may have come or gone."""
+        self.pace = pace or self.pace
+
+    def note_rounding(self, seconds: float) -> None:
+        """That the latest file took."""
+        self.rounding = seconds
 
     def of(self, step: LatentStep, price: float) -> int:
         """Steps of a run that begins with this one; says how long they take."""
         pace = self.pace = self._tried(step, price)
         self._note_speed(step, pace)
         if self.workload.seconds is not None:
-            steps = self.fitting(self.workload.seconds, pace)
+            steps, self.steady = self.fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
                 needed = self._seconds(TOO_FEW, pace) + self._checking(pace)
                 self.run.say(f"too little time for this picture: {duration(needed)} would do")
@@ -325,7 +349,7 @@ class Lengths:
             level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
             steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
-        if self.workload.seconds is None:  # else a limit has decided
+        if self.workload.seconds is None:
             self.steady = self._is_steady(steps)
         again = self.least_passes(steps)
         times = "once" if again == 1 else f"{again} times"
@@ -422,19 +446,19 @@ class Lengths:
         each = operations(self.place.shape)
         return self.opened and self.place.goes_over(steps, self.opening, each)
 
-    def fitting(self, seconds: float, pace: float) -> int:
-        """Steps that a time limit leaves room for, or what there must be; decides whether the price
+    def fitting(self, seconds: float, pace: float) -> tuple[int, bool]:
+        """Steps that a time limit leaves room for, or what there must be; and whether the price
         stays in them."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
         steps = self.fitting_in(MAIN_STEADY * left, pace)
-        self.steady = self._is_steady(steps)
-        if not self.steady:
+        steady = self._is_steady(steps)
+        if not steady:
             steps = self.fitting_in(MAIN[self.wanted.kind] * left, pace)
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
             steps = self.opening + int((steps - self.opening) * pace / self._own_pace(pace))
-        return min(steps, MOST_STEPS)
+        return min(steps, MOST_STEPS), steady
 
     def _is_steady(self, steps: int) -> bool:
         few = steps <= MOST_STEADY or self.may_start_over(steps)

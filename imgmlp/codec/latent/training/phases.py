@@ -284,6 +284,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         super().go_on()
         self._waits = True
 
+    def stay(self) -> None:
+        """After the pause: go on with the same step."""
+        self.pause = None
+
     def go_over(self, step: LatentStep, anew: Callable[[float], None] | None) -> None:
         """After the pause: have another step, which is where this one is, go on."""
         self.step, self._anew = step, anew
