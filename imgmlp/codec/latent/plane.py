@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.latent.model import REACH
+
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int]  # first, and the one after the last
 Size = tuple[int, int]  # rows and columns
 Slices = tuple[slice, slice]  # of rows and columns
 
-REACH = 3  # rows above, and columns to either side, that a context comes from
 AROUND = REACH + 1  # rows that hold all neighbours above a row, and what its first ones are left of
 ALIGN = 16  # elements that a row's pitch is a multiple of
 TILE = 256  # positions that all that are computed together are a multiple of

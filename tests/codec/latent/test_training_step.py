@@ -13,15 +13,16 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from latent_steps import draw, grids_of
+from latent_steps import bits_of_latents, draw, grids_of
 from networks import latent_programs
 
-from imgmlp.codec.latent import latents, sections
+from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.model import (
     BICUBIC,
     FURTHEST,
     HYPERLATENTS,
     NEAREST,
+    REACH,
     LatentModel,
     Quantized,
     flat_of,
@@ -29,7 +30,7 @@ from imgmlp.codec.latent.model import (
     quantized,
     usual_levels,
 )
-from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
+from imgmlp.codec.latent.plane import LEAST, UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import hardening, latent_step, operations, phases, upsampling
@@ -917,7 +918,7 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     error, bits = step.judge(flat_of({n: q.floats() for n, q in networks.items()}))
     seen = synthesize(model, device).astype(np.float64)
     assert np.mean((seen - picture()) ** 2) / 255**2 == pytest.approx(error, rel=0.03)
-    assert latents.bits(model) / step.pixels == pytest.approx(bits, rel=0.03)
+    assert bits_of_latents(model) / step.pixels == pytest.approx(bits, rel=0.03)
 
 
 @pytest.mark.parametrize("has", [{}, {"hyper": True}, {"extra": 2}])

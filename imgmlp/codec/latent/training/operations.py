@@ -14,7 +14,8 @@ from itertools import product
 from operator import add
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
-from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
+from imgmlp.codec.latent.model import REACH
+from imgmlp.codec.latent.plane import AROUND, TILE, Plane
 from imgmlp.codec.latent.probabilities import FLOOR, MIDDLE, SCALE_BITS, SCALES
 from imgmlp.codec.training.perceptron import Some
 from imgmlp.engine import Context, Function, Tensor, dtype
