@@ -129,8 +129,7 @@ class _Encoder:
             step.restore(saved.arrays)
             self.resumed = step.done
             tried = [Tried(*one) for one in saved.values["tried"]]
-            if saved.values["best"] is not None:
-                self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
+            self.best = Draft.of(saved)
         limits = lengths.limits(state)
         pricing = self.prices.pricing(least, limited=limited)
         cheapest = self.prices.cheapest()
@@ -213,12 +212,8 @@ class _Encoder:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
         values: dict[str, Any] = {"tried": self.passes.tried, "form": self.forms.name}
-        values |= self.lengths.values() | {"best": None}
-        arrays: dict[str, Array] = {}
-        if self.best is not None:
-            values["best"] = self.best.metrics
-            arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
-        return Snapshot(snapshot.arrays | arrays, snapshot.values | values)
+        values |= snapshot.values | self.lengths.values()
+        return Draft.kept(self.best, Snapshot(snapshot.arrays, values))
 
     def _draft(self, found: Written, trainer: LatentTrainer) -> Draft:
         shape = found.model.shape
