@@ -140,7 +140,7 @@ def test_cheap_bits_make_a_picture_that_only_fine_steps_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With steps of one size it has 30.5 dB in 555 bytes."""
-    monkeypatch.setattr(phases, "FEW", 100)
+    monkeypatch.setattr(phases, "FEW_STEPS", 100)
     found = run(Goal("lambda", 1e-6), workload=Workload(100))
     assert found.metrics["psnr"] > 33
 
@@ -409,7 +409,7 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
         return found._seconds(600, 0.01)
 
     taken = foreseen(Goal("lambda", 1e-3))
-    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.SEARCHED * 0.002
+    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.JUDGED_IN_SEARCH * 0.002
     moved = 2 * lengths.trials(600, 128**2) + 5 * lengths.FIRST_TRIALS
     assert taken == pytest.approx(trained + moved * lengths.TRIAL * 0.01)
     assert foreseen(Goal("psnr", 30)) == taken
@@ -486,7 +486,7 @@ def test_latents_are_moved_for_longer_after_longer_runs(lanes: str) -> None:
 def rdoq_takes(steps: int, pace: float, judging: float, pixels: int) -> float:
     """Seconds: both times sweeps, with a step for the gradient of each, and all that is judged."""
     budget = lengths.rdoq_budget(steps, "one")
-    looked = budget.judged * (judging + lengths.LOOK + lengths.BY_PIXELS * pixels)
+    looked = budget.judged * (judging + lengths.LOOK_SECONDS + lengths.BY_PIXELS * pixels)
     return 2 * (looked + budget.sweeps * pace)
 
 
@@ -671,7 +671,7 @@ def test_a_limit_leaves_bytes_time_for_saving_some() -> None:
         found.pace, found.judging = 0.01, 1e-4
         return found.limits(state)[0] or 0.0
 
-    saving = len(rounding_search.DEARER) * rounding_search.SHAVES * 1e-4 / 2
+    saving = len(rounding_search.SHAVING_DOUBLINGS) * rounding_search.SHAVES * 1e-4 / 2
     assert until("psnr") - until("bytes") == pytest.approx(saving)
 
 
@@ -702,7 +702,7 @@ def test_single_weights_save_bytes_at_ever_higher_prices(share: float, prices: i
     wanted = Goal("bytes", share * before.size)
     found = rounding_search.Rounding(Picture(small_pixels()), wanted, *made)
     tried = found._shaved(networks, 1e-4, lambda: False)
-    assert [trial.shaved for trial in tried] == list(rounding_search.DEARER[:prices])
+    assert [trial.shaved for trial in tried] == list(rounding_search.SHAVING_DOUBLINGS[:prices])
     assert all(later.size < earlier.size for earlier, later in pairwise([before, *tried]))
     assert len(found._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
 

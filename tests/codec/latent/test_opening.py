@@ -210,12 +210,12 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     """In windows or a room of 8x8, from where a room of 8x8 or 4x8 goes on."""
     form, rows = request.param
     monkeypatch.setattr(rooms, "_compiles", lambda _: True)
-    monkeypatch.setattr(rooms, "SMALL", 4 if form == "in windows" else 128)
+    monkeypatch.setattr(rooms, "SMALL_SIDE", 4 if form == "in windows" else 128)
     monkeypatch.setattr(rooms, "SIZE", ROOM)
-    monkeypatch.setattr(plane, "LEAST", 4)
+    monkeypatch.setattr(plane, "LEAST_SIDE", 4)
     monkeypatch.setattr(rooms, "MEANWHILE", 2 * 8 * 8 * forms.operations(PIXELS.shape))
     monkeypatch.setattr(lengths, "is_short", lambda *_: False)
-    monkeypatch.setattr(rooms, "WORTH", 2)
+    monkeypatch.setattr(rooms, "WORTH_OPENING", 2)
     monkeypatch.setattr(rooms, "SPARED", 0)
     monkeypatch.setattr(latent, "room_compiler", Compiler)
     monkeypatch.setattr(passes, "MOST", 0)

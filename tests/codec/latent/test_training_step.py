@@ -30,7 +30,7 @@ from imgmlp.codec.latent.model import (
     quantized,
     usual_levels,
 )
-from imgmlp.codec.latent.plane import LEAST, UNIT, Extent, Plane, common_side
+from imgmlp.codec.latent.plane import LEAST_SIDE, SIDE_UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import hardening, latent_step, operations, phases, upsampling
@@ -130,8 +130,8 @@ def test_places_behind_the_last_one_and_before_the_first_one_repeat_it(
 def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
     rooms = {side: common_side(side) for side in range(1, 1025)}
     for side, room in rooms.items():
-        assert side <= room < side + UNIT
-        assert side <= LEAST or room < 2 * side
+        assert side <= room < side + SIDE_UNIT
+        assert side <= LEAST_SIDE or room < 2 * side
     assert len(set(rooms.values())) < 20
 
 
@@ -218,7 +218,7 @@ def test_gradients_of_bits_are_differences() -> None:
             tail = 0.5 * np.exp(-np.abs(x - mean) / scale)
             return np.where(x < mean, tail, 1 - tail)
 
-        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), operations.LEAST))
+        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), operations.LEAST_MASS))
 
     likely = bits(values) < 12  # nearer to the floor there is no slope, and cancellation in `below`
     for n, g in enumerate(found):
@@ -302,7 +302,9 @@ def bits_of(grid: np.ndarray, layers: list[np.ndarray], above: np.ndarray) -> np
         np.abs(grid - mean),
     )
     near, far = np.exp(-np.abs(away - 0.5) / scale) / 2, np.exp(-(away + 0.5) / scale) / 2
-    return -np.log2(np.maximum(np.where(away < 0.5, 1 - near - far, near - far), operations.LEAST))
+    return -np.log2(
+        np.maximum(np.where(away < 0.5, 1 - near - far, near - far), operations.LEAST_MASS)
+    )
 
 
 def doubled(x: np.ndarray, taps: np.ndarray, axis: int, wanted: int) -> np.ndarray:
@@ -497,7 +499,7 @@ def test_steps_are_as_fine_as_the_price_asks_and_the_picture_can_pay() -> None:
     prices = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
     found = [phases.fineness(price, 100_000, 300, 6) for price in prices]
     assert found == sorted(found, reverse=True)
-    assert found[0] == phases.FINEST
+    assert found[0] == phases.MOST_FINER
     assert found[4:] == [1.0, 1.0]
     small = [phases.fineness(price, 256, 300, 6) for price in prices]
     assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
@@ -707,7 +709,7 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     same = np.concatenate(
         [(one.values == at_once[name].values).ravel() for name, one in found.items()]
     )
-    assert hardening.SHARES[0] <= same.mean() < 1
+    assert hardening.ROUNDED_SHARES[0] <= same.mean() < 1
     assert np.array_equal(
         step.flat.numpy(), flat_of({name: one.floats() for name, one in found.items()})
     )
@@ -751,7 +753,7 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     usual = hardening.coarser(networks)
     assert search.exponents == usual
     for name, tensor in networks.items():
-        assert usual[name] == tensor.exponent - (tensor.values.size > hardening.LARGE)
+        assert usual[name] == tensor.exponent - (tensor.values.size > hardening.MANY_WEIGHTS)
     assert search.hardened(networks, price, hardening.AMPLE) is better
     assert search.exponents == foreseen  # as these were better at once
     assert len(counts) == 3
@@ -1211,7 +1213,7 @@ def test_bits_of_few_colours_are_dear_at_first_where_their_price_stays(
     assert not asked
 
 
-@pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW - 1, 0), (phases.FEW, 1)])
+@pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW_STEPS - 1, 0), (phases.FEW_STEPS, 1)])
 def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 SEED = 0
 WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
-SHARED = "in a shared room"  # from which a run goes over to one of the two first
+IN_A_SHARED_ROOM = "in a shared room"  # from which a run goes over to one of the two first
 ICON, SMALL_PICTURE = 64, 100_000  # pixels along the longer side, and in all, at most
 # Widths of the hidden layers of synthesis and of the entropy network: of icons; of small pictures
 # and of the short runs of others, which have nearly twice as many steps so; and of long ones.
@@ -87,7 +87,7 @@ class Forms:
     @property
     def opened(self) -> bool:
         """Whether that is the one which was taken."""
-        return self.opens and self.name in (IN_WINDOWS, SHARED)
+        return self.opens and self.name in (IN_WINDOWS, IN_A_SHARED_ROOM)
 
     @property
     def room(self) -> Room:
@@ -98,7 +98,7 @@ class Forms:
         """By name; each takes more memory than the next one."""
         found = dict[str, Callable[[], LatentStep]]()
         if self.opens and not self.place.begins_in_windows:
-            found = {SHARED: partial(self._whole, replace(self.place, short=True).room)}
+            found = {IN_A_SHARED_ROOM: partial(self._whole, replace(self.place, short=True).room)}
         if not self.place.in_windows:
             found |= self._whole_forms()
         if self.place.fits_windows:

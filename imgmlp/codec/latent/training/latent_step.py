@@ -27,7 +27,7 @@ from imgmlp.codec.latent.model import (
     networks_of,
     usual_levels,
 )
-from imgmlp.codec.latent.plane import AROUND, LEAST, TILE, Extent, Plane
+from imgmlp.codec.latent.plane import AROUND, LEAST_SIDE, TILE, Extent, Plane
 from imgmlp.codec.latent.starts import OF_PIXELS, start_of
 from imgmlp.codec.latent.training import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
@@ -93,7 +93,7 @@ def levels_of(height: int, width: int, room: tuple[int, int] | None) -> int:
     Small ones share the programs of the smallest room: what is beyond a grid of one value has one
     as well.
     """
-    return max(usual_levels(height, width), IN_LEAST if room == (LEAST, LEAST) else 0)
+    return max(usual_levels(height, width), IN_LEAST if room == (LEAST_SIDE, LEAST_SIDE) else 0)
 
 
 class Steering(NamedTuple, Generic[T]):

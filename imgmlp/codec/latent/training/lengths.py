@@ -29,7 +29,7 @@ from imgmlp.codec.latent.training.phases import (
 from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rooms import Place, is_gpu
-from imgmlp.codec.latent.training.rounding_search import DEARER, SHAVES, Refining
+from imgmlp.codec.latent.training.rounding_search import SHAVES, SHAVING_DOUBLINGS, Refining
 from imgmlp.codec.latent.training.windows import JUDGED
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import Work, usual_speed
@@ -65,7 +65,7 @@ BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
 BRIEF, COMPILES = 60.0, 30.0
 USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 25  # steps that take as long as the search for rounded networks, of what they compute
-SEARCHED = 50  # networks that it judges, about: a GPU waits for the host then
+JUDGED_IN_SEARCH = 50  # networks that it judges, about: a GPU waits for the host then
 SETTLED = 1 / 6  # of a limited time, at most, for that search and for better latents
 TRIAL = 0.2  # of a step, that moving a single weight takes about
 SINGLE = 0.05  # of a limited time for these, at most: the first of them bring most
@@ -80,7 +80,7 @@ HARDENED, HARDENED_TOWARDS = 0.9, 0.4
 # Steps of it with many windows, below which the steps of networks are not searched for: that takes
 # longer, and what hardens is about as good without. But for a target, and for pictures of which a
 # part is judged.
-FEW = 100
+FEW_HARDENING = 100
 # How long better latents are looked for after so many steps and more, each time; before single
 # weights and after them. A GPU waits for the host then, which takes as long as many steps.
 RDOQ: dict[str, dict[int, Budget]] = {
@@ -90,7 +90,7 @@ RDOQ: dict[str, dict[int, Budget]] = {
 RDOQ_TIMES = 2
 # What a look takes beside what the device judges, in seconds and seconds of every pixel, and steps
 # that take as long as judging.
-LOOK, BY_PIXELS, JUDGEMENT = 5e-4, 1.2e-8, 0.4
+LOOK_SECONDS, BY_PIXELS, JUDGEMENT = 5e-4, 1.2e-8, 0.4
 ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
@@ -206,7 +206,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     searched = 0.0 if _goes_without(wanted, trained, pixels) else files
     looks = files * RDOQ_TIMES * rdoq_budget(trained, device.lanes).judged
     computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
-    beside += looks * (LOOK + BY_PIXELS * pixels)
+    beside += looks * (LOOK_SECONDS + BY_PIXELS * pixels)
     beside += pixels * (CODING if has_processor(device) else CODING_BY_NUMPY)
     computed *= operations(shape, quick, more) * (NUMPY_SLOWER if interpreted else 1.0)
     return Work(steps, computed, programs, beside, _kind(windows))
@@ -388,7 +388,7 @@ class Lengths:
         single = self._single(steps)
         rounding += single / (1 - single) * both + hardening
         if self.wanted.kind == "bytes":
-            rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
+            rounding += min(len(SHAVING_DOUBLINGS) * SHAVES * self.judging / 2, SINGLE * both)
         return training, rounding
 
     def again(self, usual: int, longer: float = 1.0) -> int:
@@ -517,14 +517,14 @@ class Lengths:
 
     def _search(self, steps: int) -> float:
         """Seconds of the search for rounded networks after so many."""
-        return SEARCHED * self.judging if self.searching(steps) else 0.0
+        return JUDGED_IN_SEARCH * self.judging if self.searching(steps) else 0.0
 
     def _rdoq(self, steps: int, pace: float) -> float:
         """Seconds that looking for better latents takes after so many."""
         budget = rdoq_budget(steps, self.place.device.lanes)
         parts = self.pixels / JUDGED if self._parts(steps) > 1 else 1.0
         judging = self.judging * max(parts, 1.0)  # of all windows, not of some that stand for them
-        looks = budget.judged * (judging + LOOK + BY_PIXELS * self.pixels)
+        looks = budget.judged * (judging + LOOK_SECONDS + BY_PIXELS * self.pixels)
         return RDOQ_TIMES * (looks + budget.sweeps * pace)
 
     def _single(self, steps: int) -> float:
@@ -575,7 +575,7 @@ def _parts(place: Place) -> int:
 def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:
     """Whether the steps of networks are not searched for."""
     hardens = _hardening(wanted, steps, pixels, 1) > 0
-    return _may_go_without(wanted, pixels) and hardens and round(HARDENING * steps) < FEW
+    return _may_go_without(wanted, pixels) and hardens and round(HARDENING * steps) < FEW_HARDENING
 
 
 def _may_go_without(wanted: Goal, pixels: int) -> bool:

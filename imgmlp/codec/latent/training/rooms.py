@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 from imgmlp import child
-from imgmlp.codec.latent.plane import SMALL, common_side
+from imgmlp.codec.latent.plane import SMALL_SIDE, common_side
 from imgmlp.codec.latent.training.latent_step import LatentStep, levels_of
 from imgmlp.engine import AnyDevice, open_device
 
@@ -51,7 +51,8 @@ WHOLE, WHOLE_ON_GPUS, BY_EXTRA = 3 * 2**20, 12_900_000, 0.3
 # picture alone: 10 seconds of two cores, which compile for a room in some 20 beside that, and 2 of
 # an H200, which takes some 5. What is computed more is for nothing where it was compiled before.
 MEANWHILE, MEANWHILE_ON_GPUS = 1e12, 5e13
-WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
+# Times as many that a run must have, or programs that serve many sizes do for all of it.
+WORTH_OPENING = 4
 # Operations, about what compiling takes, that a room of its own must spare a run; on GPUs a second
 # of an H200, as their speeds differ more.
 SPARED, SPARED_ON_GPUS = 2e12, 3e13
@@ -91,7 +92,7 @@ class Place:
         """Rows and columns of its windows."""
         usual = SIZE_ON_GPUS if is_gpu(self.device) else SIZE
         height, width = self.shape[:2]
-        if is_gpu(self.device) or max(height, width) <= SMALL:
+        if is_gpu(self.device) or max(height, width) <= SMALL_SIDE:
             return usual
         along = partial(_along, self.shape)
         if self._covered(usual) <= FILLED * height * width:
@@ -122,7 +123,7 @@ class Place:
         pixels, most = float(self.shape[0] * self.shape[1]), WHOLE
         if is_gpu(self.device):
             pixels, most = self._computed * (1 + BY_EXTRA * self.extra), WHOLE_ON_GPUS
-        elif self.short and compiles_long(self.device) and max(self.shape[:2]) > SMALL:
+        elif self.short and compiles_long(self.device) and max(self.shape[:2]) > SMALL_SIDE:
             most = 0
         elif self.is_thin:  # whose rooms have up to 32 times as many
             pixels = self._computed
@@ -143,7 +144,7 @@ class Place:
         found = common_side(self.shape[0]), common_side(self.shape[1])
         if not _compiles(self.device):
             return None
-        if self.short and max(found) <= SMALL:
+        if self.short and max(found) <= SMALL_SIDE:
             return max(found), max(found)
         if is_gpu(self.device):
             return (self._coarse if self.short else None) or found
@@ -162,7 +163,7 @@ class Place:
 
     def _fills(self, room: tuple[int, int]) -> bool:
         """Whether it has a program for itself; small ones are trained faster than compiled."""
-        return self.shape[:2] == room and max(room) > SMALL
+        return self.shape[:2] == room and max(room) > SMALL_SIDE
 
     @property
     def _computed(self) -> int:
@@ -219,7 +220,7 @@ class Place:
         one = self.begins_in_windows and self.windows == 1
         asks = (one and not self.is_thin) or is_gpu(self.device)
         pays = not asks or self.own_room_pays(steps, operations)
-        return pays and 0 < WORTH * opening <= steps
+        return pays and 0 < WORTH_OPENING * opening <= steps
 
     def step_program(self, widths: tuple[int, int], hyper: bool = False) -> str:
         """What compile_times.py knows the step by that a run begins with."""

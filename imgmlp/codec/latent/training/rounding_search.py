@@ -30,13 +30,13 @@ Array = np.ndarray[Any, Any]
 
 # Of a step: how far rounding latents towards zero may go, beyond which bits grow but after a short
 # run; and how far where nothing else is small enough.
-INWARDS, FURTHEST = 0.04, 0.5
+INWARDS, FURTHEST_INWARDS = 0.04, 0.5
 HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
 REFINED = 0.65  # share of the time left that may go to single weights and latents before that
 # Trials of these at each price, so many doublings dearer, to save what is too much; a share
 # of the time.
-SHAVES, DEARER, SHAVED = 400, (2, 4, 6), 0.93
+SHAVES, SHAVING_DOUBLINGS, SHAVED = 400, (2, 4, 6), 0.93
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Rounding:
             ends = (-HALVINGS, 0.0) if over else (0.0, HALVINGS)
             tried += approached(wanted, tried[0], ends, priced, self._enough)
         if wanted.kind != "psnr" and all(too_much(wanted, trial) for trial in tried):
-            coarsest, ends = tried[-1].networks, (-FURTHEST, 0.0)
+            coarsest, ends = tried[-1].networks, (-FURTHEST_INWARDS, 0.0)
             further = partial(inner, coarsest)
             tried += approached(wanted, tried[-1], ends, further, self._enough)
         return nearest(wanted, tried)
@@ -183,7 +183,7 @@ class Rounding:
     ) -> list[Trial]:
         """Single weights moved at ever higher prices, until that is few enough bytes."""
         tried = list[Trial]()
-        for doublings in DEARER:
+        for doublings in SHAVING_DOUBLINGS:
             self._decided(0.0)
             dearer = price * 2**doublings
             networks = self._search.refined(networks, dearer, enough, SHAVES)
