@@ -121,7 +121,7 @@ def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
     seconds: float | None, extra: int
 ) -> None:
     asked = Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy")
-    assert lengths.extra(*asked) == lengths.Lengths(*asked, Run()).place.extra == extra
+    assert lengths.extra_of(*asked) == lengths.Lengths(*asked, Run()).place.extra == extra
 
 
 def test_what_has_them_has_no_long_run() -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import small_pixels, stops_after
+from conftest import ClockOfSteps, small_pixels, stops_after
 
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container, metadata_sections
@@ -515,7 +515,7 @@ def test_work_has_what_moving_latents_computes(monkeypatch: pytest.MonkeyPatch) 
     times = 1 + lengths.least_passes(steps, 128**2)
     computed = lengths.work(*made).operations
     monkeypatch.setitem(lengths.RDOQ, "one", {})
-    looks = (computed - lengths.work(*made).operations) / (128**2 * forms.operations(shape))
+    looks = (computed - lengths.work(*made).operations) / (128**2 * forms.operations_of(shape))
     monkeypatch.undo()
     judged = 2 * times * lengths.rdoq_budget(steps, "one").judged
     assert looks == pytest.approx(judged * lengths.JUDGEMENT * lengths.NUMPY_SLOWER)
@@ -918,19 +918,9 @@ def test_how_long_judging_takes_is_found_beside_the_pace(monkeypatch: pytest.Mon
     assert encoder.lengths.judging == 3.0
 
 
-def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only steps move: of 40 steps were thought to take 2 seconds each."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    replay = LatentTrainer._replay
-
-    def quickly(trainer: LatentTrainer, run: Run) -> bool:
-        before = trainer.done
-        whole = replay(trainer, run)
-        clock[0] += trainer.done - before
-        return whole
-
-    monkeypatch.setattr(LatentTrainer, "_replay", quickly)
+def test_what_a_limit_leaves_is_trained_in(clock_of_steps: ClockOfSteps) -> None:
+    """Of 40 steps that were thought to take 2 seconds each."""
+    clock = clock_of_steps(lambda _: 1.0)
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
     for most, steps in ((0, 40), (1000, 80)):
         step.count.write(np.uint32(0))
@@ -943,20 +933,10 @@ def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("from_step", "steps"), [(10, 80), (25, 40)])
 def test_a_run_towards_a_target_grows_early_only(
-    from_step: int, steps: int, monkeypatch: pytest.MonkeyPatch
+    from_step: int, steps: int, clock_of_steps: ClockOfSteps
 ) -> None:
-    """By a clock that only steps move: as fast as thought, then more than twice as fast."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    replay = LatentTrainer._replay
-
-    def timed(trainer: LatentTrainer, run: Run) -> bool:
-        before = trainer.done
-        whole = replay(trainer, run)
-        clock[0] += (trainer.done - before) * (2.0 if before < from_step else 0.5)
-        return whole
-
-    monkeypatch.setattr(LatentTrainer, "_replay", timed)
+    """As fast as thought, then more than twice as fast."""
+    clock = clock_of_steps(lambda n: 2.0 if n < from_step else 0.5)
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
     state = LatentTrainerState(40, 1e-3)
     trainer = LatentTrainer(step, state, lambda *_: 1.0, 80.0, 1000)

@@ -16,7 +16,8 @@ from conftest import stops_after
 from imgmlp import child
 from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent.training import forms, lengths, phases, plane, rooms, rounding_search
+from imgmlp.codec.latent import plane
+from imgmlp.codec.latent.training import forms, lengths, phases, rooms, rounding_search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rooms import Place, room_compiler
@@ -213,7 +214,7 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     monkeypatch.setattr(rooms, "SMALL_SIDE", 4 if form == "in windows" else 128)
     monkeypatch.setattr(rooms, "SIZE", ROOM)
     monkeypatch.setattr(plane, "LEAST_SIDE", 4)
-    monkeypatch.setattr(rooms, "MEANWHILE", 2 * 8 * 8 * forms.operations(PIXELS.shape))
+    monkeypatch.setattr(rooms, "MEANWHILE", 2 * 8 * 8 * forms.operations_of(PIXELS.shape))
     monkeypatch.setattr(lengths, "is_short", lambda *_: False)
     monkeypatch.setattr(rooms, "WORTH_OPENING", 2)
     monkeypatch.setattr(rooms, "SPARED", 0)

@@ -227,7 +227,7 @@ def test_from_the_only_window_runs_go_over_for_what_that_spares_alone() -> None:
 
     def over(height: int, width: int, steps: int) -> bool:
         shape = height, width, 3
-        each = forms.operations(shape)
+        each = forms.operations_of(shape)
         place = Place(shape, device)
         opening = place.opening_steps(each)
         assert opening > 0
@@ -679,7 +679,7 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
         assert told.kind == "latent step" + ", in windows" * parts
         assert ("windows of 512x512" in told.programs[0]) is parts
         own = math.prod(Place((*size, 3), card, short).room or size)
-        each = told.operations / (told.steps * lengths.operations((*size, 3), extra=extra))
+        each = told.operations / (told.steps * lengths.operations_of((*size, 3), extra=extra))
         computed = Place((*size, 3), card).covered if parts else own
         assert 1 < each / computed < 1.2
 
@@ -738,7 +738,7 @@ def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
     made._note_speed(step, 1e-3)
     assert found == []  # of a processor
     monkeypatch.setattr(lengths, "is_gpu", lambda _: True)
-    each = lengths.operations((*size, 3))
+    each = lengths.operations_of((*size, 3))
     made._note_speed(step, 1e-3)
     assert found == [("latent step", noted * each / 1e-3)] * bool(noted)
     step.windows, step.room = [0] * 6, (512, 512)

@@ -168,7 +168,7 @@ def widths(shape: tuple[int, ...], most: float, quick: bool = False) -> tuple[in
     return SMALL if small else LARGE
 
 
-def operations(shape: tuple[int, ...], quick: bool = False, extra: int = 0) -> int:
+def operations_of(shape: tuple[int, ...], quick: bool = False, extra: int = 0) -> int:
     """Of a pixel in a step, for pixels of a shape, with so many extra grids."""
     hidden, channels = widths(shape, math.inf, quick), shape[2]
     more = extra * _weights(hidden, channels, "entropy")

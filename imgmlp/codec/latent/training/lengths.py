@@ -14,7 +14,7 @@ from imgmlp.codec.latent.training.forms import (
     SMALL_PICTURE,
     has_hyperlatents,
     is_quick,
-    operations,
+    operations_of,
     widths,
 )
 from imgmlp.codec.latent.training.latent_step import LatentStep
@@ -179,7 +179,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     hyper, more = beside_levels(picture, wanted, workload, device)
     place, pixels = Place(shape, device, is_short(shape, workload, device), more), height * width
     quick = is_quick(device, place.short)
-    hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
+    hidden, each = widths(shape, math.inf, quick), operations_of(shape, quick)
     trained = trained_steps(workload.steps, place)
     passes = _passes(wanted, least_passes(trained, pixels))
     opening = place.opening_steps(each)
@@ -208,7 +208,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
     beside += looks * (LOOK_SECONDS + BY_PIXELS * pixels)
     beside += pixels * (CODING if has_processor(device) else CODING_BY_NUMPY)
-    computed *= operations(shape, quick, more) * (NUMPY_SLOWER if interpreted else 1.0)
+    computed *= operations_of(shape, quick, more) * (NUMPY_SLOWER if interpreted else 1.0)
     return Work(steps, computed, programs, beside, _kind(windows))
 
 
@@ -237,7 +237,7 @@ def trained_steps(steps: int, place: Place) -> int:
 def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
     """Whether compiling for a picture's size would take much of the time; not by how fast just this
     device is, so that files do not hang on that."""
-    pixels, seconds, each = shape[0] * shape[1], workload.seconds, operations(shape)
+    pixels, seconds, each = shape[0] * shape[1], workload.seconds, operations_of(shape)
     place = Place(shape, device)
     if seconds is None and workload.steps:
         steps = min(workload.steps, for_pixels(workload.steps, pixels))
@@ -255,7 +255,7 @@ def is_long(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bo
     return has_hyperlatents(shape, foreseen(shape, workload, device))
 
 
-def extra(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> int:
+def extra_of(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> int:
     """How many more grids a picture has, if a limit leaves time to compile for them, which nobody
     may have needed before."""
     if workload.seconds is not None and workload.seconds < COMPILES:
@@ -268,7 +268,7 @@ def beside_levels(
     picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice
 ) -> tuple[bool, int]:
     """Whether there are hyperlatents, and how many more grids; no model has both."""
-    more = extra(picture, wanted, workload, device)
+    more = extra_of(picture, wanted, workload, device)
     return not more and is_long(picture.pixels.shape, workload, device), more
 
 
@@ -281,7 +281,7 @@ def foreseen(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> f
 
 def _expected(shape: tuple[int, ...], seconds: float, device: AnyDevice) -> float:
     """Steps in so many seconds on a device of the middling kind."""
-    return seconds * usual_speed(device) / (shape[0] * shape[1] * operations(shape))
+    return seconds * usual_speed(device) / (shape[0] * shape[1] * operations_of(shape))
 
 
 class Lengths:
@@ -304,7 +304,7 @@ class Lengths:
         shape: tuple[int, ...] = picture.pixels.shape
         self.place = Place(shape, device, is_short(shape, workload, device), extra)
         # Steps of a program for many sizes that a run begins with which goes over to its own.
-        self.opening = self.place.opening_steps(operations(shape))
+        self.opening = self.place.opening_steps(operations_of(shape))
         self.opened = False  # whether it is there now
         self.steady = False  # whether the price of the run stays, though it goes towards dB
         self.limit: float | None = None  # of the clock
@@ -362,7 +362,7 @@ class Lengths:
         """How fast a GPU is, which nothing tells before it has compiled, nor do small pictures."""
         shape, extra = self.place.shape, self.place.extra
         pixels = math.prod(step.room or shape[:2]) * len(step.windows)
-        computed = pixels * operations(shape, extra=extra)
+        computed = pixels * operations_of(shape, extra=extra)
         if is_gpu(self.place.device) and computed >= TELLING:
             self._compiled.note_speed(_kind(len(step.windows) > 1), computed / pace)
 
@@ -443,7 +443,7 @@ class Lengths:
 
     def goes_over(self, steps: int) -> bool:
         """Whether a run of so many does, from where it is."""
-        each = operations(self.place.shape)
+        each = operations_of(self.place.shape)
         return self.opened and self.place.goes_over(steps, self.opening, each)
 
     def fitting(self, seconds: float, pace: float) -> tuple[int, bool]:
