@@ -157,7 +157,7 @@ def variants() -> list[Variant]:
         ),
         Variant("no last phase with rounded latents", {(phases, "ROUNDED"): 1.0}),
         Variant("no noise", _steered(lambda c, _: replace(c, noise=0.0))),
-        Variant("uniform noise", {(phases, "SHARES"): (1.0, 1.0)}),
+        Variant("uniform noise", {(phases, "NOISE_SHARES"): (1.0, 1.0)}),
         Variant("fresh noise in every step", step={"lacks": "mirrored noise"}),
         Variant("a temperature of 0.3 to the end", {(phases, "TEMPERATURES"): (0.3, 0.3)}),
         Variant(

@@ -14,7 +14,7 @@ from pathlib import Path
 from imgmlp.codec.latent.starts import newest_start
 from imgmlp.codec.latent.training.latent_step import ENTROPY, HIDDEN, LatentStep
 from imgmlp.codec.latent.training.phases import control
-from imgmlp.codec.latent.training.rooms import room
+from imgmlp.codec.latent.training.rooms import Place
 from imgmlp.engine import open_device
 from imgmlp.image import load
 
@@ -33,7 +33,7 @@ def main() -> None:
         began = time.perf_counter()
         step = LatentStep(
             pixels, 0, device, start=newest_start((HIDDEN, ENTROPY)),
-            room=room(pixels.shape, device, short=False),
+            room=Place(pixels.shape, device).room,
         )  # fmt: skip
         step.steer(control(0, 36_000, 1e-3))
         step.run(1)

@@ -25,6 +25,8 @@ from imgmlp import child
 from imgmlp.codec import encoder
 from imgmlp.codec.latent.training import lengths
 from imgmlp.codec.training import passes, search, target
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.trainer import Trainer
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.pocl import PASSED_OVER, PLATFORM
@@ -170,6 +172,30 @@ def lowered(request: pytest.FixtureRequest) -> Lowered:
     device = open_mapping("numpy")
     device.lanes = request.param
     return lambda step: compile(step, device).stages
+
+
+ClockOfSteps = Callable[[Callable[[int], float]], list[float]]
+
+
+@pytest.fixture
+def clock_of_steps(monkeypatch: pytest.MonkeyPatch) -> ClockOfSteps:
+    """Has a clock that only steps of trainers move, by the seconds that each takes; the time is its
+    only element."""
+
+    def clock_of(seconds: Callable[[int], float]) -> list[float]:
+        clock, replay = [0.0], Trainer._replay
+
+        def timed(trainer: Trainer[Any, Any], run: Run) -> bool:
+            before = trainer.done
+            whole = replay(trainer, run)
+            clock[0] += sum(map(seconds, range(before, trainer.done)))
+            return whole
+
+        monkeypatch.setattr(Trainer, "_replay", timed)
+        monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+        return clock
+
+    return clock_of
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import LARGEST, LEAST
+from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
+from imgmlp.codec.latent import latents
+from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel
 from imgmlp.codec.latent.training.latent_step import LatentStep
 
 Array = np.ndarray[Any, Any]
@@ -15,6 +17,12 @@ Array = np.ndarray[Any, Any]
 def draw(*shape: int, seed: int = 0) -> Array:
     """float32 of a normal distribution."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def bits_of_latents(model: LatentModel) -> float:
+    """What a file spends on a model's latents, but for up to 3 bytes of its end."""
+    parts = (part for each in latents.in_order(model) for part in latents._shares(model, *each))
+    return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for _, widths in parts))
 
 
 def grids_of(step: LatentStep) -> tuple[Array, ...]:

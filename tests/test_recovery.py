@@ -30,7 +30,7 @@ import sys
 from imgmlp.codec.latent.training import lengths, phases
 from imgmlp.codec.training import checkpoint, target
 checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 3200
-lengths.FEWEST, phases.LOOK = 60, 1
+lengths.FEWEST, phases.LEAST_LOOK = 60, 1
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1"]
 from imgmlp.cli import main
 main()

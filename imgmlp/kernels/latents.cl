@@ -16,11 +16,11 @@
 #define SCALE_BITS 5
 #define SCALES 256
 #define MIDDLE 112  // number of the scale 1
-#define REACH 128   // how far a latent may lie from its mean
+#define MOST_AWAY 128   // how far a latent may lie from its mean
 #define TOTAL_BITS 26
 #define FLOOR 16
 #define NARROWEST (1ul << 40)  // width of the interval between two latents
-#define SHARED ((1ul << TOTAL_BITS) - 2 * REACH * FLOOR)
+#define SHARED ((1ul << TOTAL_BITS) - 2 * MOST_AWAY * FLOOR)
 
 // x times a share that grows from 0 at x = -2 to 1 at x = 2.
 static int8 activation(int8 x) {
@@ -59,10 +59,10 @@ static int within(int x, int low, int high) { return x < low ? low : x > high ? 
 
 // The sum of the frequencies before the place that lies d from the mean's, of 2**26.
 static long edge(int d, __global const uint *whole, ulong below, ulong above) {
-  if (d <= -REACH) return 0;
-  if (d >= REACH) return 1l << TOTAL_BITS;
+  if (d <= -MOST_AWAY) return 0;
+  if (d >= MOST_AWAY) return 1l << TOTAL_BITS;
   const ulong tail = d > 0 ? (2ul << 31) - (whole[d - 1] * above >> 31) : whole[-d] * below >> 31;
-  return (tail * SHARED >> 32) + FLOOR * (d + REACH);
+  return (tail * SHARED >> 32) + FLOOR * (d + MOST_AWAY);
 }
 
 // Waves begin to end - 1 of a grid, which has 3 columns of zeros on either side and 3 rows above.
@@ -70,7 +70,7 @@ static long edge(int d, __global const uint *whole, ulong below, ulong above) {
 // end, width, words made. Those have a carry into the word before, as bit 16.
 // offsets: of neighbours; over: of every place of the grid's the ABOVE values of its maps.
 // weights: two layers of [inputs][WIDTH] and a row of biases, then 2 rows of WIDTH, 2 biases.
-// fine [SCALES][PHASES + 1], whole [SCALES][REACH + 1]: tails (codec/latent/probabilities.py).
+// fine [SCALES][PHASES + 1], whole [SCALES][MOST_AWAY + 1]: tails (codec/latent/probabilities.py).
 __kernel void imgmlp_latents(__global ulong *state, __global WORDS *words, int count,
                              __global char *grid, int height, int width, int begin, int end,
                              __global const int *offsets, __global const int *over,
@@ -118,7 +118,7 @@ __kernel void imgmlp_latents(__global ulong *state, __global WORDS *words, int c
       const int phase = mean & (PHASES - 1);
       const ulong below = fine[scale * (PHASES + 1) + phase];
       const ulong above = fine[scale * (PHASES + 1) + PHASES - phase];
-      __global const uint *tails = whole + scale * (REACH + 1);
+      __global const uint *tails = whole + scale * (MOST_AWAY + 1);
       const ulong unit = share >> TOTAL_BITS;
 #if WRITING
       const int d = *here - (mean >> PHASE_BITS);
@@ -138,7 +138,7 @@ __kernel void imgmlp_latents(__global ulong *state, __global WORDS *words, int c
         high = low;
         low = edge(--d, tails, below, above);
       }
-      while (wanted >= high && d < REACH) {
+      while (wanted >= high && d < MOST_AWAY) {
         low = high;
         high = edge(++d + 1, tails, below, above);
       }
@@ -149,7 +149,7 @@ __kernel void imgmlp_latents(__global ulong *state, __global WORDS *words, int c
         share <<= 16;
       }
       const int latent = (mean >> PHASE_BITS) + d;
-      if (d == REACH || share < NARROWEST || latent < LEAST || latent > LARGEST) {
+      if (d == MOST_AWAY || share < NARROWEST || latent < LEAST || latent > LARGEST) {
         state[3] = 1;
         return;
       }

@@ -16,7 +16,7 @@ from imgmlp.cli import prepare
 from imgmlp.codec import encoder, kinds
 from imgmlp.codec.latent.training import forms
 from imgmlp.codec.latent.training import rooms as latent_rooms
-from imgmlp.codec.latent.training.rooms import step_program
+from imgmlp.codec.latent.training.rooms import Place
 from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.rounding_search import paid_weights
 from imgmlp.codec.training.target import Goal, Workload
@@ -34,7 +34,7 @@ CARD: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu", memory=1 << 33), la
 def programs(sizes: set[tuple[int, int]], device: Any = CPU) -> set[str]:
     """Of short runs, of latents."""
     shapes, quick = [(*size, 3) for size in sizes], device is CPU
-    return {step_program(s, forms.widths(s, np.inf, quick), device, short=True) for s in shapes}
+    return {Place(s, device, True).step_program(forms.widths(s, np.inf, quick)) for s in shapes}
 
 
 def test_there_is_a_picture_of_every_kind() -> None:

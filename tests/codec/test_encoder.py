@@ -166,12 +166,12 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     times = CompileTimes(device)
     assert compiling(80, 96) == PROCESSORS["latent step"]
     device.compiling += 20.0
-    times.note(rooms.step_program((80, 96, 3), forms.widths((80, 96, 3), 1e9), device, True))
+    times.note(rooms.Place((80, 96, 3), device, True).step_program(forms.widths((80, 96, 3), 1e9)))
     assert compiling(80, 96) == compiling(100, 112) == 0.0
     assert compiling(256, 384) == 20.0  # as what is of its kind took
     device.compiling += 30.0
     widths = forms.widths((400, 400, 3), 1e9, quick=True)
-    times.note(rooms.step_program((400, 400, 3), widths, device, True))
+    times.note(rooms.Place((400, 400, 3), device, True).step_program(widths))
     assert compiling(256, 400) == compiling(700, 600) == 0.0
 
 

@@ -12,15 +12,12 @@ import numpy as np
 
 from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
-from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
-    LAST_PASSES,
     MOST_STEPS,
     TRIED_BRIEFLY,
     Lengths,
-    rdoq_budget,
     work,
     workload,
 )
@@ -71,10 +68,9 @@ class _Encoder:
         self.prices = Prices(picture, wanted)
         self.first = self.prices.first()
         most = self.prices.most_weights()
-        lengths = self.lengths.short, most, self.lengths.long, self.lengths.extra
-        self.forms = Forms(picture.pixels, device, *lengths, self.first)
+        self.forms = Forms(picture.pixels, self.lengths.place, most, self.lengths.long, self.first)
         self.resumed = 0
-        self.passes = Passes(wanted, self.prices.cheapest_of_passes())
+        self.passes = Passes(wanted)  # once a run has begun, more is known of them
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
@@ -95,7 +91,7 @@ class _Encoder:
             longer = self.passes.longer()
             steps = self.lengths.again(trainer.again, longer)
             over = ended == "diverged" or not steps
-            if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
+            if over or self.passes.suffice(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, resumed=self.resumed)
             trainer.step.restore(snapshot.arrays)  # which rounding has changed
             if longer > 1:
@@ -106,7 +102,7 @@ class _Encoder:
             may = no_pass and self.lengths.may_start_over(trainer.state.first)
             if may and trainer.was_astray(price):
                 trainer.start_over(self.passes.price(anew=trainer.state.held))
-                self.passes.tried.clear()  # which are of what is left behind
+                self.passes.forget()  # which are of what is left behind
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
             else:
@@ -116,7 +112,7 @@ class _Encoder:
         """A run at its beginning, or where a checkpoint left it."""
         saved, lengths, first = self.run.saved, self.lengths, self.first
         step = self.forms.first(saved.values["form"] if saved is not None else None)
-        lengths.opened = self.forms.opened
+        lengths.begin(self.forms.opened)
         if saved is None:
             state = LatentTrainerState(lengths.of(step, first), first)
         else:
@@ -126,22 +122,22 @@ class _Encoder:
         if saved is None and lengths.steady:
             state.hold(self.prices.steady(limited=limited))
         anew = self._anew(step, steps)
-        self.passes.least = lengths.least_passes(steps)
+        least, tried = lengths.least_passes(steps), list[Tried]()
         if saved is None:
             begin(step, self.picture.pixels, first, steps)
         else:
             step.restore(saved.arrays)
             self.resumed = step.done
-            self.passes.tried = [Tried(*one) for one in saved.values["tried"]]
-            lengths.pace, lengths.judging = saved.values["pace"], saved.values["judging"]
-            if saved.values["best"] is not None:
-                self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
+            tried = [Tried(*one) for one in saved.values["tried"]]
+            self.best = Draft.of(saved)
         limits = lengths.limits(state)
-        pricing = self.prices.pricing(self.passes.least, limited=limited)
+        pricing = self.prices.pricing(least, limited=limited)
         cheapest = self.prices.cheapest()
         dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
-        self.passes.longest = lengths.longest(trainer.again)
+        longest = lengths.longest(trainer.again)
+        lowest = self.prices.cheapest_of_passes()
+        self.passes = Passes(self.wanted, lowest, least, longest, tried)
         if lengths.goes_over(steps):
             trainer.pause_after(lengths.opening, late=lengths.limit is not None)
         if saved is None:
@@ -170,27 +166,23 @@ class _Encoder:
             waits = self.lengths.limit is None  # which leaves no time for that
             ended = trainer.run_beside(compiler, self.run, self._complete, "pictures", waits)
             if ended != "done" or not trainer.paused:
-                self._note_pace(trainer)
+                self.lengths.note_pace(trainer.pace)
                 return ended
             self._go_over(trainer)
         ended = trainer.run(self.run, self._complete)
-        self._note_pace(trainer)
+        self.lengths.note_pace(trainer.pace)
         return ended
-
-    def _note_pace(self, trainer: LatentTrainer) -> None:
-        self.lengths.pace = trainer.pace or self.lengths.pace  # others may have come or gone
 
     def _go_over(self, trainer: LatentTrainer) -> None:
         """To the picture's own room, where there is memory for it."""
         reached, step = trainer.step, self.forms.whole()
         if step is None:
-            trainer.pause = None
+            trainer.stay()
             return
         anew = self._anew(step, trainer.state.first)
         step.restore(reached.handed_to(step))
         step.steer(control(0, MOST_STEPS, self.first))
-        self.lengths.opened = False
-        self.lengths.pace = step.pace(TRIED_BRIEFLY)
+        self.lengths.go_over(step.pace(TRIED_BRIEFLY))
         trainer.go_over(step, anew)
 
     def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
@@ -198,24 +190,20 @@ class _Encoder:
         began, limit = time.perf_counter(), self.lengths.limit
         reached, state = trainer.reached(), trainer.state
 
-        def enough(share: float) -> bool:
+        def over(share: float) -> bool:
             if self.run.stopping():
                 raise self.run.interrupted(reached)
             return limit is not None and time.perf_counter() > began + share * (limit - began)
 
-        most = MOST_TRIALS if self.passes.to_come <= LAST_PASSES else FIRST_TRIALS
         steps = state.steps - state.begun
-        hardening, searching = self.lengths.hardening(steps), self.lengths.searching(steps)
+        refining = self.lengths.refining(steps, state.first, self.passes.to_come)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
-        budget = rdoq_budget(state.first, self.device.lanes)
-        rounding = Rounding(
-            *made, enough, most, hardening, searching, shaving=limit is not None, budget=budget
-        )
+        rounding = Rounding(*made, over, refining)
         found, first = rounding.best(state.price)
         networks = first.model.networks  # another pass begins near to these
         state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
         drafted = self._draft(found, trainer)
-        self.lengths.rounding = time.perf_counter() - began
+        self.lengths.note_rounding(time.perf_counter() - began)
         return drafted, first
 
     def _distance(self, found: Draft) -> tuple[bool, float]:
@@ -223,15 +211,9 @@ class _Encoder:
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
-        values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.lengths.pace}
-        values |= {name: getattr(self.lengths, name) for name in ("judging", "long", "extra")}
-        spent = self.lengths.spent + time.perf_counter() - self.run.began
-        values |= {"spent": spent, "form": self.forms.name, "best": None}
-        arrays: dict[str, Array] = {}
-        if self.best is not None:
-            values["best"] = self.best.metrics
-            arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
-        return Snapshot(snapshot.arrays | arrays, snapshot.values | values)
+        values: dict[str, Any] = {"tried": self.passes.tried, "form": self.forms.name}
+        values |= snapshot.values | self.lengths.values()
+        return Draft.kept(self.best, Snapshot(snapshot.arrays, values))
 
     def _draft(self, found: Written, trainer: LatentTrainer) -> Draft:
         shape = found.model.shape

@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
-from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.exact_layers import EntropyNetwork
 from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
     LARGEST,
     LEAST,
     NEIGHBOURS,
+    REACH,
     LatentModel,
     ModelShape,
     Quantized,
 )
-from imgmlp.codec.latent.probabilities import NEAR, NEAR_FROM, REACH, Rows, edge
+from imgmlp.codec.latent.probabilities import MOST_AWAY, NEAR, NEAR_FROM, Rows, edge
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
 
-MARGIN = 3  # columns on either side of a grid and rows above it that neighbours may lie in
-LAG = 4  # a row's latents come that many waves after those above them
+MARGIN = REACH  # columns on either side of a grid and rows above it that neighbours may lie in
+LAG = REACH + 1  # a row's latents come that many waves after those above them
 # Latents whose network is evaluated together, if all are known: too few for NumPy's products, even
 # of the widest networks, to be shared out to threads, which would wait for each other longer than
 # they compute. OpenBLAS does so from 2^19 multiplications on.
@@ -44,12 +44,6 @@ def encode(model: LatentModel) -> bytes:
     parts = itertools.chain.from_iterable(_shares(model, *each) for each in in_order(model))
     lists = (zip(starts.tolist(), widths.tolist(), strict=True) for starts, widths in parts)
     return range_coder.narrow(itertools.chain.from_iterable(lists))
-
-
-def bits(model: LatentModel) -> float:
-    """What `encode` spends on a model's latents, but for up to 3 bytes of its end."""
-    parts = itertools.chain.from_iterable(_shares(model, *each) for each in in_order(model))
-    return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for _, widths in parts))
 
 
 def in_order(model: LatentModel) -> Iterator[tuple[Array, Array | None]]:
@@ -74,7 +68,7 @@ def _shares(model: LatentModel, grid: Array, above: Array | None) -> Iterator[tu
             for cut in cuts
         ]
         numbers, means = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        places = padded[block] - means + REACH
+        places = padded[block] - means + MOST_AWAY
         starts = edge(numbers, places)
         yield starts, edge(numbers, places + 1) - starts
 
@@ -165,7 +159,7 @@ class Grids:
             near = known.take(offsets + block)
             numbers, means = self._network(near, 0 if beside is None else beside[block].T)
             places = self._decoder.places(numbers.tolist(), self._near, NEAR_FROM, self._rows)
-            known[block] = means + (np.array(places, np.intp) - REACH)
+            known[block] = means + (np.array(places, np.intp) - MOST_AWAY)
         grid = padded[MARGIN:, MARGIN:-MARGIN]
         if grid.min() < LEAST or grid.max() > LARGEST:
             raise FormatError(f"latents are not from {LEAST} to {LARGEST}")

@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream.range_coder import MAX_MAGNITUDE
-from imgmlp.codec.latent.plane import REACH
 from imgmlp.errors import FormatError, check_format
 
 Array = np.ndarray[Any, Any]
@@ -52,11 +51,13 @@ VALUE_BITS = 10  # of the fraction of a map's value or an activation
 LIMIT = 2**18 - 1  # of their magnitude, so ±256
 PIXEL_BITS = 14  # of the fraction of what the convolutions take and give
 
+REACH = 3  # rows above, and columns to either side, that neighbours of a latent are in
 # (rows down, columns to the right) of the neighbours that the entropy network sees, nearest first.
 # A network of fewer neighbours sees the first of them.
 NEIGHBOURS = tuple(
     sorted(
-        [(0, -x) for x in (1, 2, 3)] + [(-y, x) for y in (1, 2, 3) for x in range(-3, 4)],
+        [(0, -x) for x in range(1, REACH + 1)]
+        + [(-y, x) for y in range(1, REACH + 1) for x in range(-REACH, REACH + 1)],
         key=lambda place: (place[0] ** 2 + place[1] ** 2, place),
     )
 )

@@ -16,27 +16,28 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.latent.model import REACH
+
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int]  # first, and the one after the last
 Size = tuple[int, int]  # rows and columns
 Slices = tuple[slice, slice]  # of rows and columns
 
-REACH = 3  # rows above, and columns to either side, that a context comes from
 AROUND = REACH + 1  # rows that hold all neighbours above a row, and what its first ones are left of
 ALIGN = 16  # elements that a row's pitch is a multiple of
 TILE = 256  # positions that all that are computed together are a multiple of
-# Sides that programs are made for: powers of two up to SMALL, then multiples of UNIT.
-LEAST, SMALL, UNIT = 32, 128, 64
+# Sides that programs are made for: powers of two up to SMALL_SIDE, then multiples of SIDE_UNIT.
+LEAST_SIDE, SMALL_SIDE, SIDE_UNIT = 32, 128, 64
 
 
 def common_side(side: int) -> int:
     """Rows or columns of a program that serves pictures of so many, and of many other sizes."""
-    return power_of_two(side) if side <= SMALL else -(-side // UNIT) * UNIT
+    return power_of_two(side) if side <= SMALL_SIDE else -(-side // SIDE_UNIT) * SIDE_UNIT
 
 
 def power_of_two(side: int) -> int:
-    """At least so many rows or columns, and no fewer than LEAST."""
-    return max(LEAST, 1 << (side - 1).bit_length())
+    """At least so many rows or columns, and no fewer than LEAST_SIDE."""
+    return max(LEAST_SIDE, 1 << (side - 1).bit_length())
 
 
 @dataclass(frozen=True)

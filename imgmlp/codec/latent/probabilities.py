@@ -20,13 +20,14 @@ MEAN_BITS = 6  # of the fraction of a mean
 SCALE_BITS = 5  # of the fraction of a scale's logarithm
 SCALES = 256
 MIDDLE = 112  # number of the scale 1
-REACH = 128  # a latent is coded as its distance, -REACH to REACH - 1, from the rounded mean
-PLACES = 2 * REACH
+# A latent is coded as its distance, -MOST_AWAY to MOST_AWAY - 1, from the rounded mean.
+MOST_AWAY = 128
+PLACES = 2 * MOST_AWAY
 PHASES = 1 << MEAN_BITS  # of a mean between whole numbers
 FLOOR = 16  # the frequency that every place has at least, of 2**26
 SHARED = (1 << TOTAL_BITS) - PLACES * FLOOR  # what the distribution shares out beyond that
 NEAR = 16  # edges that are looked into first, between which most latents are
-NEAR_FROM = REACH - NEAR // 2 + 1  # so that they are around place REACH, the mean's
+NEAR_FROM = MOST_AWAY - NEAR // 2 + 1  # so that they are around place MOST_AWAY, the mean's
 ONE_BITS = 31  # of the fraction of a tail
 
 # exp(-1 / 64b) for the scales b, as fractions of 2**31: tools/entropy_tables.py
@@ -71,11 +72,11 @@ def tails() -> tuple[Array, Array]:
     """The share, of 2**31, that exp(-distance / b) leaves of each scale b; never written to.
 
     For distances of 0 to PHASES 64ths, int64 [SCALES, PHASES + 1], and for whole distances of 0 to
-    REACH, int64 [SCALES, REACH + 1]. A product of one of each gives any other.
+    MOST_AWAY, int64 [SCALES, MOST_AWAY + 1]. A product of one of each gives any other.
     """
     decay = np.array(DECAY, np.int64)
     fine = _powers(decay, PHASES)
-    return fine, _powers(fine[:, PHASES], REACH)
+    return fine, _powers(fine[:, PHASES], MOST_AWAY)
 
 
 def _powers(factor: Array, most: int) -> Array:
@@ -91,12 +92,12 @@ def edge(numbers: Array, places: Array) -> Array:
     """int64 [...]: of distributions [...], the sums of the frequencies before a place of each.
 
     Number PHASES * scale + phase: phase p is that of means p - PHASES / 2 steps above a whole
-    number m, place d + REACH that of the latent m + d. The sum before place PLACES is 2**26.
+    number m, place d + MOST_AWAY that of the latent m + d. The sum before place PLACES is 2**26.
     """
     scale, phase = numbers >> MEAN_BITS, numbers & PHASES - 1
     fine, whole = tails()
-    above = places > REACH
-    distances = np.where(above, places - (REACH + 1), REACH - places)
+    above = places > MOST_AWAY
+    distances = np.where(above, places - (MOST_AWAY + 1), MOST_AWAY - places)
     found: Array = whole[scale, distances] * fine[scale, np.where(above, PHASES - phase, phase)]
     found >>= ONE_BITS
     np.subtract(2 << ONE_BITS, found, out=found, where=above)

@@ -6,9 +6,9 @@ Files come from strangers: sizes are compared with limits before anything is all
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,11 @@ from imgmlp.codec.latent.model import (
     check_networks,
 )
 from imgmlp.codec.latent.starts import Start, start_of, widths_of
-from imgmlp.engine import AnyDevice, NumpyDevice
+from imgmlp.engine import AnyDevice, Device
 from imgmlp.errors import DeviceError, OutOfMemoryError, check_format
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 MAX_LATENTS_PER_BYTE = 2**17  # the cheapest latent of all costs an 11,000th of a bit
 MOST_BYTES = 3  # of a latent: the dearest has 22 bits; and of a stream's end
@@ -74,20 +75,29 @@ def write(model: LatentModel, device: AnyDevice | None = None) -> tuple[bytes, b
 
 
 def _coded(model: LatentModel, device: AnyDevice | None) -> bytes:
-    alone = runs_alone(device)
-    if alone is None:
-        return latents.encode(model)
-    encoder = range_coder.Encoder()
-    try:
-        writer = KernelWriter(encoder, model.shape, model.networks, alone)
+    def by_kernel(processor: Device) -> bytes:
+        encoder = range_coder.Encoder()
+        writer = KernelWriter(encoder, model.shape, model.networks, processor)
         for grid, above in latents.in_order(model):
             writer.write(grid, above)
-    except (DeviceError, OutOfMemoryError):
-        if alone is device:
-            raise
-        # The processor was nobody's choice, so that it is nobody's problem that it does not work.
-        return latents.encode(model)
-    return encoder.finish()
+        return encoder.finish()
+
+    return _by_processor(device, by_kernel, lambda: latents.encode(model))
+
+
+def _by_processor(
+    device: AnyDevice | None, by_kernel: Callable[[Device], T], by_numpy: Callable[[], T]
+) -> T:
+    """What a kernel makes on a processor: the device or, beside a GPU, another one, for which NumPy
+    steps in, as it was nobody's choice, so that it is nobody's problem that it does not work."""
+    processor = runs_alone(device)
+    if processor is not None:
+        try:
+            return by_kernel(processor)
+        except (DeviceError, OutOfMemoryError):
+            if processor is device:
+                raise
+    return by_numpy()
 
 
 def coding(name: str, tensor: Quantized, start: Start) -> tuple[Array | int, int, float]:
@@ -214,21 +224,19 @@ def _read(
     device: AnyDevice,
 ) -> dict[int, Array]:
     """Grids by number, the first of them last in the data."""
-    decoder, alone = range_coder.Decoder(data), runs_alone(device)
-    try:
-        grids: Grids | KernelGrids
-        if alone is None:
-            grids = Grids(decoder, shape, networks)
-        else:
-            grids = KernelGrids(decoder, shape, networks, alone)
-        found = _all_grids(grids, shape, sizes)
-    except (DeviceError, OutOfMemoryError):
-        if alone is device:
-            raise
-        # The processor was nobody's choice, so that it is nobody's problem that it does not work.
-        return _read(shape, networks, sizes, data, NumpyDevice("numpy"))
-    decoder.finish()
-    return found
+    of = shape, networks
+
+    def found(make: Callable[[range_coder.Decoder], Grids | KernelGrids]) -> dict[int, Array]:
+        decoder = range_coder.Decoder(data)
+        grids = _all_grids(make(decoder), shape, sizes)
+        decoder.finish()
+        return grids
+
+    return _by_processor(
+        device,
+        lambda processor: found(lambda decoder: KernelGrids(decoder, *of, processor)),
+        lambda: found(lambda decoder: Grids(decoder, *of)),
+    )
 
 
 def _all_grids(

@@ -98,8 +98,7 @@ class _Encoder:
 
     def _restore(self, saved: Snapshot) -> None:
         self.lengths.restore(saved.values)
-        if saved.values["best"] is not None:
-            self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
+        self.best = Draft.of(saved)
 
     def untrained(self, trained: Draft | None = None) -> Draft | None:
         """A file that took no training, if it is all that the target can ask for, or nearer to
@@ -296,12 +295,8 @@ class _Encoder:
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the runs before it."""
-        own = self.lengths.values()
-        own["best"] = None if self.best is None else self.best.metrics
-        arrays: dict[str, Array] = {}
-        if self.best is not None:
-            arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
-        return Snapshot(snapshot.arrays | arrays, snapshot.values | own)
+        values = snapshot.values | self.lengths.values()
+        return Draft.kept(self.best, Snapshot(snapshot.arrays, values))
 
     def _reached(self, trainer: MlpTrainer) -> str:
         steps = trainer.reached()

@@ -11,6 +11,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Codec, Container, Header, Section
+from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.target import Goal
 from imgmlp.image import Picture, counted, psnr
 
@@ -23,8 +24,22 @@ class Draft:
     metrics: dict[str, Any]
     diverged: bool = False  # training could not go on; the best state is in the bytes
     resumed: int = 0  # steps that an interrupted run had done
-    # A faster way to what the file decodes to than the usual one, as much is known of it already.
+    # A faster way to what the file decodes to than the usual one, where much is known of it.
     decode: Callable[[Container], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
+
+    @staticmethod
+    def kept(best: Draft | None, snapshot: Snapshot) -> Snapshot:
+        """A run's snapshot with the best file so far, if there is one."""
+        if best is None:
+            return Snapshot(snapshot.arrays, snapshot.values | {"best": None})
+        data = {"best_file": np.frombuffer(best.bytes, np.uint8)}
+        return Snapshot(snapshot.arrays | data, snapshot.values | {"best": best.metrics})
+
+    @staticmethod
+    def of(saved: Snapshot) -> Draft | None:
+        """That file."""
+        metrics = saved.values["best"]
+        return None if metrics is None else Draft(saved.arrays["best_file"].tobytes(), metrics)
 
     def distance(self, wanted: Goal, picture: Picture) -> tuple[bool, float]:
         """The smaller, the better a file is."""

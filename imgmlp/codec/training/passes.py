@@ -54,6 +54,10 @@ class Passes:
     longest: float = 1.0
     tried: list[Tried] = field(default_factory=list)
 
+    def forget(self) -> None:
+        """What was tried, as the whole run is done anew."""
+        self.tried.clear()
+
     def add(self, price: float, first: Trial) -> None:
         """What a run or a pass at a price gave before it was changed for the target."""
         self.tried.append(Tried(math.log2(price), self._excess(first)))
@@ -66,7 +70,7 @@ class Passes:
             return math.log2(first.size / (AIM * self.wanted.value))
         return 0.0
 
-    def enough(self, size: int, quality: float, first: Trial) -> bool:
+    def suffice(self, size: int, quality: float, first: Trial) -> bool:
         """Whether another pass could bring no better file than the latest, which was `first`."""
         passed = len(self.tried) - 1
         if passed < self._least:

@@ -109,14 +109,14 @@ def compile(
     that changes nothing of it, is read as it is after the step, too. A value that it returns and
     assigns as well is read from the state, with whatever was written there since. Nothing runs
     until `Program.run`. `general` keeps to what the general scheduler makes of it. With a
-    `precision` of "half" products
-    round their factors to 16 bits where the device has matrix units, and only there:
-    `Program.precision` says whether. Whatever else reads such a factor may read it rounded; sums
-    and Buffers stay float32. The loss should be a sum, or scaled, if its mean is over many rows:
-    gradients below 6e-5 lose digits in 16 bits, and those below 3e-8 are zero. With "exact" no
-    factor is split either, as matrix units need it: products of whole numbers are the same
-    everywhere as long as all sums stay within 2**24. A Program `beside` it, on the same device,
-    lends it kernels that both have, and its memory for intermediates, if there is enough of it.
+    `precision` of "half" products round their factors to 16 bits where the device has matrix units,
+    and only there: `Program.precision` says whether. Whatever else reads such a factor may read it
+    rounded; sums and Buffers stay float32. The loss should be a sum, or scaled, if its mean is over
+    many rows: gradients below 6e-5 lose digits in 16 bits, and those below 3e-8 are zero. With
+    "exact" no factor is split either, as matrix units need it: products of whole numbers are the
+    same everywhere as long as all sums stay within 2**24. A Program `beside` it, on the same
+    device, lends it kernels that both have, and its memory for intermediates, if there is enough of
+    it.
 
     Where `depends_on` is given, `step` is a method and may not be called at all: an earlier process
     has kept what came of it. Then `repr(depends_on)` must tell all that changes what the step

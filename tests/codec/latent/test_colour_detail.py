@@ -13,7 +13,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode, workload
 from imgmlp.codec.latent import decode as latent_decode
 from imgmlp.codec.latent.training import colour_detail, lengths
-from imgmlp.codec.latent.training.colour_detail import STEPS, detail_bits, extra_grids
+from imgmlp.codec.latent.training.colour_detail import LEAST_STEPS, detail_bits, extra_grids
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload, choose
 from imgmlp.engine import open_device
@@ -31,15 +31,15 @@ def test_noise_of_its_own_in_each_channel_has_a_grid_for_each() -> None:
         pixels = noise(40, 50, channels)
         if channels in (2, 4):
             pixels[..., -1] |= 1  # alpha that hides nothing
-        assert extra_grids(pixels, QUALITY_60, STEPS) == extra
-        assert extra_grids(pixels, 1.0, STEPS) == 0  # as nothing of it is worth its bits
-        assert extra_grids(pixels, QUALITY_60, STEPS - 1) == 0  # in which they would stay nothing
+        assert extra_grids(pixels, QUALITY_60, LEAST_STEPS) == extra
+        assert extra_grids(pixels, 1.0, LEAST_STEPS) == 0  # as nothing of it is worth its bits
+        assert extra_grids(pixels, QUALITY_60, LEAST_STEPS - 1) == 0  # which are too few for any
 
 
 def test_channels_that_tell_of_the_same_details_share_a_grid() -> None:
     gray, slow = noise(40, 50, 1) / 2, np.linspace(0, 50, 50)[None, :, None]
     pixels = np.concatenate([gray, gray * 0.5 + slow, 100 - gray * 0.7], -1).astype(np.uint8)
-    assert extra_grids(pixels, QUALITY_60, STEPS) == 0
+    assert extra_grids(pixels, QUALITY_60, LEAST_STEPS) == 0
     assert detail_bits(pixels, QUALITY_60) < 0.1
 
 
@@ -55,7 +55,7 @@ def test_so_many_bits_make_so_many_grids(
 ) -> None:
     """One of them where so little error is wanted that coarser grids do not get there."""
     monkeypatch.setattr(colour_detail, "detail_bits", lambda *_: bits)
-    assert extra_grids(noise(4, 4, 3), price, STEPS) == extra
+    assert extra_grids(noise(4, 4, 3), price, LEAST_STEPS) == extra
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
@@ -85,7 +85,7 @@ def test_nothing_is_seen_in_what_nobody_sees() -> None:
     pixels[..., 3] = 0
     assert detail_bits(pixels, 1e-4) == 0
     for size in ((1, 9, 3), (9, 1, 3), (1, 1, 3)):
-        assert extra_grids(noise(*size), 1e-5, STEPS) == 0
+        assert extra_grids(noise(*size), 1e-5, LEAST_STEPS) == 0
 
 
 def test_a_large_picture_is_looked_at_in_parts() -> None:
@@ -121,7 +121,7 @@ def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
     seconds: float | None, extra: int
 ) -> None:
     asked = Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy")
-    assert lengths.extra(*asked) == lengths.Lengths(*asked, Run()).extra == extra
+    assert lengths.extra_of(*asked) == lengths.Lengths(*asked, Run()).place.extra == extra
 
 
 def test_what_has_them_has_no_long_run() -> None:
@@ -129,7 +129,7 @@ def test_what_has_them_has_no_long_run() -> None:
     gray, device = noise(320, 320, 1).repeat(3, 2), open_device("numpy")
     for pixels, extra in ((gray, 0), (noise(320, 320, 3), 2)):
         found = lengths.Lengths(Picture(pixels), choose(1), Workload(100_000), device, Run())
-        assert (found.extra, found.long) == (extra, not extra)
+        assert (found.place.extra, found.long) == (extra, not extra)
 
 
 def test_estimates_know_of_them() -> None:

@@ -14,6 +14,7 @@ import mutations
 import numpy as np
 import pytest
 from conftest import GOLDEN, MAPPINGS, open_mapping, open_opencl
+from latent_steps import bits_of_latents
 from networks import small_latent_model, started_latent_model
 
 from imgmlp.codec import decoder
@@ -268,7 +269,7 @@ def test_hyperlatents_come_back_and_change_what_is_expected(
             values[row] = 0
             changed = {"entropy.0.weight": replace(first, values=values)}
             without = replace(model, networks={**model.networks, **changed})
-            assert latents.bits(without) != latents.bits(model), row
+            assert bits_of_latents(without) != bits_of_latents(model), row
 
 
 @pytest.mark.parametrize("mapping", ["numpy", "one"])
@@ -391,7 +392,7 @@ def test_a_grid_of_zeros_costs_nothing() -> None:
 def test_bits_are_those_that_are_written() -> None:
     model = small_latent_model(64, 96)
     _, coded, stream = sections.write(model)
-    assert 0 <= 8 * len(stream) - latents.bits(model) <= 24
+    assert 0 <= 8 * len(stream) - bits_of_latents(model) <= 24
     of_steps = 16 * len(model.networks)
     assert (
         0

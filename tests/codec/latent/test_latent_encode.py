@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import small_pixels, stops_after
+from conftest import ClockOfSteps, small_pixels, stops_after
 
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container, metadata_sections
@@ -34,7 +34,7 @@ from imgmlp.codec.latent.training.latent_step import LatentStep, Steering
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.prices import IN_PASSES, Prices
 from imgmlp.codec.latent.training.rdoq import Budget
-from imgmlp.codec.latent.training.rounding_search import Trial, Written
+from imgmlp.codec.latent.training.rounding_search import Refining, Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes, search
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -140,7 +140,7 @@ def test_cheap_bits_make_a_picture_that_only_fine_steps_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With steps of one size it has 30.5 dB in 555 bytes."""
-    monkeypatch.setattr(phases, "FEW", 100)
+    monkeypatch.setattr(phases, "FEW_STEPS", 100)
     found = run(Goal("lambda", 1e-6), workload=Workload(100))
     assert found.metrics["psnr"] > 33
 
@@ -306,7 +306,7 @@ def test_a_limit_decides_once_whether_a_price_stays(
         return round(fitting * room / asked[0])
 
     monkeypatch.setattr(found, "fitting_in", fits)
-    steps = found.fitting(1e4, 1e4)
+    steps, found.steady = found.fitting(1e4, 1e4)
     assert found.steady is steady
     assert steps == (fitting if steady else pytest.approx(fitting * 0.8 / 0.65, abs=1))
     told = found._told(steps, 1.0)
@@ -409,7 +409,7 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
         return found._seconds(600, 0.01)
 
     taken = foreseen(Goal("lambda", 1e-3))
-    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.SEARCHED * 0.002
+    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.JUDGED_IN_SEARCH * 0.002
     moved = 2 * lengths.trials(600, 128**2) + 5 * lengths.FIRST_TRIALS
     assert taken == pytest.approx(trained + moved * lengths.TRIAL * 0.01)
     assert foreseen(Goal("psnr", 30)) == taken
@@ -433,7 +433,7 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     judged = lengths.Lengths(larger, *made)
     assert [judged.hardening(n) for n in steps] == [0, 48, 120]
     # in sixteen windows, with each of which networks move
-    monkeypatch.setattr(lengths, "in_windows", lambda *_: True)
+    monkeypatch.setattr(rooms.Place, "in_windows", True)
     in_parts = lengths.Lengths(larger, *made)
     assert [in_parts.hardening(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
     assert all(judged.searching(n) for n in steps)
@@ -486,7 +486,7 @@ def test_latents_are_moved_for_longer_after_longer_runs(lanes: str) -> None:
 def rdoq_takes(steps: int, pace: float, judging: float, pixels: int) -> float:
     """Seconds: both times sweeps, with a step for the gradient of each, and all that is judged."""
     budget = lengths.rdoq_budget(steps, "one")
-    looked = budget.judged * (judging + lengths.LOOK + lengths.BY_PIXELS * pixels)
+    looked = budget.judged * (judging + lengths.LOOK_SECONDS + lengths.BY_PIXELS * pixels)
     return 2 * (looked + budget.sweeps * pace)
 
 
@@ -515,7 +515,7 @@ def test_work_has_what_moving_latents_computes(monkeypatch: pytest.MonkeyPatch) 
     times = 1 + lengths.least_passes(steps, 128**2)
     computed = lengths.work(*made).operations
     monkeypatch.setitem(lengths.RDOQ, "one", {})
-    looks = (computed - lengths.work(*made).operations) / (128**2 * forms.operations(shape))
+    looks = (computed - lengths.work(*made).operations) / (128**2 * forms.operations_of(shape))
     monkeypatch.undo()
     judged = 2 * times * lengths.rdoq_budget(steps, "one").judged
     assert looks == pytest.approx(judged * lengths.JUDGEMENT * lengths.NUMPY_SLOWER)
@@ -672,7 +672,7 @@ def test_a_limit_leaves_bytes_time_for_saving_some() -> None:
         found.pace, found.judging = 0.01, 1e-4
         return found.limits(state)[0] or 0.0
 
-    saving = len(rounding_search.DEARER) * rounding_search.SHAVES * 1e-4 / 2
+    saving = len(rounding_search.SHAVING_DOUBLINGS) * rounding_search.SHAVES * 1e-4 / 2
     assert until("psnr") - until("bytes") == pytest.approx(saving)
 
 
@@ -703,7 +703,7 @@ def test_single_weights_save_bytes_at_ever_higher_prices(share: float, prices: i
     wanted = Goal("bytes", share * before.size)
     found = rounding_search.Rounding(Picture(small_pixels()), wanted, *made)
     tried = found._shaved(networks, 1e-4, lambda: False)
-    assert [trial.shaved for trial in tried] == list(rounding_search.DEARER[:prices])
+    assert [trial.shaved for trial in tried] == list(rounding_search.SHAVING_DOUBLINGS[:prices])
     assert all(later.size < earlier.size for earlier, later in pairwise([before, *tried]))
     assert len(found._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
 
@@ -722,7 +722,7 @@ def test_single_weights_save_bytes_only_of_too_many_where_no_pass_may_follow(
     step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
     made = picture, Goal("bytes", size), step, device, {}
-    rounding_search.Rounding(*made, most=5, shaving=shaving).best(3e-3)
+    rounding_search.Rounding(*made, refining=Refining(5, shaving=shaving)).best(3e-3)
     assert bool(asked) is saved
 
 
@@ -734,7 +734,7 @@ def test_what_moving_single_weights_saved_is_another_file(
     picture, device = Picture(PIXELS), open_device("numpy")
     step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
     made = picture, Goal("bytes", 60), step, device, {}
-    found = rounding_search.Rounding(*made, most=5)
+    found = rounding_search.Rounding(*made, refining=Refining(5))
     written: list[int] = []
     write = found._written
 
@@ -756,7 +756,8 @@ def test_a_file_that_gives_all_back_says_nothing_of_how_estimates_differ(
 ) -> None:
     device = open_device("numpy")
     step = LatentStep(PIXELS, 0, device, hidden=4, entropy=4)
-    found = rounding_search.Rounding(Picture(PIXELS), Goal("psnr", 10.0), step, device, {}, most=5)
+    made = Picture(PIXELS), Goal("psnr", 10.0), step, device, {}
+    found = rounding_search.Rounding(*made, refining=Refining(5))
     write, files = found._written, list[Written]()
 
     def written(trial: Trial) -> Written:
@@ -838,7 +839,7 @@ def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
     made = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), there
     found = latent._Encoder(*made).lengths
     found.judging = pace / 5  # of all that a step computes, about
-    assert least <= found.fitting(10.0, pace) <= most
+    assert least <= found.fitting(10.0, pace)[0] <= most
 
 
 @pytest.mark.parametrize(
@@ -856,7 +857,7 @@ def test_a_time_limit_leaves_time_for_passes_towards_a_target(
     made = Picture(pixels.astype(np.uint8)), wanted, limit, open_device("numpy")
     found = lengths.Lengths(*made, Run(began=100.0))
     monkeypatch.setattr(found, "fitting_in", lambda room, _: room)
-    assert found.fitting(1000.0, 1.0) == pytest.approx(1000 * share, rel=0.02)
+    assert found.fitting(1000.0, 1.0)[0] == pytest.approx(1000 * share, rel=0.02)
 
 
 @pytest.mark.parametrize(("kernel", "seconds"), [(True, 0.6), (False, 1.6)])
@@ -889,7 +890,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     steps = found.of(encoder.forms.first(), 1e-3)
     found.judging = judging
     assert steps > 1000
-    state = phases.LatentTrainerState(found.fitting(10.0, 1e-3), 1e-3)
+    state = phases.LatentTrainerState(found.fitting(10.0, 1e-3)[0], 1e-3)
     until, _ = found.limits(state)
     assert until is not None
     assert found.limit is not None
@@ -918,19 +919,9 @@ def test_how_long_judging_takes_is_found_beside_the_pace(monkeypatch: pytest.Mon
     assert encoder.lengths.judging == 3.0
 
 
-def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only steps move: of 40 steps were thought to take 2 seconds each."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    replay = LatentTrainer._replay
-
-    def quickly(trainer: LatentTrainer, run: Run) -> bool:
-        before = trainer.done
-        whole = replay(trainer, run)
-        clock[0] += trainer.done - before
-        return whole
-
-    monkeypatch.setattr(LatentTrainer, "_replay", quickly)
+def test_what_a_limit_leaves_is_trained_in(clock_of_steps: ClockOfSteps) -> None:
+    """Of 40 steps that were thought to take 2 seconds each."""
+    clock = clock_of_steps(lambda _: 1.0)
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
     for most, steps in ((0, 40), (1000, 80)):
         step.count.write(np.uint32(0))
@@ -943,20 +934,10 @@ def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("from_step", "steps"), [(10, 80), (25, 40)])
 def test_a_run_towards_a_target_grows_early_only(
-    from_step: int, steps: int, monkeypatch: pytest.MonkeyPatch
+    from_step: int, steps: int, clock_of_steps: ClockOfSteps
 ) -> None:
-    """By a clock that only steps move: as fast as thought, then more than twice as fast."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    replay = LatentTrainer._replay
-
-    def timed(trainer: LatentTrainer, run: Run) -> bool:
-        before = trainer.done
-        whole = replay(trainer, run)
-        clock[0] += (trainer.done - before) * (2.0 if before < from_step else 0.5)
-        return whole
-
-    monkeypatch.setattr(LatentTrainer, "_replay", timed)
+    """As fast as thought, then more than twice as fast."""
+    clock = clock_of_steps(lambda n: 2.0 if n < from_step else 0.5)
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
     state = LatentTrainerState(40, 1e-3)
     trainer = LatentTrainer(step, state, lambda *_: 1.0, 80.0, 1000)
@@ -993,8 +974,8 @@ def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
 def test_passes_towards_decibels_have_a_lowest_price_and_may_be_longer() -> None:
     made = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
     encoder = latent._Encoder(*made, open_device("numpy"), Run())
-    assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.prices.cheapest())
     encoder._begun()
+    assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.prices.cheapest())
     usual = lengths.SHORTER * lengths.for_pixels(300, 16 * 16)
     assert encoder.passes.longest == pytest.approx(lengths.PASS_STEPS / usual)
 
@@ -1012,7 +993,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
 ) -> None:
     """How many steps and until when; whether single weights save bytes, and how many are aimed
     at. What the file before took is known then."""
-    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 12)
+    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: (12, False))
     monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
     seen: dict[str, Any] = {}
     repeat, rounding = LatentTrainer.repeat, latent.Rounding
@@ -1032,16 +1013,16 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         seen["limited"] = limited
         return pricing(prices, *given, limited=limited)
 
-    def rounded(*given: Any, shaving: bool, budget: Budget) -> rounding_search.Rounding:
-        seen["shaving"] = shaving
-        return rounding(*given, shaving=shaving, budget=budget)
+    def rounded(*given: Any) -> rounding_search.Rounding:
+        seen["shaving"] = given[-1].shaving
+        return rounding(*given)
 
     monkeypatch.setattr(LatentTrainer, "repeat", repeated)
     monkeypatch.setattr(lengths.Lengths, "again", asked)
     monkeypatch.setattr(Prices, "pricing", priced)
     monkeypatch.setattr(latent, "Rounding", rounded)
     enough = iter([False])
-    monkeypatch.setattr(latent.Passes, "enough", lambda *_: next(enough, True))
+    monkeypatch.setattr(latent.Passes, "suffice", lambda *_: next(enough, True))
     monkeypatch.setattr(latent.Passes, "longer", lambda _: 1.5)
     run(Goal("bytes", 150), workload=Workload(12, seconds))
     limited = seconds is not None
@@ -1077,7 +1058,7 @@ def test_where_the_program_of_many_sizes_has_no_memory_the_pictures_own_has(
         return "a step"
 
     monkeypatch.setattr(forms, "LatentStep", made)
-    monkeypatch.setattr(forms, "room", lambda *_: (32, 32))
+    monkeypatch.setattr(forms.Place, "room", (32, 32))
     asked = Picture(PIXELS), Goal("lambda", 1e-3), SHORT, open_device("numpy"), Run()
     found: object = latent._Encoder(*asked).forms.first()
     assert found == "a step"
@@ -1206,7 +1187,7 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
     pixels = np.zeros((400, 300, 3), np.uint8)
 
     def taken(device: Any, short: bool) -> tuple[int, int]:
-        return forms.Forms(pixels, device, short, math.inf)._widths
+        return forms.Forms(pixels, rooms.Place(pixels.shape, device, short), math.inf)._widths
 
     assert taken(cpu, short=True) == forms.SMALL == starts.START_WIDTHS[6]
     assert taken(cpu, short=False) == forms.LARGE

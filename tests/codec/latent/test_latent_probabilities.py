@@ -14,11 +14,11 @@ from imgmlp.codec.latent.probabilities import (
     DECAY,
     FLOOR,
     MIDDLE,
+    MOST_AWAY,
     NEAR,
     NEAR_FROM,
     PHASES,
     PLACES,
-    REACH,
     SCALES,
     Rows,
     edge,
@@ -65,8 +65,8 @@ def test_rows_are_edges_and_near_ones_those_around_the_mean() -> None:
         expected = edges(np.array([number]))[0].tolist()
         assert rows[number] == expected
         assert near[number] == expected[NEAR_FROM : NEAR_FROM + NEAR]
-    assert NEAR_FROM <= REACH - 3
-    assert REACH + 4 <= NEAR_FROM + NEAR
+    assert NEAR_FROM <= MOST_AWAY - 3
+    assert MOST_AWAY + 4 <= NEAR_FROM + NEAR
 
 
 @pytest.mark.parametrize("scale", range(0, SCALES, 15))
@@ -74,7 +74,7 @@ def test_distributions_are_close_to_the_real_ones(scale: int) -> None:
     """Coding values of the real one with it costs at most a 10,000th of a bit more."""
     b = np.exp((scale - MIDDLE) / 32)
     for phase in (0, 13, 32, 63):
-        boundaries = np.arange(-REACH, PLACES - REACH + 1) - 0.5 - (phase / PHASES - 0.5)
+        boundaries = np.arange(-MOST_AWAY, PLACES - MOST_AWAY + 1) - 0.5 - (phase / PHASES - 0.5)
         half = 0.5 * np.exp(-np.abs(boundaries) / b)
         below = np.where(boundaries < 0, half, 1 - half)
         below[0], below[-1] = 0.0, 1.0

@@ -20,7 +20,7 @@ from imgmlp.codec.latent import plane
 from imgmlp.codec.latent.training import forms, lengths, phases, rooms, rounding_search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.rooms import goes_over, opening_steps, room_compiler
+from imgmlp.codec.latent.training.rooms import Place, room_compiler
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -40,10 +40,10 @@ ROOM = 8, 8
 
 def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_many() -> None:
     info = SimpleNamespace(kind="cpu", compute_units=2)
-    device: Any = SimpleNamespace(info=info)
+    device: Any = SimpleNamespace(info=info, lanes="one")
 
     def steps(height: int, width: int, short: bool = False) -> int:
-        return opening_steps((height, width, 3), device, short, 25_000)
+        return Place((height, width, 3), device, short).opening_steps(25_000)
 
     assert 50 < steps(512, 768) < 200
     assert steps(512, 768) == steps(400, 700) == pytest.approx(steps(256, 256) / 6, abs=1)
@@ -72,7 +72,7 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
     monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
 
     def steps(height: int, width: int, short: bool = False, extra: int = 0) -> int:
-        return opening_steps((height, width, 3), card, short, 25_000, extra)
+        return Place((height, width, 3), card, short, extra).opening_steps(25_000)
 
     assert 3000 < steps(512, 700) < 8000
     assert steps(512, 700) == steps(400, 600) == pytest.approx(steps(300, 200) / 4, abs=1)
@@ -87,7 +87,7 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
 
     def goes(height: int, width: int, of: int) -> bool:
         opening = steps(height, width)
-        return goes_over((height, width, 3), card, of, opening, 25_000)
+        return Place((height, width, 3), card).goes_over(of, opening, 25_000)
 
     assert goes(400, 600, 30_000)
     assert not goes(400, 600, 10_000)  # four times as many there at least
@@ -117,7 +117,7 @@ def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_room(
         mean = first * 4.1e-4 + (1 - first) * pace
         assert found._mean_pace(100_000, 4.1e-4) == pytest.approx(mean, rel=0.02)
         assert found._own_pace(1e-4) == 1e-4  # of launches that have nothing to do
-        fitting = found.fitting(20.0, 4.1e-4)
+        fitting, _ = found.fitting(20.0, 4.1e-4)
         assert fitting * found._mean_pace(fitting, 4.1e-4) == pytest.approx(19, rel=0.1)
     card.lanes = "one"
     assert told(350, 560)._own_pace(0.41) == pytest.approx(0.41 * 384 * 576 / (512 * 768))
@@ -211,12 +211,12 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     """In windows or a room of 8x8, from where a room of 8x8 or 4x8 goes on."""
     form, rows = request.param
     monkeypatch.setattr(rooms, "_compiles", lambda _: True)
-    monkeypatch.setattr(rooms, "SMALL", 4 if form == "in windows" else 128)
+    monkeypatch.setattr(rooms, "SMALL_SIDE", 4 if form == "in windows" else 128)
     monkeypatch.setattr(rooms, "SIZE", ROOM)
-    monkeypatch.setattr(plane, "LEAST", 4)
-    monkeypatch.setattr(rooms, "MEANWHILE", 2 * 8 * 8 * forms.operations(PIXELS.shape))
+    monkeypatch.setattr(plane, "LEAST_SIDE", 4)
+    monkeypatch.setattr(rooms, "MEANWHILE", 2 * 8 * 8 * forms.operations_of(PIXELS.shape))
     monkeypatch.setattr(lengths, "is_short", lambda *_: False)
-    monkeypatch.setattr(rooms, "WORTH", 2)
+    monkeypatch.setattr(rooms, "WORTH_OPENING", 2)
     monkeypatch.setattr(rooms, "SPARED", 0)
     monkeypatch.setattr(latent, "room_compiler", Compiler)
     monkeypatch.setattr(passes, "MOST", 0)
@@ -284,7 +284,7 @@ def test_a_run_goes_over_if_it_is_long_enough(steps: int, goes: bool) -> None:
 def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on as it began until the program is there, if it ever is."""
     made, seen = (begun.picture, Goal("bytes", 150)), []  # for which there are no more steps
-    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 6)
+    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: (6, False))
     monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
     go_over = latent._Encoder._go_over
 

@@ -27,7 +27,7 @@ from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import GRIDS, NEAR, NO_BUDGET, Budget
-from imgmlp.codec.latent.training.rounding_search import Rounding
+from imgmlp.codec.latent.training.rounding_search import Refining, Rounding
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -308,10 +308,10 @@ def test_a_step_goes_on_as_if_nobody_had_asked_for_slopes_and_costs(form: str) -
         for extent in step.windows if asked else ():
             step.latent_slopes(extent, step.flat.numpy() * np.float32(1.5), 1e-2)
             step.costs(extent, step.flat.numpy() * np.float32(0.5))
+        if asked:
+            step.slopes(step.flat.numpy() * np.float32(1.5), 1e-2)
         for name, array in step.state().items():
             assert np.array_equal(array, before[name]), name
-        if form == "whole":  # where every phase steers
-            step.steer(Control(PRICE))
         step.run(2)
         found.append(step.state())
     for name, array in found[0].items():
@@ -831,7 +831,9 @@ def test_a_file_has_latents_that_moved_and_others_as_they_were_trained(
     step = whole(pixels) if form == "whole" else parted(pixels, (16, 16))
     given, before = step.grids(), [grid.copy() for grid in step.grids()]
     made = Picture(pixels), Goal("lambda", PRICE), step, step.device, {}
-    found, without = Rounding(*made, most=5, budget=Budget(4, 2)), Rounding(*made)
+    found, without = (
+        Rounding(*made, refining=each) for each in (Refining(5, budget=Budget(4, 2)), Refining())
+    )
     expected = [grid.copy() for grid in grids_of(step)]
     file, _ = found.best(PRICE)
     (one, *told), networks, (other, *also) = done
@@ -876,7 +878,13 @@ def test_latents_leave_time_to_come_near_a_target(
     monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given[-1]))
     wanted, enough = Goal(kind, 1e-3 if kind == "lambda" else 60), lambda share: share < 1
     rounding = Rounding(
-        Picture(PIXELS), wanted, trained, trained.device, {}, enough, 5, budget=Budget(1, 1)
+        Picture(PIXELS),
+        wanted,
+        trained,
+        trained.device,
+        {},
+        enough,
+        Refining(5, budget=Budget(1, 1)),
     )
     rounding._optimise_latents(rounding._search.run(PRICE), PRICE)
     assert [enough() for enough in made] == [asked < 1]

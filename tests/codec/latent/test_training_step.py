@@ -13,15 +13,16 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from latent_steps import draw, grids_of
+from latent_steps import bits_of_latents, draw, grids_of
 from networks import latent_programs
 
-from imgmlp.codec.latent import latents, sections
+from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.model import (
     BICUBIC,
     FURTHEST,
     HYPERLATENTS,
     NEAREST,
+    REACH,
     LatentModel,
     Quantized,
     flat_of,
@@ -29,7 +30,7 @@ from imgmlp.codec.latent.model import (
     quantized,
     usual_levels,
 )
-from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
+from imgmlp.codec.latent.plane import LEAST_SIDE, SIDE_UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import hardening, latent_step, operations, phases, upsampling
@@ -129,8 +130,8 @@ def test_places_behind_the_last_one_and_before_the_first_one_repeat_it(
 def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
     rooms = {side: common_side(side) for side in range(1, 1025)}
     for side, room in rooms.items():
-        assert side <= room < side + UNIT
-        assert side <= LEAST or room < 2 * side
+        assert side <= room < side + SIDE_UNIT
+        assert side <= LEAST_SIDE or room < 2 * side
     assert len(set(rooms.values())) < 20
 
 
@@ -217,7 +218,7 @@ def test_gradients_of_bits_are_differences() -> None:
             tail = 0.5 * np.exp(-np.abs(x - mean) / scale)
             return np.where(x < mean, tail, 1 - tail)
 
-        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), operations.LEAST))
+        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), operations.LEAST_MASS))
 
     likely = bits(values) < 12  # nearer to the floor there is no slope, and cancellation in `below`
     for n, g in enumerate(found):
@@ -301,7 +302,9 @@ def bits_of(grid: np.ndarray, layers: list[np.ndarray], above: np.ndarray) -> np
         np.abs(grid - mean),
     )
     near, far = np.exp(-np.abs(away - 0.5) / scale) / 2, np.exp(-(away + 0.5) / scale) / 2
-    return -np.log2(np.maximum(np.where(away < 0.5, 1 - near - far, near - far), operations.LEAST))
+    return -np.log2(
+        np.maximum(np.where(away < 0.5, 1 - near - far, near - far), operations.LEAST_MASS)
+    )
 
 
 def doubled(x: np.ndarray, taps: np.ndarray, axis: int, wanted: int) -> np.ndarray:
@@ -496,7 +499,7 @@ def test_steps_are_as_fine_as_the_price_asks_and_the_picture_can_pay() -> None:
     prices = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
     found = [phases.fineness(price, 100_000, 300, 6) for price in prices]
     assert found == sorted(found, reverse=True)
-    assert found[0] == phases.FINEST
+    assert found[0] == phases.MOST_FINER
     assert found[4:] == [1.0, 1.0]
     small = [phases.fineness(price, 256, 300, 6) for price in prices]
     assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
@@ -706,7 +709,7 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     same = np.concatenate(
         [(one.values == at_once[name].values).ravel() for name, one in found.items()]
     )
-    assert hardening.SHARES[0] <= same.mean() < 1
+    assert hardening.ROUNDED_SHARES[0] <= same.mean() < 1
     assert np.array_equal(
         step.flat.numpy(), flat_of({name: one.floats() for name, one in found.items()})
     )
@@ -750,7 +753,7 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     usual = hardening.coarser(networks)
     assert search.exponents == usual
     for name, tensor in networks.items():
-        assert usual[name] == tensor.exponent - (tensor.values.size > hardening.LARGE)
+        assert usual[name] == tensor.exponent - (tensor.values.size > hardening.MANY_WEIGHTS)
     assert search.hardened(networks, price, hardening.AMPLE) is better
     assert search.exponents == foreseen  # as these were better at once
     assert len(counts) == 3
@@ -917,7 +920,7 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     error, bits = step.judge(flat_of({n: q.floats() for n, q in networks.items()}))
     seen = synthesize(model, device).astype(np.float64)
     assert np.mean((seen - picture()) ** 2) / 255**2 == pytest.approx(error, rel=0.03)
-    assert latents.bits(model) / step.pixels == pytest.approx(bits, rel=0.03)
+    assert bits_of_latents(model) / step.pixels == pytest.approx(bits, rel=0.03)
 
 
 @pytest.mark.parametrize("has", [{}, {"hyper": True}, {"extra": 2}])
@@ -967,7 +970,8 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(device: 
         return step._quantised()[0].numpy()
 
     for apart in (1, 3):
-        step.steer(Control(1e-3, latents=0.0, networks=0.0, apart=apart))
+        control = Control(1e-3, latents=0.0, networks=0.0)
+        step.control.write(control.array(3, step.pixels, 0.0, apart))
         first, second, third = (at(turn * apart) for turn in range(3))
         assert np.abs(first).max() > 0.1
         assert np.allclose(second, -first, atol=1e-6)  # as latents are 0, soft rounding is odd
@@ -978,16 +982,16 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(device: 
 
 def test_latents_remember_less_than_networks() -> None:
     """As their noise turns round in every second step, and is further from uniform in the end."""
-    device, control = open_device("numpy"), phases.control(0, 60, 1e-3)
+    device = open_device("numpy")
     step = LatentStep(picture(), 1, device, **NARROW)
-    step.steer(control)
+    step.steer(phases.control(0, 60, 1e-3))
     assert cast(Tensor, step.adam_latents.betas[0]).numpy() == np.float32(0.8)
     assert (step.adam_latents.betas[1], step.adam.betas[0]) == (0.98, 0.9)
     several = WindowedStep(picture(), 1, device, 4, 2, 0, window=(32, 32))
-    several.steer(control)
+    several.steer(phases.control(0, 60, 1e-3, windows=2))
     several.run(1)
     assert cast(Tensor, several.adam_latents.betas[0]).numpy() == np.float32(0.6)
-    momenta = [phases.control(0, n, 1e-3).momentum for n in (10, 60, 134, 300, 36_000)]
+    momenta = [phases.control(0, n, 1e-3, 2).momentum for n in (10, 60, 134, 300, 36_000)]
     assert momenta == pytest.approx([0.6, 0.6, 0.7, 0.8, 0.8], abs=1e-3)
     first, last = (phases.control(done, 1000, 1e-3).share for done in (0, 969))
     assert (first, last) == pytest.approx((0.63, 0.77), abs=1e-3)
@@ -1209,7 +1213,7 @@ def test_bits_of_few_colours_are_dear_at_first_where_their_price_stays(
     assert not asked
 
 
-@pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW - 1, 0), (phases.FEW, 1)])
+@pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW_STEPS - 1, 0), (phases.FEW_STEPS, 1)])
 def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

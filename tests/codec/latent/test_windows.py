@@ -22,6 +22,7 @@ from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import ModelShape, usual_levels
 from imgmlp.codec.latent.training import (
     forms,
+    hardening,
     latent_step,
     lengths,
     phases,
@@ -40,22 +41,15 @@ from imgmlp.codec.latent.training.phases import (
     shrunk,
 )
 from imgmlp.codec.latent.training.prices import Prices
-from imgmlp.codec.latent.training.rooms import (
-    goes_over,
-    in_windows,
-    opening_steps,
-    room,
-    step_program,
-    window_size,
-)
+from imgmlp.codec.latent.training.rooms import Place
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.engine import open_device
+from imgmlp.engine import AnyDevice, memory_needed, open_device
 from imgmlp.engine.ir.target import Lanes
-from imgmlp.errors import Interrupted
+from imgmlp.errors import Interrupted, OutOfMemoryError
 from imgmlp.image import Picture, psnr
 
 WINDOW = 64, 64
@@ -159,11 +153,12 @@ def test_every_latent_belongs_to_one_window() -> None:
 
 def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> None:
     info = SimpleNamespace(kind="cpu")
-    device: Any = SimpleNamespace(info=info)
+    device: Any = SimpleNamespace(info=info, lanes="one")
 
     def form(height: int, width: int, short: bool) -> tuple[bool, tuple[int, int] | None]:
         shape = height, width, 3
-        return in_windows(shape, device, short), room(shape, device, short)
+        place = Place(shape, device, short)
+        return place.in_windows, place.room
 
     assert all(form(*size, True)[0] for size in ((300, 200), (512, 768), (200, 900), (130, 131)))
     assert not any(form(*size, False)[0] for size in ((300, 200), (512, 768), (200, 900)))
@@ -185,7 +180,7 @@ def test_thin_pictures_have_windows_of_few_kinds_that_know_no_length() -> None:
     device: Any = SimpleNamespace(info=SimpleNamespace(kind="cpu"), lanes="one")
 
     def kind(height: int, width: int) -> tuple[int, int]:
-        return window_size((height, width, 3), device)
+        return Place((height, width, 3), device).window
 
     assert kind(20, 200) == kind(60, 256) == kind(40, 700) == kind(60, 90_000) == (64, 256)
     assert kind(3, 400) == kind(30, 600) == kind(1, 10_000) == (32, 512)
@@ -214,7 +209,7 @@ def test_few_programs_serve_pictures_of_all_sizes() -> None:
 
     def programs(most: int, *lengths: bool) -> set[str]:
         return {
-            step_program(shape, forms.widths(shape, np.inf, short), device, short)
+            Place(shape, device, short).step_program(forms.widths(shape, np.inf, short))
             for shape in product(sides, sides, (3,))
             for short in lengths
             if max(shape) <= most
@@ -232,10 +227,11 @@ def test_from_the_only_window_runs_go_over_for_what_that_spares_alone() -> None:
 
     def over(height: int, width: int, steps: int) -> bool:
         shape = height, width, 3
-        each = forms.operations(shape)
-        opening = opening_steps(shape, device, False, each)
+        each = forms.operations_of(shape)
+        place = Place(shape, device)
+        opening = place.opening_steps(each)
         assert opening > 0
-        return goes_over(shape, device, steps, opening, each)
+        return place.goes_over(steps, opening, each)
 
     assert not over(512, 768, 2000)  # where only a halo is spared
     assert over(512, 768, 20_000)
@@ -251,7 +247,7 @@ def test_networks_harden_by_the_parts_that_a_run_stays_in() -> None:
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
     picture = Picture(np.zeros((300, 300, 3), np.uint8))
     found = lengths.Lengths(picture, Goal("lambda", 1e-3), latent.workload(2, None), device, Run())
-    assert not found.short
+    assert not found.place.short
     found.opened = True
     few, many = 600, 6000
     assert not found.goes_over(few)
@@ -290,10 +286,15 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
 def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> None:
     none, few, more, many = (phases.sharing(n) for n in (0, 20, 200, 300))
     assert none == few < more < many == phases.sharing(3000)
-    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
-    step.steer(Control(1e-3, networks=1e-2, shared=0.5))
-    step._enter(step.windows[0])
-    assert Steering(*step.control.numpy()).networks == pytest.approx(1e-2 / 12**0.5)
+    device, steered = open_device("numpy"), list[Control]()
+    step = WindowedStep(picture(130, 200), 0, device, **STARTED, window=WINDOW)
+    whole = LatentStep(picture(130, 200), 0, device, **STARTED)
+    for each in (whole, step):
+        each.steer = steered.append  # type: ignore[method-assign]
+        LatentTrainer(each, LatentTrainerState(200, 1e-3))._steer()
+    alone, slower = (each.networks for each in steered)
+    assert slower == pytest.approx(alone / 12**more)
+    assert steered[0].momentum == 0.8 > steered[1].momentum
 
 
 def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows() -> None:
@@ -308,9 +309,9 @@ def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows
 
 def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its own length is; and a run that its limit ended before a step was whole."""
-    steered: list[Control] = []
+    asked: list[int] = []
     step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
-    monkeypatch.setattr(step, "steer", steered.append)
+    monkeypatch.setattr(phases, "sharing", lambda steps: asked.append(steps) or 0.5)
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
     trainer.repeat(1e-3, Search(step).run(1e-3))
@@ -318,7 +319,18 @@ def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatc
     trainer._steer()
     trainer.state.steps = 200  # as long as no step of the pass is whole
     trainer._steer()
-    assert [each.shared for each in steered] == [phases.sharing(200)] * 3
+    assert asked == [200] * 3
+
+
+def test_weights_that_harden_move_less_with_each_of_many_windows() -> None:
+    rates: list[float] = []
+    for count in (1, 8):
+        step: Any = SimpleNamespace(
+            windows=[0] * count, together=1, run=lambda *_: True,
+            steer=lambda control: rates.append(control.networks),
+        )  # fmt: skip
+        hardening._learn(step, 1e-3, 1, lambda: False)
+    assert rates == pytest.approx([hardening.RATE, hardening.RATE / 2])
 
 
 def test_a_trial_of_the_pace_moves_nothing() -> None:
@@ -494,7 +506,7 @@ def test_those_begin_from_nothing_unless_in_haste(monkeypatch: pytest.MonkeyPatc
     pixels = np.repeat((picture(24, 31)[:, :, :1] > 99) * np.uint8(255), 3, 2)
     numpy = open_device("numpy")
     for steps, nothing in ((phases.HASTY, True), (phases.HASTY - 1, False)):
-        step = Forms(pixels, numpy, True, np.inf, False).first(None)
+        step = Forms(pixels, Place(pixels.shape, numpy, short=True), np.inf).first(None)
         begin(step, pixels, 1e-3, steps)
         assert all(not grid.any() for grid in step.grids()) is nothing
 
@@ -564,7 +576,7 @@ def test_short_runs_in_many_windows_have_fewer_steps() -> None:
     device.info = replace(device.info, kind="cpu")  # which compiles
 
     def trained(height: int, width: int, short: bool = True) -> int:
-        return lengths.trained_steps(300, (height, width, 3), device, short)
+        return lengths.trained_steps(300, Place((height, width, 3), device, short))
 
     assert trained(512, 768) == trained(768, 512) == 300
     assert trained(256, 256) == trained(512, 768, short=False) == 300
@@ -601,7 +613,7 @@ def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
     card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
 
     def both(height: int, width: int) -> tuple[Any, Any]:
-        return tuple(room((height, width, 3), card, short) for short in (True, False))
+        return tuple(Place((height, width, 3), card, short).room for short in (True, False))
 
     assert both(500, 700) == ((512, 768), (512, 704))
     assert both(700, 500) == ((768, 512), (704, 512))
@@ -656,7 +668,7 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
     for size, parts in (whole, False), (parted, True):
         picture = Picture(np.broadcast_to(np.uint8(0), (*size, 3)))
         made = picture, Goal("lambda", 1e-3), Workload(30_000), card
-        most = forms.Forms(picture.pixels, card, short, math.inf, extra=extra)
+        most = forms.Forms(picture.pixels, Place((*size, 3), card, short, extra), math.inf)
         assert (forms.WHOLE not in most._all()) is parts
         found = lengths.Lengths(*made, Run())
         assert (found._parts(300) > 1) is parts
@@ -666,10 +678,47 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
         told = lengths.work(*made)
         assert told.kind == "latent step" + ", in windows" * parts
         assert ("windows of 512x512" in told.programs[0]) is parts
-        own = math.prod(room((*size, 3), card, short) or size)
-        each = told.operations / (told.steps * lengths.operations((*size, 3), extra=extra))
-        computed = rooms.covered((*size, 3), card) if parts else own
+        own = math.prod(Place((*size, 3), card, short).room or size)
+        each = told.operations / (told.steps * lengths.operations_of((*size, 3), extra=extra))
+        computed = Place((*size, 3), card).covered if parts else own
         assert 1 < each / computed < 1.2
+
+
+@pytest.mark.parametrize("size", [(500, 500), (700, 3000)])
+def test_memory_is_planned_for_the_windows_that_a_device_has(size: tuple[int, int]) -> None:
+    """By a dry run, which is a NumPy device that says that it is another one."""
+    card = open_device("numpy")
+    card.info, card.lanes = replace(card.info, kind="gpu"), "group"
+    planned: list[tuple[int, int]] = []
+
+    def build(device: AnyDevice) -> None:
+        planned.append(Place((*size, 3), device).window)
+
+    memory_needed(build, card)
+    assert planned == [Place((*size, 3), card).window] == [rooms.SIZE_ON_GPUS]
+
+
+@pytest.mark.parametrize(
+    ("size", "has"), [((512, 768), True), ((512, 768), False), ((60, 90), True)]
+)
+def test_advice_on_memory_knows_of_hyperlatents_where_a_picture_has_them(
+    size: tuple[int, int], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smaller pictures that would fit may be too small for any."""
+    asked: list[bool] = []
+
+    def explained(
+        error: OutOfMemoryError, _what: str, device: AnyDevice, build: Any, _: Any
+    ) -> Any:
+        build(device)
+        return error
+
+    monkeypatch.setattr(forms, "explain", explained)
+    for kind in ("LatentStep", "WindowedStep"):
+        monkeypatch.setattr(forms, kind, lambda *told: asked.append(told[-2]))
+    place, error = Place((*size, 3), open_device("numpy")), OutOfMemoryError("full", hint="less")
+    assert forms.too_large(place, error, hyper=has) is error
+    assert asked == [has and size == (512, 768)]
 
 
 @pytest.mark.parametrize(
@@ -689,7 +738,7 @@ def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
     made._note_speed(step, 1e-3)
     assert found == []  # of a processor
     monkeypatch.setattr(lengths, "is_gpu", lambda _: True)
-    each = lengths.operations((*size, 3))
+    each = lengths.operations_of((*size, 3))
     made._note_speed(step, 1e-3)
     assert found == [("latent step", noted * each / 1e-3)] * bool(noted)
     step.windows, step.room = [0] * 6, (512, 512)
@@ -708,7 +757,8 @@ def test_a_picture_begins_from_a_start_for_what_bits_cost_unless_it_is_tiny() ->
 
     def start(side: int, price: float) -> int:
         pixels = np.zeros((side, side, 3), np.uint8)
-        return forms.Forms(pixels, device, True, np.inf, price=price).first().start.number
+        place = Place(pixels.shape, device, short=True)
+        return forms.Forms(pixels, place, np.inf, price=price).first().start.number
 
     assert [start(64, price) for price in (1e-3, 4.1e-5, 4e-5, 1e-7)] == [4, 4, 9, 9]
     assert start(70, 1e-5) == 7

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import ClockOfSteps, small_pixels
 
 from imgmlp.codec.bitstream.quantize import quantize
 from imgmlp.codec.mlp.network import Shape
@@ -273,20 +273,10 @@ def test_after_some_retries_the_best_state_is_kept() -> None:
 
 @pytest.mark.parametrize(("pace", "steps"), [(1.0, 240), (4.0, 60), (1.9, STEPS)])
 def test_a_run_takes_the_steps_that_fit_in_its_time(
-    pace: float, steps: int, monkeypatch: pytest.MonkeyPatch
+    pace: float, steps: int, clock_of_steps: ClockOfSteps
 ) -> None:
-    """By a clock that only steps move, which had been thought to take two seconds each."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    replay = MlpTrainer._replay
-
-    def slowly(trainer: MlpTrainer, run: Run) -> bool:
-        before = trainer.done
-        whole = replay(trainer, run)
-        clock[0] += pace * (trainer.done - before)
-        return whole
-
-    monkeypatch.setattr(MlpTrainer, "_replay", slowly)
+    """Of steps that had been thought to take two seconds each."""
+    clock = clock_of_steps(lambda _: pace)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, most=1000)
     assert trainer.run(Run()) == "done"
@@ -307,21 +297,10 @@ def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("most", "steps"), [(1000, 99), (0, 82)])
 def test_steps_that_a_slow_moment_took_come_back_while_weights_are_free(
-    most: int, steps: int, monkeypatch: pytest.MonkeyPatch
+    most: int, steps: int, clock_of_steps: ClockOfSteps
 ) -> None:
     """Of a run that may grow: two seconds each, then three of twelve, then half a second."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    replay = MlpTrainer._replay
-
-    def unevenly(trainer: MlpTrainer, run: Run) -> bool:
-        before = trainer.done
-        whole = replay(trainer, run)
-        steps = range(before, trainer.done)
-        clock[0] += sum(2.0 if n < 30 else 12.0 if n < 33 else 0.5 for n in steps)
-        return whole
-
-    monkeypatch.setattr(MlpTrainer, "_replay", unevenly)
+    clock_of_steps(lambda n: 2.0 if n < 30 else 12.0 if n < 33 else 0.5)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, most=most)
     assert trainer.run(Run()) == "done"

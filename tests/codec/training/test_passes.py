@@ -51,10 +51,10 @@ def test_files_that_give_all_back_have_dearer_ones_after_them() -> None:
 def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:
     """Even where it hits the target."""
     passes = Passes(Goal("bytes", 3568), tried=[Tried(-12.0, 0.2)])
-    assert not passes.enough(3536, 24.15, File(3924, 34.36))
-    assert not passes.enough(3440, 33.70, File(3440, 33.70))  # nothing lost, but too little
-    assert passes.enough(3520, 33.40, File(3600, 33.49))
-    assert passes.enough(3516, 33.81, File(3516, 33.81))
+    assert not passes.suffice(3536, 24.15, File(3924, 34.36))
+    assert not passes.suffice(3440, 33.70, File(3440, 33.70))  # nothing lost, but too little
+    assert passes.suffice(3520, 33.40, File(3600, 33.49))
+    assert passes.suffice(3516, 33.81, File(3516, 33.81))
 
 
 @pytest.mark.parametrize("wanted", [Goal("bytes", 400), Goal("psnr", 30), Goal("lambda", 1e-3)])
@@ -64,17 +64,17 @@ def test_passes_that_there_are_in_any_case_are_taken_and_others_end_with_a_hit(
     passes, hit = Passes(wanted, least=2), File(396, 30.0)
     for _ in range(2):
         passes.add(1e-3, hit)
-        assert not passes.enough(hit.size, hit.psnr, hit)
+        assert not passes.suffice(hit.size, hit.psnr, hit)
         assert passes.price() == pytest.approx(1e-3, rel=0.02)
     passes.add(1e-3, hit)
-    assert passes.enough(hit.size, hit.psnr, hit)
+    assert passes.suffice(hit.size, hit.psnr, hit)
 
 
 def test_a_target_that_no_pass_hits_ends_after_the_last() -> None:
     passes, far = Passes(Goal("psnr", 50)), File(400, 30.0)
     for left in range(MOST, -1, -1):
         passes.add(1e-3, far)
-        assert passes.enough(far.size, far.psnr, far) is (left == 0)
+        assert passes.suffice(far.size, far.psnr, far) is (left == 0)
 
 
 def test_two_passes_at_nearly_one_price_tell_nothing_of_others() -> None:
@@ -121,7 +121,7 @@ def test_where_bits_are_as_cheap_as_pays_only_more_steps_bring_what_is_missing()
     passes, missing = Passes(Goal("psnr", 50), cheapest=1e-6, longest=8.0), File(5000, 47.0)
     passes.add(2e-6, missing)
     longer = list[float]()
-    while not passes.enough(5000, 47.0, missing):
+    while not passes.suffice(5000, 47.0, missing):
         longer.append(passes.longer())
         assert passes.price() == pytest.approx(1e-6)
         passes.add(passes.price(), missing)
@@ -139,10 +139,10 @@ def test_passes_at_other_prices_and_towards_bytes_are_as_long_as_ever() -> None:
         (Passes(Goal("bytes", 5000), cheapest=1e-6, longest=8.0), bytes_missing),
     ):
         for _ in range(1 + MOST):
-            assert not passes.tried or not passes.enough(found.size, 47.0, found)
+            assert not passes.tried or not passes.suffice(found.size, 47.0, found)
             passes.add(1e-6, found)
             assert passes.longer() == 1.0
-        assert passes.enough(found.size, 47.0, found)
+        assert passes.suffice(found.size, 47.0, found)
 
 
 def test_no_pass_is_cheaper_than_pays() -> None:

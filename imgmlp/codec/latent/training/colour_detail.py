@@ -17,25 +17,25 @@ from imgmlp.image import has_alpha
 Array = np.ndarray[Any, Any]
 
 PIXELS = 2**18  # that are looked at, at most
-TILE = 8  # blocks of 2 x 2 pixels, in a row and in a column, that have one principal axis
+TILE_BLOCKS = 8  # blocks of 2 x 2 pixels, in a row and in a column, that have one principal axis
 # Bits a pixel of such details from which a grid for each channel pays (docs/compression-trials.md).
-# At a price of FINE and less the coarser grids do not get as near as is wanted: one more does from
-# fewer bits on, and all of them only where there is little else than noise.
+# At a price of FINE_PRICE and less the coarser grids do not get as near as is wanted: one more does
+# from fewer bits on, and all of them only where there is little else than noise.
 MANY = 1.5
-FINE, SOME, NOISE = 3e-5, 1.0, 4.0
-STEPS = 150  # foreseen of a run, at least: what has fewer is large, or has no time for more
+FINE_PRICE, SOME, NOISE = 3e-5, 1.0, 4.0
+LEAST_STEPS = 150  # foreseen of a run, at least: what has fewer is large, or has no time for more
 
 
 def extra_grids(pixels: Array, price: float, steps: float) -> int:
     """So many beside the finest, for uint8 [height, width, channels] at a price (lambda), in a run
     of so many steps."""
     channels: int = pixels.shape[2]
-    if steps < STEPS:
+    if steps < LEAST_STEPS:
         return 0
     bits = detail_bits(pixels, price)
-    if bits >= (NOISE if price <= FINE else MANY):
+    if bits >= (NOISE if price <= FINE_PRICE else MANY):
         return channels - 1
-    return int(price <= FINE and bits >= SOME)
+    return int(price <= FINE_PRICE and bits >= SOME)
 
 
 def detail_bits(pixels: Array, price: float) -> float:
@@ -53,9 +53,9 @@ def detail_bits(pixels: Array, price: float) -> float:
     rows, columns = details.shape[:2]
     products = details.swapaxes(2, 3) @ details  # [rows, columns, channels, channels]
     for axis in (0, 1):  # summed in tiles
-        products = np.add.reduceat(products, range(0, products.shape[axis], TILE), axis)
+        products = np.add.reduceat(products, range(0, products.shape[axis], TILE_BLOCKS), axis)
     _, axes = np.linalg.eigh(products)
-    others = axes[..., :-1].repeat(TILE, 0)[:rows].repeat(TILE, 1)[:, :columns]
+    others = axes[..., :-1].repeat(TILE_BLOCKS, 0)[:rows].repeat(TILE_BLOCKS, 1)[:, :columns]
     beside = np.square(details @ others).sum(-1)
     return float(np.mean(np.log2(1 + beside / left)))
 
@@ -67,7 +67,7 @@ def _details(pixels: Array) -> Array:
     blocks = pixels[: height // 2 * 2, : width // 2 * 2].reshape(height // 2, 2, width // 2, 2, -1)
     every = math.ceil(math.sqrt(height * width / PIXELS))
     rows, columns = (
-        np.flatnonzero(np.arange(n // 2) // TILE % every == 0) for n in (height, width)
+        np.flatnonzero(np.arange(n // 2) // TILE_BLOCKS % every == 0) for n in (height, width)
     )
     chosen = (
         blocks[rows][:, :, columns].swapaxes(1, 2).reshape(len(rows), len(columns), 4, channels)

@@ -1,13 +1,14 @@
 """What is trained: networks of which widths, and the picture as a whole, in a room, or in windows.
 
 A room is for rows and columns that pictures of many sizes share, so that what was compiled for one
-serves the others (`rooms.room`).
+serves the others (`rooms.Place.room`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,16 +17,7 @@ import numpy as np
 from imgmlp.codec.latent.model import HYPERLATENTS, MOST_ABOVE, ModelShape, usual_levels
 from imgmlp.codec.latent.starts import USUAL_PRICE, newest_start
 from imgmlp.codec.latent.training.latent_step import LatentStep
-from imgmlp.codec.latent.training.rooms import (
-    Room,
-    begins_elsewhere,
-    begins_in_windows,
-    compiles_long,
-    fits_windows,
-    in_windows,
-    room,
-    windows_of,
-)
+from imgmlp.codec.latent.training.rooms import Place, Room, compiles_long
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.engine import AnyDevice
@@ -35,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 SEED = 0
 WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
-SHARED = "in a shared room"  # from which a run goes over to one of the two first
+IN_A_SHARED_ROOM = "in a shared room"  # from which a run goes over to one of the two first
 ICON, SMALL_PICTURE = 64, 100_000  # pixels along the longer side, and in all, at most
 # Widths of the hidden layers of synthesis and of the entropy network: of icons; of small pictures
 # and of the short runs of others, which have nearly twice as many steps so; and of long ones.
@@ -51,32 +43,29 @@ class Forms:
     def __init__(
         self,
         pixels: Array,
-        device: AnyDevice,
-        short: bool,
+        place: Place,
         most_weights: float,
         hyper: bool = False,
-        extra: int = 0,
         price: float = USUAL_PRICE,
     ) -> None:
-        """`pixels` are uint8 [h, w, channels]; `short` says that a run is, so that compiling for
-        just one size does not pay, `hyper` that it is long enough for hyperlatents,
-        `extra` how many more grids the picture has, and `price` what a bit a pixel costs first."""
-        self.pixels, self.device, self.short = pixels, device, short
+        """`pixels` are uint8 [h, w, channels]; `hyper` says that a run is long enough for
+        hyperlatents, and `price` what a bit a pixel costs first."""
+        self.pixels, self.place, self.device = pixels, place, place.device
         self.name = ""  # of the form that was taken; what a checkpoint has for it
-        self._widths = widths(pixels.shape, most_weights, is_quick(device, short))
-        self.extra, self._price = extra, price
+        quick = is_quick(place.device, place.short)
+        self._widths, self._price = widths(pixels.shape, most_weights, quick), price
         self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
 
     def first(self, name: str | None = None) -> LatentStep:
         """What a run begins with: of that name, if one is given, or the first for which there is
         memory. Raises OutOfMemoryError, which says what would fit."""
         forms = self._all()
-        if name is None and self.opens and begins_in_windows(self.pixels.shape, self.device):
+        if name is None and self.opens and self.place.begins_in_windows:
             name = IN_WINDOWS
         wanted = forms if name is None else {name: forms[name]}
         return within_memory(
             partial(self._taken, wanted),
-            partial(too_large, self.pixels, self.device, extra=self.extra),
+            partial(too_large, self.place, hyper=self.hyper),
         )
 
     def whole(self) -> LatentStep | None:
@@ -93,26 +82,26 @@ class Forms:
     @property
     def opens(self) -> bool:
         """Whether a run should begin in another form than it may go over to."""
-        return begins_elsewhere(self.pixels.shape, self.device, self.short, self.extra)
+        return self.place.begins_elsewhere
 
     @property
     def opened(self) -> bool:
         """Whether that is the one which was taken."""
-        return self.opens and self.name in (IN_WINDOWS, SHARED)
+        return self.opens and self.name in (IN_WINDOWS, IN_A_SHARED_ROOM)
 
     @property
     def room(self) -> Room:
         """That such a run goes over to."""
-        return room(self.pixels.shape, self.device, self.short)
+        return self.place.room
 
     def _all(self) -> dict[str, Callable[[], LatentStep]]:
         """By name; each takes more memory than the next one."""
-        shape, found = self.pixels.shape, dict[str, Callable[[], LatentStep]]()
-        if self.opens and not begins_in_windows(shape, self.device):
-            found = {SHARED: partial(self._whole, room(shape, self.device, short=True))}
-        if not in_windows(shape, self.device, self.short, self.extra):
+        found = dict[str, Callable[[], LatentStep]]()
+        if self.opens and not self.place.begins_in_windows:
+            found = {IN_A_SHARED_ROOM: partial(self._whole, replace(self.place, short=True).room)}
+        if not self.place.in_windows:
             found |= self._whole_forms()
-        if fits_windows(shape, self.device):
+        if self.place.fits_windows:
             found[IN_WINDOWS] = self._in_windows
         return found
 
@@ -142,14 +131,14 @@ class Forms:
         hidden, entropy = self._widths
         return LatentStep(
             self.pixels, SEED, self.device, hidden=hidden, entropy=entropy,
-            start=self._start, room=room, hyper=self.hyper, extra=self.extra,
+            start=self._start, room=room, hyper=self.hyper, extra=self.place.extra,
         )  # fmt: skip
 
     def _in_windows(self) -> LatentStep:
-        kind = WindowedStep if windows_of(self.pixels.shape, self.device) > 1 else WindowStep
+        kind = WindowedStep if self.place.windows > 1 else WindowStep
         return kind(
             self.pixels, SEED, self.device, *self._widths, self._start,
-            hyper=self.hyper, extra=self.extra,
+            hyper=self.hyper, extra=self.place.extra,
         )  # fmt: skip
 
 
@@ -179,7 +168,7 @@ def widths(shape: tuple[int, ...], most: float, quick: bool = False) -> tuple[in
     return SMALL if small else LARGE
 
 
-def operations(shape: tuple[int, ...], quick: bool = False, extra: int = 0) -> int:
+def operations_of(shape: tuple[int, ...], quick: bool = False, extra: int = 0) -> int:
     """Of a pixel in a step, for pixels of a shape, with so many extra grids."""
     hidden, channels = widths(shape, math.inf, quick), shape[2]
     more = extra * _weights(hidden, channels, "entropy")
@@ -192,19 +181,19 @@ def _weights(hidden: tuple[int, int], channels: int, network: str = "") -> int:
     return sum(int(np.prod(size)) for name, size in tensors if name.startswith(network))
 
 
-def too_large(
-    pixels: Array, device: AnyDevice, error: OutOfMemoryError, extra: int = 0
-) -> OutOfMemoryError:
+def too_large(place: Place, error: OutOfMemoryError, hyper: bool = False) -> OutOfMemoryError:
     """What to say where the step does not fit in a device's memory, and which picture would."""
-    height, width, channels = pixels.shape
+    height, width, channels = place.shape
 
     def build(width: int, height: int, device: AnyDevice) -> LatentStep:
         pixels = np.zeros((height, width, channels), np.uint8)
         hidden, entropy = widths(pixels.shape, math.inf)
-        if fits_windows(pixels.shape, device):  # which were tried last
-            return WindowedStep(pixels, SEED, device, hidden, entropy, 0, extra=extra)
-        return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy, extra=extra)
+        has = hyper and has_hyperlatents(pixels.shape, math.inf)  # which small ones never have
+        own = hidden, entropy, 0, None, has, place.extra
+        if Place(pixels.shape, device).fits_windows:  # which were tried last
+            return WindowedStep(pixels, SEED, device, *own)
+        return LatentStep(pixels, SEED, device, *own)
 
     what = f"training a latent model of {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)
-    return explain(error, what, device, partial(build, width, height), ways)
+    return explain(error, what, place.device, partial(build, width, height), ways)

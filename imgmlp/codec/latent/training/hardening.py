@@ -18,16 +18,19 @@ from imgmlp.codec.training.replay import next_chunk
 
 # Weights of a tensor, above which its step is twice as coarse, where they are too few to look for
 # the best steps.
-LARGE, AMPLE = 100, 600
+MANY_WEIGHTS, AMPLE = 100, 600
 LEFT = 0.1  # share of what rounding all weights at once costs that is left, about
-SHARES = 0.5, 0.75, 0.875, 0.94, 0.97, 1.0  # of all weights, that are rounded one after the other
+# Of all weights, that are rounded one after the other.
+ROUNDED_SHARES = 0.5, 0.75, 0.875, 0.94, 0.97, 1.0
 RATE, FALLING = 1.5e-3, 0.7  # learning rate of those that are left, and what it falls by each time
-LOOK = 5  # steps between two rates
+# The power of how many windows there are by which it is less, as networks move with each.
+RATE_BY_WINDOWS = 1 / 3
+STEPS_OF_A_RATE = 5  # steps between two rates
 
 
 def coarser(networks: Mapping[str, Quantized]) -> dict[str, int]:
     """Exponents of steps that any networks can have then."""
-    return {n: tensor.exponent - (tensor.values.size > LARGE) for n, tensor in networks.items()}
+    return {n: one.exponent - (one.values.size > MANY_WEIGHTS) for n, one in networks.items()}
 
 
 def hardened(
@@ -49,9 +52,9 @@ def hardened(
         exponent[at] = exponents[name]
     order = np.random.Generator(np.random.PCG64(step.seed)).permutation(len(floats))
     free = np.ones(len(floats), np.float32)
-    ends = np.round(np.linspace(0, count, len(SHARES))).astype(int).tolist()
+    ends = np.round(np.linspace(0, count, len(ROUNDED_SHARES))).astype(int).tolist()
     try:
-        for number, share in enumerate(SHARES):
+        for number, share in enumerate(ROUNDED_SHARES):
             floats = step.flat.numpy()
             now = order[: round(share * len(order))]
             whole = np.floor(np.ldexp(floats[now].astype(np.float64), exponent[now]) + 0.5)
@@ -68,11 +71,11 @@ def hardened(
 
 def _learn(step: LatentStep, price: float, count: int, enough: Callable[[], bool]) -> None:
     """Have the weights that are free make up for the others."""
-    chunk = 1
-    for done in range(0, count, LOOK):
-        rate = RATE * (1 - FALLING * done / count)
+    chunk, highest = 1, RATE / len(step.windows) ** RATE_BY_WINDOWS
+    for done in range(0, count, STEPS_OF_A_RATE):
+        rate = highest * (1 - FALLING * done / count)
         step.steer(Control(price, latents=0.0, networks=rate, rounding=True, tiles=TILES))
-        left = min(LOOK, count - done)
+        left = min(STEPS_OF_A_RATE, count - done)
         while left:
             taken = min(step.together or chunk, left)
             began = time.perf_counter()

@@ -2,16 +2,16 @@
 
 The step moves grids and networks down the gradient of the mean squared error on [0, 1] plus
 lambda times bits per pixel, of latents and of weights; all are summed over pixels, so that no
-gradient is tiny. What the
-host decides while it is replayed stands in `Control`, so that one program serves all phases and
-all prices.
+gradient is tiny. What the host decides while it is replayed stands in `Control`, so that one
+program serves all phases and all prices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -27,7 +27,7 @@ from imgmlp.codec.latent.model import (
     networks_of,
     usual_levels,
 )
-from imgmlp.codec.latent.plane import AROUND, LEAST, TILE, Extent, Plane
+from imgmlp.codec.latent.plane import AROUND, LEAST_SIDE, TILE, Extent, Plane
 from imgmlp.codec.latent.starts import OF_PIXELS, start_of
 from imgmlp.codec.latent.training import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
@@ -93,7 +93,7 @@ def levels_of(height: int, width: int, room: tuple[int, int] | None) -> int:
     Small ones share the programs of the smallest room: what is beyond a grid of one value has one
     as well.
     """
-    return max(usual_levels(height, width), IN_LEAST if room == (LEAST, LEAST) else 0)
+    return max(usual_levels(height, width), IN_LEAST if room == (LEAST_SIDE, LEAST_SIDE) else 0)
 
 
 class Steering(NamedTuple, Generic[T]):
@@ -128,15 +128,14 @@ class Control:
     latents: float = 0.2  # learning rate, in quantisation steps
     networks: float = 1e-2  # learning rate
     rounding: bool = False
-    shared: float = 1 / 3  # the power of how many windows there are by which networks' rate is less
-    apart: int = 1  # steps of the program from one of a latent to its next
     tiles: int = 1  # of which one tells the gradients of networks' weights, where it may
     memory: float = BETAS[1]  # what is left of networks' squared gradients in a step
-    momentum: float = MOMENTUM  # what is left of latents' gradients, in windows
+    momentum: float = MOMENTUM  # what is left of latents' gradients
 
-    def array(self, channels: int, pixels: int, weights: float) -> Array:
+    def array(self, channels: int, pixels: int, weights: float, apart: int = 1) -> Array:
         """float32 [16], the Steering of a step of so many pixels and samples of each, where bits of
-        weights cost so many times lambda.
+        weights cost so many times lambda, and so many steps of the program are from one of a latent
+        to its next.
         """
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
@@ -153,7 +152,7 @@ class Control:
             most=CLIP * pixels,
             weights=weights,
             larger=max(MEANT / max(self.price, 1e-9), 1.0),
-            apart=self.apart,
+            apart=apart,
             tiles=self.tiles,
             memory=self.memory,
             momentum=self.momentum,
@@ -193,6 +192,7 @@ class LatentStep(Resumable):
         self.room = room
         self.extent = extent = self._first_extent()
         self.windows = [extent]
+        self._judges = [extent]  # the windows that networks are judged by
         self.plane = plane = extent.plane
         self.synthesis_shapes = _layers(self.shape.inputs, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
@@ -216,7 +216,8 @@ class LatentStep(Resumable):
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.candidate = Tensor(flat, device, name="candidate")  # to be judged
-        self.control = Tensor(Control(0.0).array(1, 1, 0.0), device, name="control")
+        self._steered = Control(0.0)
+        self.control = Tensor(self._steered.array(1, 1, 0.0), device, name="control")
         alpha = np.arange(self.channels) == self.channels - 1
         self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
@@ -574,33 +575,38 @@ class LatentStep(Resumable):
 
     def slopes(self, flat: Array, price: float) -> Array:
         """The gradient of D + lambda R of what `judge` gives by these networks, float32
-        [parameters]: a step of training that moves nothing.
-        """
-        before = self.state()
-        self._stand_still(flat, price)
-        found = self._summed_slopes() / self.pixels
-        self.restore(before)
-        return found
+        [parameters]."""
+        found = np.zeros(flat.shape)
+        with self._standing_still(flat, price):
+            for extent in self._judges:
+                self._step_of(extent)
+                found += self.program.read("slopes") / Steering(*self.control.numpy()).scale
+        return (found / sum(extent.pixels for extent in self._judges)).astype(np.float32)
 
     def latent_slopes(self, extent: Extent, flat: Array, price: float) -> list[Array]:
         """The gradient of D + lambda R, summed over pixels, by the rounded latents of a window,
         float32 [h, w] of every grid."""
-        before = self.state()
-        self._stand_still(flat, price)
-        found = self._latent_slopes()
-        self.restore(before)
-        return found
+        with self._standing_still(flat, price):
+            self._step_of(extent)
+            mean: Array = self.adam_latents.state()[0].numpy()  # of one gradient, as nothing stays
+            return self.extent.parts(mean / Steering(*self.control.numpy()).larger)
 
-    def _stand_still(self, flat: Array, price: float) -> None:
-        """Take a step by which nothing moves, and after which the means of gradients are these."""
+    @contextmanager
+    def _standing_still(self, flat: Array, price: float) -> Iterator[None]:
+        """Steps with these networks by which nothing moves but means of gradients, which are the
+        latest gradient's; afterwards everything is as it was."""
+        before, steered = self._staying(), self._steered
         self.flat.write(flat)
-        self.control.write(still(price).array(self.channels, self.pixels, self.weights))
-        self.program.run()
+        self.steer(still(price))
+        try:
+            yield
+        finally:
+            self._back_to(before)
+            self.steer(steered)
 
-    def _latent_slopes(self) -> list[Array]:
-        """What that leaves of them."""
-        mean: Array = self.adam_latents.state()[0].numpy()
-        return self.extent.parts(mean / Steering(*self.control.numpy()).larger)
+    def _step_of(self, extent: Extent) -> None:
+        """Take one of a window, which leaves the latents as they are on the host."""
+        self.program.run()
 
     def costs(self, extent: Extent, flat: Array) -> tuple[Array, list[Array]]:
         """What `judge` sums up, of one of the `windows`: squared errors, summed over channels, of
@@ -620,11 +626,6 @@ class LatentStep(Resumable):
         extent.parts(plane)[level][:] = values
         self.latents.write(plane)
 
-    def _summed_slopes(self) -> Array:
-        """What the last step leaves of them, over all of its pixels."""
-        found: Array = self.program.read("slopes") / Steering(*self.control.numpy()).scale
-        return found
-
     @property
     def pixels(self) -> int:
         count: int = self.height * self.width
@@ -640,7 +641,7 @@ class LatentStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        control = replace(control, momentum=MOMENTUM)
+        self._steered = control
         self.control.write(control.array(self.channels, self.pixels, self.weights))
 
     @property
@@ -669,6 +670,13 @@ class LatentStep(Resumable):
         for name in ("latents", "grids_0", "grids_1"):  # and what moves them
             found[name] = step.extent.gathered(self.extent.parts(found[name]))
         return found
+
+    def _staying(self) -> dict[str, Array]:
+        """All that moves and stays on the device, where a state may have more."""
+        return Resumable.state(self)
+
+    def _back_to(self, staying: dict[str, Array]) -> None:
+        Resumable.restore(self, staying)
 
     def _moving(self) -> dict[str, Tensor]:
         named = {"flat": self.flat, "latents": self.latents, "count": self.count}

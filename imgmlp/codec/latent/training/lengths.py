@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
+from typing import Any
 
 from imgmlp.codec.latent.latents_kernel import has_processor
-from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
+from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, trials
 from imgmlp.codec.latent.training.colour_detail import extra_grids
 from imgmlp.codec.latent.training.forms import (
     SMALL_PICTURE,
     has_hyperlatents,
     is_quick,
-    operations,
+    operations_of,
     widths,
 )
 from imgmlp.codec.latent.training.latent_step import LatentStep
@@ -26,21 +28,8 @@ from imgmlp.codec.latent.training.phases import (
 )
 from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
-from imgmlp.codec.latent.training.rooms import (
-    begins_in_windows,
-    covered,
-    goes_over,
-    in_windows,
-    is_gpu,
-    is_thin,
-    opening_pixels,
-    opening_steps,
-    own_pixels,
-    own_room_pays,
-    step_program,
-    windows_of,
-)
-from imgmlp.codec.latent.training.rounding_search import DEARER, SHAVES
+from imgmlp.codec.latent.training.rooms import Place, is_gpu
+from imgmlp.codec.latent.training.rounding_search import SHAVES, SHAVING_DOUBLINGS, Refining
 from imgmlp.codec.latent.training.windows import JUDGED
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import Work, usual_speed
@@ -76,7 +65,7 @@ BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
 BRIEF, COMPILES = 60.0, 30.0
 USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 25  # steps that take as long as the search for rounded networks, of what they compute
-SEARCHED = 50  # networks that it judges, about: a GPU waits for the host then
+JUDGED_IN_SEARCH = 50  # networks that it judges, about: a GPU waits for the host then
 SETTLED = 1 / 6  # of a limited time, at most, for that search and for better latents
 TRIAL = 0.2  # of a step, that moving a single weight takes about
 SINGLE = 0.05  # of a limited time for these, at most: the first of them bring most
@@ -91,7 +80,7 @@ HARDENED, HARDENED_TOWARDS = 0.9, 0.4
 # Steps of it with many windows, below which the steps of networks are not searched for: that takes
 # longer, and what hardens is about as good without. But for a target, and for pictures of which a
 # part is judged.
-FEW = 100
+FEW_HARDENING = 100
 # How long better latents are looked for after so many steps and more, each time; before single
 # weights and after them. A GPU waits for the host then, which takes as long as many steps.
 RDOQ: dict[str, dict[int, Budget]] = {
@@ -101,7 +90,7 @@ RDOQ: dict[str, dict[int, Budget]] = {
 RDOQ_TIMES = 2
 # What a look takes beside what the device judges, in seconds and seconds of every pixel, and steps
 # that take as long as judging.
-LOOK, BY_PIXELS, JUDGEMENT = 5e-4, 1.2e-8, 0.4
+LOOK_SECONDS, BY_PIXELS, JUDGEMENT = 5e-4, 1.2e-8, 0.4
 ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
@@ -187,29 +176,29 @@ def workload(level: int | None, seconds: float | None) -> Workload:
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
     shape = height, width, _ = picture.pixels.shape
-    short, pixels = is_short(shape, workload, device), height * width
-    quick = is_quick(device, short)
-    hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
     hyper, more = beside_levels(picture, wanted, workload, device)
-    trained = trained_steps(workload.steps, shape, device, short, more)
+    place, pixels = Place(shape, device, is_short(shape, workload, device), more), height * width
+    quick = is_quick(device, place.short)
+    hidden, each = widths(shape, math.inf, quick), operations_of(shape, quick)
+    trained = trained_steps(workload.steps, place)
     passes = _passes(wanted, least_passes(trained, pixels))
-    opening = opening_steps(shape, device, short, each, more)
-    leaves = goes_over(shape, device, trained, opening, each)
-    parts = 1 if leaves else _parts(shape, device, short or opening > 0, more)
+    opening = place.opening_steps(each)
+    leaves = place.goes_over(trained, opening, each)
+    parts = 1 if leaves else _parts(replace(place, short=place.short or opening > 0))
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
     runs = 1 + starts_over(picture, wanted, workload, trained)
     steps = (runs + passes * SHORTER) * trained + hardening
-    programs = (step_program(shape, hidden, device, short, hyper, more),)
+    programs = (place.step_program(hidden, hyper),)
     if not steps:
         return Work(0, 0, programs, USUAL)
     judged, before = pixels, float(opening)
-    windows = in_windows(shape, device, short, more)
+    windows = place.in_windows
     if windows:
         judged, before = min(pixels, JUDGED), steps
-    elif short or (opening and not leaves):
+    elif place.short or (opening and not leaves):
         before = steps
-    computed = before * (covered if windows else opening_pixels)(shape, device)
-    computed += (steps - before) * own_pixels(shape, device)
+    computed = before * (place.covered if windows else place.opening_pixels)
+    computed += (steps - before) * place.own_pixels
     interpreted = isinstance(device, NumpyDevice)
     files = runs + passes
     beside = steps * (NUMPY_BESIDE_STEP if interpreted else BESIDE_STEP[device.lanes])
@@ -217,9 +206,9 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     searched = 0.0 if _goes_without(wanted, trained, pixels) else files
     looks = files * RDOQ_TIMES * rdoq_budget(trained, device.lanes).judged
     computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
-    beside += looks * (LOOK + BY_PIXELS * pixels)
+    beside += looks * (LOOK_SECONDS + BY_PIXELS * pixels)
     beside += pixels * (CODING if has_processor(device) else CODING_BY_NUMPY)
-    computed *= operations(shape, quick, more) * (NUMPY_SLOWER if interpreted else 1.0)
+    computed *= operations_of(shape, quick, more) * (NUMPY_SLOWER if interpreted else 1.0)
     return Work(steps, computed, programs, beside, _kind(windows))
 
 
@@ -233,35 +222,32 @@ def _passes(wanted: Goal, least: int) -> float:
     return least if wanted.kind == "lambda" else min(max(least + 1, MOST / 4), MOST)
 
 
-def trained_steps(
-    steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int = 0
-) -> int:
+def trained_steps(steps: int, place: Place) -> int:
     """Of an effort's steps, those of a picture. A short run in many windows takes fewer: networks
     move with every window, and each step takes longer; but not those of thin pictures, where it
     costs more than it spares, nor of large ones, whose steps are quick."""
-    found = for_pixels(steps, shape[0] * shape[1])
-    windows = short and in_windows(shape, device, short, extra) and not is_thin(shape, device)
-    large = shape[0] * shape[1] > SMALL_PICTURE
-    if not windows or (large and is_quick(device, short)):
+    pixels = place.shape[0] * place.shape[1]
+    found = for_pixels(steps, pixels)
+    windows = place.short and place.in_windows and not place.is_thin
+    if not windows or (pixels > SMALL_PICTURE and is_quick(place.device, place.short)):
         return found
-    return math.ceil(
-        found * max(math.pow(windows_of(shape, device), -BY_WINDOWS), LEAST_IN_WINDOWS)
-    )
+    return math.ceil(found * max(math.pow(place.windows, -BY_WINDOWS), LEAST_IN_WINDOWS))
 
 
 def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
     """Whether compiling for a picture's size would take much of the time; not by how fast just this
     device is, so that files do not hang on that."""
-    pixels, seconds, each = shape[0] * shape[1], workload.seconds, operations(shape)
+    pixels, seconds, each = shape[0] * shape[1], workload.seconds, operations_of(shape)
+    place = Place(shape, device)
     if seconds is None and workload.steps:
         steps = min(workload.steps, for_pixels(workload.steps, pixels))
-        if begins_in_windows(shape, device):
+        if place.begins_in_windows:
             return steps <= FEWEST
-        return steps <= FEWEST or not own_room_pays(shape, device, steps, each)
+        return steps <= FEWEST or not place.own_room_pays(steps, each)
     seconds = seconds or USUAL
     expected = _expected(shape, seconds, device)
     hurried = seconds <= BRIEF and expected <= HURRIED
-    return hurried and not (is_gpu(device) and own_room_pays(shape, device, expected, each))
+    return hurried and not (is_gpu(device) and place.own_room_pays(expected, each))
 
 
 def is_long(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
@@ -269,7 +255,7 @@ def is_long(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bo
     return has_hyperlatents(shape, foreseen(shape, workload, device))
 
 
-def extra(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> int:
+def extra_of(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> int:
     """How many more grids a picture has, if a limit leaves time to compile for them, which nobody
     may have needed before."""
     if workload.seconds is not None and workload.seconds < COMPILES:
@@ -282,7 +268,7 @@ def beside_levels(
     picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice
 ) -> tuple[bool, int]:
     """Whether there are hyperlatents, and how many more grids; no model has both."""
-    more = extra(picture, wanted, workload, device)
+    more = extra_of(picture, wanted, workload, device)
     return not more and is_long(picture.pixels.shape, workload, device), more
 
 
@@ -295,7 +281,7 @@ def foreseen(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> f
 
 def _expected(shape: tuple[int, ...], seconds: float, device: AnyDevice) -> float:
     """Steps in so many seconds on a device of the middling kind."""
-    return seconds * usual_speed(device) / (shape[0] * shape[1] * operations(shape))
+    return seconds * usual_speed(device) / (shape[0] * shape[1] * operations_of(shape))
 
 
 class Lengths:
@@ -304,34 +290,55 @@ class Lengths:
     def __init__(
         self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
     ) -> None:
-        self.shape: tuple[int, ...] = picture.pixels.shape
         self.pixels = picture.width * picture.height
-        self.picture, self.wanted, self.workload = picture, wanted, workload
-        self.device, self.run = device, run
-        self.short = is_short(self.shape, workload, device)
+        self.picture, self.wanted, self.workload, self.run = picture, wanted, workload, run
         self.spent = 0.0  # seconds of the runs that were stopped
+        self.pace = 0.0  # seconds that a step takes now, once it is known
+        self.judging = 0.0  # seconds that judging networks takes, once it is known
         if run.saved is None:
-            self.long, self.extra = beside_levels(picture, wanted, workload, device)
+            self.long, extra = beside_levels(picture, wanted, workload, device)
         else:
             saved = run.saved.values
-            self.extra, self.long, self.spent = saved["extra"], saved["long"], saved["spent"]
+            self.long, extra, self.spent = saved["long"], saved["extra"], saved["spent"]
+            self.pace, self.judging = saved["pace"], saved["judging"]
+        shape: tuple[int, ...] = picture.pixels.shape
+        self.place = Place(shape, device, is_short(shape, workload, device), extra)
         # Steps of a program for many sizes that a run begins with which goes over to its own.
-        each = operations(self.shape)
-        self.opening = opening_steps(self.shape, device, self.short, each, self.extra)
+        self.opening = self.place.opening_steps(operations_of(shape))
         self.opened = False  # whether it is there now
         self.steady = False  # whether the price of the run stays, though it goes towards dB
         self.limit: float | None = None  # of the clock
-        self.pace = 0.0  # seconds that a step takes now, once it is known
-        self.judging = 0.0  # seconds that judging networks takes, once it is known
         self.rounding = 0.0  # seconds that the latest file took, once there is one
         self._compiled = CompileTimes(device)
+
+    def values(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        spent = self.spent + time.perf_counter() - self.run.began
+        own = {"pace": self.pace, "judging": self.judging, "spent": spent}
+        return own | {"long": self.long, "extra": self.place.extra}
+
+    def begin(self, opened: bool) -> None:
+        """With a step; whether that is the program for many sizes, or goes on as it is."""
+        self.opened = opened
+
+    def go_over(self, pace: float) -> None:
+        """To the picture's own program, of which a step takes so many seconds."""
+        self.opened, self.pace = False, pace
+
+    def note_pace(self, pace: float | None) -> None:
+        """What steps took in the end, if that is known: others may have come or gone."""
+        self.pace = pace or self.pace
+
+    def note_rounding(self, seconds: float) -> None:
+        """That the latest file took."""
+        self.rounding = seconds
 
     def of(self, step: LatentStep, price: float) -> int:
         """Steps of a run that begins with this one; says how long they take."""
         pace = self.pace = self._tried(step, price)
         self._note_speed(step, pace)
         if self.workload.seconds is not None:
-            steps = self.fitting(self.workload.seconds, pace)
+            steps, self.steady = self.fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
                 needed = self._seconds(TOO_FEW, pace) + self._checking(pace)
                 self.run.say(f"too little time for this picture: {duration(needed)} would do")
@@ -342,7 +349,7 @@ class Lengths:
             level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
             steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
-        if self.workload.seconds is None:  # else a limit has decided
+        if self.workload.seconds is None:
             self.steady = self._is_steady(steps)
         again = self.least_passes(steps)
         times = "once" if again == 1 else f"{again} times"
@@ -353,9 +360,10 @@ class Lengths:
 
     def _note_speed(self, step: LatentStep, pace: float) -> None:
         """How fast a GPU is, which nothing tells before it has compiled, nor do small pictures."""
-        pixels = math.prod(step.room or self.shape[:2]) * len(step.windows)
-        computed = pixels * operations(self.shape, extra=self.extra)
-        if is_gpu(self.device) and computed >= TELLING:
+        shape, extra = self.place.shape, self.place.extra
+        pixels = math.prod(step.room or shape[:2]) * len(step.windows)
+        computed = pixels * operations_of(shape, extra=extra)
+        if is_gpu(self.place.device) and computed >= TELLING:
             self._compiled.note_speed(_kind(len(step.windows) > 1), computed / pace)
 
     def limits(self, state: LatentTrainerState) -> tuple[float | None, int]:
@@ -380,7 +388,7 @@ class Lengths:
         single = self._single(steps)
         rounding += single / (1 - single) * both + hardening
         if self.wanted.kind == "bytes":
-            rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
+            rounding += min(len(SHAVING_DOUBLINGS) * SHAVES * self.judging / 2, SINGLE * both)
         return training, rounding
 
     def again(self, usual: int, longer: float = 1.0) -> int:
@@ -404,6 +412,17 @@ class Lengths:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
         return None if self.limit is None else self.limit - SOONER * self.rounding
 
+    def refining(self, steps: int, first: int, to_come: int) -> Refining:
+        """What is done after so many steps of a run or a pass, of a run that had `first`, with so
+        many passes to come in any case."""
+        return Refining(
+            trials=MOST_TRIALS if to_come <= LAST_PASSES else FIRST_TRIALS,
+            hardening=self.hardening(steps),
+            searching=self.searching(steps),
+            shaving=self.limit is not None,
+            budget=rdoq_budget(first, self.place.device.lanes),
+        )
+
     def hardening(self, steps: int) -> int:
         """Steps in which networks harden after so many of a run or a pass."""
         found = self._hardening(steps)
@@ -424,22 +443,22 @@ class Lengths:
 
     def goes_over(self, steps: int) -> bool:
         """Whether a run of so many does, from where it is."""
-        each = operations(self.shape)
-        return self.opened and goes_over(self.shape, self.device, steps, self.opening, each)
+        each = operations_of(self.place.shape)
+        return self.opened and self.place.goes_over(steps, self.opening, each)
 
-    def fitting(self, seconds: float, pace: float) -> int:
-        """Steps that a time limit leaves room for, or what there must be; decides whether the price
+    def fitting(self, seconds: float, pace: float) -> tuple[int, bool]:
+        """Steps that a time limit leaves room for, or what there must be; and whether the price
         stays in them."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
         steps = self.fitting_in(MAIN_STEADY * left, pace)
-        self.steady = self._is_steady(steps)
-        if not self.steady:
+        steady = self._is_steady(steps)
+        if not steady:
             steps = self.fitting_in(MAIN[self.wanted.kind] * left, pace)
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
             steps = self.opening + int((steps - self.opening) * pace / self._own_pace(pace))
-        return min(steps, MOST_STEPS)
+        return min(steps, MOST_STEPS), steady
 
     def _is_steady(self, steps: int) -> bool:
         few = steps <= MOST_STEADY or self.may_start_over(steps)
@@ -460,8 +479,8 @@ class Lengths:
 
     def _own_pace(self, pace: float) -> float:
         """Seconds of a step after the opening, of which one in it takes `pace`, about."""
-        fixed = min(FIXED[self.device.lanes], pace)
-        share = own_pixels(self.shape, self.device) / opening_pixels(self.shape, self.device)
+        fixed = min(FIXED[self.place.device.lanes], pace)
+        share = self.place.own_pixels / self.place.opening_pixels
         return fixed + share * (pace - fixed)
 
     def _mean_pace(self, steps: int, pace: float) -> float:
@@ -472,7 +491,7 @@ class Lengths:
         return (self.opening * pace + later) / steps
 
     def _trained(self, steps: int) -> int:
-        return trained_steps(steps, self.shape, self.device, self.short, self.extra)
+        return trained_steps(steps, self.place)
 
     def _tried(self, step: LatentStep, price: float) -> float:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
@@ -483,9 +502,9 @@ class Lengths:
         began = time.perf_counter()
         step.judge(step.flat.numpy())
         self.judging = time.perf_counter() - began
-        hidden = widths(self.shape, math.inf, is_quick(self.device, self.short))
-        has = self.short, self.long, self.extra
-        self._compiled.note(step_program(self.shape, hidden, self.device, *has))
+        quick = is_quick(self.place.device, self.place.short)
+        hidden = widths(self.place.shape, math.inf, quick)
+        self._compiled.note(self.place.step_program(hidden, self.long))
         return pace
 
     def _hardening(self, steps: int) -> int:
@@ -494,18 +513,18 @@ class Lengths:
     def _parts(self, steps: int) -> int:
         """With how many parts of a picture networks move in each of so many steps, in the end."""
         stays = self.opened and not self.goes_over(steps)
-        return _parts(self.shape, self.device, self.short or stays, self.extra)
+        return _parts(replace(self.place, short=self.place.short or stays))
 
     def _search(self, steps: int) -> float:
         """Seconds of the search for rounded networks after so many."""
-        return SEARCHED * self.judging if self.searching(steps) else 0.0
+        return JUDGED_IN_SEARCH * self.judging if self.searching(steps) else 0.0
 
     def _rdoq(self, steps: int, pace: float) -> float:
         """Seconds that looking for better latents takes after so many."""
-        budget = rdoq_budget(steps, self.device.lanes)
+        budget = rdoq_budget(steps, self.place.device.lanes)
         parts = self.pixels / JUDGED if self._parts(steps) > 1 else 1.0
         judging = self.judging * max(parts, 1.0)  # of all windows, not of some that stand for them
-        looks = budget.judged * (judging + LOOK + BY_PIXELS * self.pixels)
+        looks = budget.judged * (judging + LOOK_SECONDS + BY_PIXELS * self.pixels)
         return RDOQ_TIMES * (looks + budget.sweeps * pace)
 
     def _single(self, steps: int) -> float:
@@ -514,7 +533,7 @@ class Lengths:
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
-        coding = CODING if has_processor(self.device) else CODING_BY_NUMPY
+        coding = CODING if has_processor(self.place.device) else CODING_BY_NUMPY
         return CHECKING * pace + coding * self.pixels + STARTING
 
     def _told(self, steps: int, pace: float) -> float:
@@ -548,15 +567,15 @@ def rdoq_budget(steps: int, lanes: str) -> Budget:
     return NO_BUDGET if most is None else RDOQ[lanes][most]
 
 
-def _parts(shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int) -> int:
+def _parts(place: Place) -> int:
     """With how many parts of a picture networks move in a step."""
-    return windows_of(shape, device) if in_windows(shape, device, short, extra) else 1
+    return place.windows if place.in_windows else 1
 
 
 def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:
     """Whether the steps of networks are not searched for."""
     hardens = _hardening(wanted, steps, pixels, 1) > 0
-    return _may_go_without(wanted, pixels) and hardens and round(HARDENING * steps) < FEW
+    return _may_go_without(wanted, pixels) and hardens and round(HARDENING * steps) < FEW_HARDENING
 
 
 def _may_go_without(wanted: Goal, pixels: int) -> bool:

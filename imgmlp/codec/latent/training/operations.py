@@ -14,7 +14,8 @@ from itertools import product
 from operator import add
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
-from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
+from imgmlp.codec.latent.model import REACH
+from imgmlp.codec.latent.plane import AROUND, TILE, Plane
 from imgmlp.codec.latent.probabilities import FLOOR, MIDDLE, SCALE_BITS, SCALES
 from imgmlp.codec.training.perceptron import Some
 from imgmlp.engine import Context, Function, Tensor, dtype
@@ -22,10 +23,10 @@ from imgmlp.engine import Context, Function, Tensor, dtype
 WIDTH = 2 * REACH + 1  # of a row of neighbours
 NEIGHBOURS = REACH * WIDTH + REACH
 TOGETHER = 8  # tiles whose terms one group adds up, at most: to begin with fewer takes longer
-LARGEST = 65504.0  # of halves
+MOST_HALF = 65504.0  # of halves
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
-LEAST = FLOOR / 2**TOTAL_BITS
+LEAST_MASS = FLOOR / 2**TOTAL_BITS
 
 
 class Contexts(Function):
@@ -50,7 +51,8 @@ class Contexts(Function):
         rows = plane.coded - AROUND  # below them are no values
         if g.device is not None and g.device.has_matrix_units:
             # As products are there; these are most of what a step writes and reads.
-            g = g.permute(1, 0).maximum(-LARGEST).minimum(LARGEST).cast(dtype.f16).permute(1, 0)
+            turned = g.permute(1, 0).maximum(-MOST_HALF).minimum(MOST_HALF)
+            g = turned.cast(dtype.f16).permute(1, 0)
         used = [g[k, -a : rows * plane.pitch - a].cast(dtype.f32) for k, a in enumerate(away)]
         by_values = reduce(add, used).reshape(rows, plane.pitch).contiguous()
         before = AROUND + plane.halo
@@ -68,13 +70,13 @@ class Bits(Function):
     def forward(ctx: Context, value: Tensor, mean: Tensor, s: Tensor) -> Tensor:
         ctx.save_for_backward(value, mean, s)
         _, _, _, _, p = _mass(value, mean, s)
-        return -(p.maximum(LEAST).log2())
+        return -(p.maximum(LEAST_MASS).log2())
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         value, mean, s = ctx.saved_tensors
         away, rate, near, far, p = _mass(value, mean, s)
-        by_mass = Tensor.where(p > LEAST, g * (-1 / math.log(2)) / p.maximum(LEAST), 0.0)
+        by_mass = Tensor.where(p > LEAST_MASS, g * (-1 / math.log(2)) / p.maximum(LEAST_MASS), 0.0)
         by_away = by_mass * rate * (far - near) * 0.5
         by_value = Tensor.where(value < mean, -by_away, by_away)
         by_rate = by_mass * 0.5 * ((away + 0.5) * far - (away - 0.5) * near)

@@ -26,7 +26,7 @@ from imgmlp.image import has_alpha
 Array = np.ndarray[Any, Any]
 
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
-LOOK, MOST = 10, 200  # steps between looks, at least and at most
+LEAST_LOOK, MOST_LOOK = 10, 200  # steps between looks, at least and at most
 LOOKS = {"one": 500, "group": 250}  # in a run between these; a GPU has nothing to do meanwhile
 CHANGES = 50  # of the price in a run, about
 # Times in a run, about, that its state is kept to go back to, and steps between, at least: of a
@@ -34,14 +34,14 @@ CHANGES = 50  # of the price in a run, about
 REMEMBERED, APART = 10, 4
 FREE = 0.15  # share of a run before prices change
 EARLY = 0.5  # share of a run towards a target before which it may get longer
-SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for again
-DEARER = 1.25  # times the price, at most, at once
+SEARCHED_AFTER = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for again
+DEARER_AT_ONCE = 1.25  # times the price, at most, at once
 # What becomes of bits and dB until the end, each times the square of the share of a run that is
 # left: so many bits a pixel fewer of latents, but at most such a share of them; dB more, at the
-# price USUAL, with each time that the price is halved, and with each above FINE, but no fewer; and
-# of networks' bits such a share, times its fourth power.
+# price USUAL, with each time that the price is halved, and with each above FINE_DB, but no fewer;
+# and of networks' bits such a share, times its fourth power.
 FEWER, AT_MOST, FEWER_WEIGHTS = 0.15, 0.33, 0.5
-BETTER, USUAL, BY_HALVING, FINE, FINER_BY, LEAST_BETTER = 1.1, 8e-4, 0.24, 39.0, 0.5, 0.3
+BETTER, USUAL, BY_HALVING, FINE_DB, FINER_BY, LEAST_BETTER = 1.1, 8e-4, 0.24, 39.0, 0.5, 0.3
 REMAINS = 0.4  # of the dB that rounding networks costs, once single weights are moved
 # A price that should be less than the first or more than the second times another at the first look
 # is one to begin again with: what low prices have brought about does not go away, as latents leave
@@ -51,7 +51,8 @@ ASTRAY, AGAIN = (1 / 1.3, 1.1), 3  # times the price, times that it is done
 # which a pass does not undo either.
 RISEN = 1.25
 NEARBY = 1.3  # times the price, at most, where a run goes on after the first look
-ALL_AT_ONCE, FURTHEST = 1.8, 16.0  # the power that takes a price to its target, times, at most
+# The power that takes a price to its target, and times that it becomes so, at most.
+ALL_AT_ONCE, FURTHEST_PRICE = 1.8, 16.0
 # Where the time is limited: times the price, or a part of it, up to which a run goes on.
 HALFWAY = 2.0
 # Steps that a limit leaves a run in any case.
@@ -61,11 +62,11 @@ RETURN = 0.55  # share of a run that is not done again where it ends too far fro
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
 TEMPERATURES = 0.3, 0.1
 HURRIED, SOFT = 2000, 1.0  # a run of fewer steps begins at a higher one, at most at this
-FEW = 300  # steps, below which latents move faster and networks, which have a start, more slowly
+FEW_STEPS = 300  # below which latents move faster and networks, which have a start, more slowly
 FASTER, BY_FEWER = 2.0, 0.43  # at most; the power of how many times fewer steps there are
 HASTY = 40  # steps, below which there is less noise, and networks hardly move
 # How much less networks move with each of n windows: by powers of n, for runs of so many steps.
-SHARED, OF = (1 / 3, 0.6), (100, FEW)
+SHARED, OF = (1 / 3, 0.6), (100, FEW_STEPS)
 # Steps by which guessed latents are nearer to zero for every doubling of the price from the first
 # on: of so many in a run, so much; of the finest grid, most of whose latents pay least, more.
 UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.05, 0.125, 0.25), (20, 200, 30_000)
@@ -75,13 +76,13 @@ UNLIKE = 0.025  # squared error on [0, 1] of a guess that only hasty runs had be
 # which falls to the one that is wanted in so many steps, or in such a share of a shorter run: text
 # and dots are found from few bits, and hardly any more among many that only pay one by one.
 COLOURS, DEAR, FALLEN, FALLEN_BY = 4, 100.0, 150, 0.5
-SHARES = 0.63, 0.77  # of noise
+NOISE_SHARES = 0.63, 0.77  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
-LONGER, QUICKER = (FEW, 12_000), (1.0, 1.5)  # steps, and how many times that rate of latents is
+LONGER, QUICKER = (FEW_STEPS, 12_000), (1.0, 1.5)  # steps, and times that rate of latents
 # Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper
-# they are finer by a power of it, but only where that is more than WORTH times, and more than that
-# in fewer than SPARE pixels, as networks that differ from the start cost bits.
-BY_PRICE, FINEST, WORTH, SPARE = 0.4, 16.0, 1.2, 4096
+# they are finer by a power of it, but only where that is more than WORTH_FINER times, and more than
+# that in fewer than SPARE pixels, as networks that differ from the start cost bits.
+BY_PRICE, MOST_FINER, WORTH_FINER, SPARE = 0.4, 16.0, 1.2, 4096
 # How large latents may be that steps become finer for: beyond LARGEST a file has none, and a range
 # that the first of them fill leaves none to those that are still to be found.
 ROOM = 30.0
@@ -90,17 +91,18 @@ SUITING = 0.35  # share of a run after which they are made so once more
 FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
 # What is left of networks' squared gradients after a step of runs of so many: in short ones, what
 # was so in the beginning soon is not any more.
-MEMORIES, OF_MEMORY = (0.93, BETAS[1]), (FEW, 900)
-# The same of latents' gradients in windows: of few steps, what is older is of less use.
-MOMENTA, OF_MOMENTUM = (0.6, MOMENTUM), (60, FEW)
+MEMORIES, OF_MEMORY = (0.93, BETAS[1]), (FEW_STEPS, 900)
+# The same of latents' gradients in several windows: of few steps, what is older is of less use.
+MOMENTA, OF_MOMENTUM = (0.6, MOMENTUM), (60, FEW_STEPS)
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
-def control(done: int, steps: int, price: float) -> Control:
-    """What holds after so many steps of a run."""
+def control(done: int, steps: int, price: float, windows: int = 1) -> Control:
+    """What holds after so many steps of a run, in one window or several."""
     end, length = ROUNDED * steps, math.log(max(steps, 1))
     memory = float(np.interp(length, np.log(OF_MEMORY), MEMORIES))
-    momentum = float(np.interp(length, np.log(OF_MOMENTUM), MOMENTA))
+    several = float(np.interp(length, np.log(OF_MOMENTUM), MOMENTA))
+    momentum = several if windows > 1 else MOMENTUM
     found = Control(price, tiles=TILES, memory=memory, momentum=momentum)
     if done >= end:
         left = (steps - done) / max(steps - end, 1)
@@ -108,10 +110,10 @@ def control(done: int, steps: int, price: float) -> Control:
         return replace(found, latents=0.0, networks=last, rounding=True)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
-    faster = min(max(FEW / steps, 1.0) ** BY_FEWER, FASTER)
+    faster = min(max(FEW_STEPS / steps, 1.0) ** BY_FEWER, FASTER)
     first, last = TEMPERATURES
     first = min(SOFT, first * max(1.0, HURRIED / steps) ** 0.25)
-    t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
+    t, share = (a + (b - a) * way for a, b in ((first, last), NOISE_SHARES))
     calm = min(steps / HASTY, 1.0)
     quicker = float(np.interp(length, np.log(LONGER), QUICKER))
     latents, networks = LATENTS * faster * quicker * cosine, NETWORKS / faster * calm * cosine
@@ -180,17 +182,17 @@ def foreseen(
     By what they are where such a share of it is left, if it goes on at this price.
     """
     square = left**2
-    better = BETTER + BY_HALVING * math.log2(USUAL / price) + FINER_BY * max(quality - FINE, 0.0)
+    better = BETTER + BY_HALVING * math.log2(USUAL / price) + FINER_BY * max(quality - FINE_DB, 0.0)
     fewer, spared = min(FEWER, AT_MOST * rate) * square, FEWER_WEIGHTS * square**2
     return rate - fewer, networks * (1 - spared), quality + max(better, LEAST_BETTER) * square
 
 
 def fineness(price: float, pixels: int, steps: int, start: int) -> float:
     """How many times finer than a start's the steps of latents should be in a run of so many."""
-    if steps < FEW:
+    if steps < FEW_STEPS:
         return 1.0  # which are too few to make use of it, and to hit a target then
-    found = min(math.pow(price_of(start) / price, BY_PRICE), FINEST)
-    return found if found > WORTH * math.pow(max(SPARE / pixels, 1.0), BY_PRICE) else 1.0
+    found = min(math.pow(price_of(start) / price, BY_PRICE), MOST_FINER)
+    return found if found > WORTH_FINER * math.pow(max(SPARE / pixels, 1.0), BY_PRICE) else 1.0
 
 
 def refine(step: LatentStep, times: float) -> None:
@@ -260,7 +262,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self._anew, self._cheapest, self._dear = anew, cheapest, dear
         self._waits = False  # for the step that is to go on after the pause
         looks = LOOKS[step.device.lanes]
-        look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // looks))
+        look = max(min(LEAST_LOOK, -(-steps // 20)), min(MOST_LOOK, steps // looks))
         super().__init__(step, state, look, limit)
         self._pricing = pricing
         self.control = look * max(1, steps // (CHANGES * look))  # steps to new prices
@@ -282,6 +284,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def go_on(self) -> None:
         super().go_on()
         self._waits = True
+
+    def stay(self) -> None:
+        """After the pause: go on with the same step."""
+        self.pause = None
 
     def go_over(self, step: LatentStep, anew: Callable[[float], None] | None) -> None:
         """After the pause: have another step, which is where this one is, go on."""
@@ -319,7 +325,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             return
         error, rate = step.judge(step.flat.numpy())
         search, first = Search(step, state.exponents), not state.exponents
-        if first or any(abs(share - at) * state.steps <= self.control / 2 for at in SEARCHED):
+        if first or any(abs(share - at) * state.steps <= self.control / 2 for at in SEARCHED_AFTER):
             found = search.figures(search.run(state.price, rounds=1))
             lost = max(decibels(error) - found.psnr, 0.0)
             state.exponents, state.lost = search.exponents, REMAINS * lost
@@ -334,7 +340,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             return
         # Prices that change faster than latents follow go many times too far.
         factor **= min(1.0, self.control / FOLLOWED) * (1 - share)
-        state.multiply_price(max(factor, self._cheapest / state.price), DEARER)
+        state.multiply_price(max(factor, self._cheapest / state.price), DEARER_AT_ONCE)
         state.lowest = min(state.lowest, state.price)
 
     def _far(self, factor: float) -> None:
@@ -344,7 +350,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         of few steps is worse than one at another price.
         """
         state, limited = self.state, self._limit is not None
-        few = self._limit is not None and self._fitting(self._limit) < FEW
+        few = self._limit is not None and self._fitting(self._limit) < FEW_STEPS
         low, high = (1 / HALFWAY, HALFWAY) if limited else ASTRAY
         most = 1 if limited else AGAIN
         if self._anew is None or few or state.anew >= most or low <= factor <= high:
@@ -352,7 +358,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             state.multiply_price(factor, HALFWAY if goes_on else NEARBY)
             return
         before = state.price
-        state.multiply_price(factor, FURTHEST)
+        state.multiply_price(factor, FURTHEST_PRICE)
         if low <= state.price / before <= high:
             return  # there is none beyond it
         state.anew += 1
@@ -385,7 +391,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if self._pricing is not None and not self.state.begun:
             self.suit(FINER)
 
-    def suit(self, most: float = FINEST) -> None:
+    def suit(self, most: float = MOST_FINER) -> None:
         """Have steps of latents that suit the price, at most so many times finer or coarser."""
         times = self._fineness(self.state.price) / self.state.finer
         if abs(math.log(times)) <= math.log(SUITED):
@@ -441,12 +447,12 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if state.begun:  # what is left of a schedule that ends now
             whole = round((state.steps - state.begun) / (1 - RETURN))
         done = max(0, whole - left)
-        found = control(done, whole, state.price * self._falling(done, whole))
+        windows = len(self.step.windows)  # with each of which networks move
+        found = control(done, whole, state.price * self._falling(done, whole), windows)
         self.step.steer(
             replace(
                 found,
                 latents=found.latents * slower * state.finer,
-                networks=found.networks * slower,
-                shared=sharing(state.first),
+                networks=found.networks * slower / windows ** sharing(state.first),
             )
         )

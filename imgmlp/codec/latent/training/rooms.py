@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from imgmlp import child
-from imgmlp.codec.latent.plane import SMALL, common_side
+from imgmlp.codec.latent.plane import SMALL_SIDE, common_side
 from imgmlp.codec.latent.training.latent_step import LatentStep, levels_of
-from imgmlp.engine import AnyDevice, Device, open_device
+from imgmlp.engine import AnyDevice, open_device
 
 Room = tuple[int, int] | None  # rows and columns; None for those of the picture alone
 
@@ -50,189 +51,196 @@ WHOLE, WHOLE_ON_GPUS, BY_EXTRA = 3 * 2**20, 12_900_000, 0.3
 # picture alone: 10 seconds of two cores, which compile for a room in some 20 beside that, and 2 of
 # an H200, which takes some 5. What is computed more is for nothing where it was compiled before.
 MEANWHILE, MEANWHILE_ON_GPUS = 1e12, 5e13
-WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
+# Times as many that a run must have, or programs that serve many sizes do for all of it.
+WORTH_OPENING = 4
 # Operations, about what compiling takes, that a room of its own must spare a run; on GPUs a second
 # of an H200, as their speeds differ more.
 SPARED, SPARED_ON_GPUS = 2e12, 3e13
 AROUND_ONE = 0.06  # of a step's time in the only window of a picture, that its halo takes
 
 
-def fits_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
-    """Whether pixels of a shape can be trained in windows, which small pictures hardly fill."""
-    return covered(shape, device) <= FILLED * shape[0] * shape[1] or is_thin(shape, device)
+@dataclass(frozen=True)
+class Place:
+    """Where a picture is trained: what it is for a device, in a run that is short or not."""
 
+    shape: tuple[int, ...]  # of its pixels
+    device: AnyDevice
+    # Whether compiling takes much of a run, which on processors, that compile and compute for long,
+    # had better take programs that know no size.
+    short: bool = False
+    extra: int = 0  # grids of its own size, beside the finest
 
-def is_thin(shape: tuple[int, ...], device: AnyDevice) -> bool:
-    """Whether they would hardly fill the usual windows, but have others."""
-    return window_size(shape, device) in (*THIN, *(sides[::-1] for sides in THIN))
+    @property
+    def _shortly(self) -> Place:
+        """The same in a short run."""
+        return replace(self, short=True)
 
+    # --- windows ---
 
-def window_size(shape: tuple[int, ...], device: AnyDevice) -> tuple[int, int]:
-    """Rows and columns of windows for pixels of a shape."""
-    usual, (height, width) = usual_window(device), shape[:2]
-    if is_gpu(device) or max(height, width) <= SMALL:
-        return usual
-    along = partial(_along, shape)
-    if _covered(shape, usual) <= FILLED * height * width:
-        one = along(ONE)
-        return one if _covered(shape, usual) == _covered(shape, one) == math.prod(one) else usual
-    within = [sides for sides in map(along, THIN) if min(sides) >= min(height, width)]
-    return min(within, key=partial(_covered, shape), default=usual)
+    @property
+    def fits_windows(self) -> bool:
+        """Whether it can be trained in windows, which small pictures hardly fill."""
+        return self.covered <= FILLED * self.shape[0] * self.shape[1] or self.is_thin
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether it would hardly fill the usual windows, but has others."""
+        return self.window in (*THIN, *(sides[::-1] for sides in THIN))
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Rows and columns of its windows."""
+        usual = SIZE_ON_GPUS if is_gpu(self.device) else SIZE
+        height, width = self.shape[:2]
+        if is_gpu(self.device) or max(height, width) <= SMALL_SIDE:
+            return usual
+        along = partial(_along, self.shape)
+        if self._covered(usual) <= FILLED * height * width:
+            one = along(ONE)
+            alone = self._covered(usual) == self._covered(one) == math.prod(one)
+            return one if alone else usual
+        within = [sides for sides in map(along, THIN) if min(sides) >= min(height, width)]
+        return min(within, key=self._covered, default=usual)
+
+    @property
+    def covered(self) -> int:
+        """Pixels that its windows compute, of the picture or beyond it."""
+        return self._covered(self.window)
+
+    def _covered(self, window: tuple[int, int]) -> int:
+        sides = zip(self.shape[:2], window, strict=True)
+        return math.prod(-(-side // of) * of for side, of in sides)
+
+    @property
+    def windows(self) -> int:
+        """How many that are."""
+        return self.covered // math.prod(self.window)
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether it should be in windows: for all the memory that it needs, or as they serve
+        pictures of any size."""
+        pixels, most = float(self.shape[0] * self.shape[1]), WHOLE
+        if is_gpu(self.device):
+            pixels, most = self._computed * (1 + BY_EXTRA * self.extra), WHOLE_ON_GPUS
+        elif self.short and compiles_long(self.device) and max(self.shape[:2]) > SMALL_SIDE:
+            most = 0
+        elif self.is_thin:  # whose rooms have up to 32 times as many
+            pixels = self._computed
+        return pixels > most and self.fits_windows
+
+    @property
+    def begins_in_windows(self) -> bool:
+        """Whether a run should at least begin so."""
+        return replace(self, short=True, extra=0).in_windows
+
+    # --- rooms ---
+
+    @property
+    def room(self) -> Room:
+        """Rows and columns that a step is made for, so that what was compiled for one picture
+        serves others; None for just its own, which takes 3% less time on processors and none on
+        GPUs."""
+        found = common_side(self.shape[0]), common_side(self.shape[1])
+        if not _compiles(self.device):
+            return None
+        if self.short and max(found) <= SMALL_SIDE:
+            return max(found), max(found)
+        if is_gpu(self.device):
+            return (self._coarse if self.short else None) or found
+        return None if self._fills(found) else found
+
+    @property
+    def _coarse(self) -> Room:
+        """The smallest of few rooms that has room for it; None if it fills too little of that."""
+        height, width = self.shape[:2]
+        fitting = (
+            sides for sides in map(partial(_along, self.shape), COARSE)
+            if sides[0] >= height and sides[1] >= width
+        )  # fmt: skip
+        found = next(fitting, None)
+        return found if found and math.prod(found) <= FILLED * height * width else None
+
+    def _fills(self, room: tuple[int, int]) -> bool:
+        """Whether it has a program for itself; small ones are trained faster than compiled."""
+        return self.shape[:2] == room and max(room) > SMALL_SIDE
+
+    @property
+    def _computed(self) -> int:
+        """Pixels of its room."""
+        return math.prod(self.room or self.shape[:2])
+
+    # --- from one to the other ---
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        """Whether a run begins in a program that serves more sizes than the one it may go over
+        to."""
+        if self.short or not _compiles(self.device) or self.in_windows:
+            return False
+        own, shared = self.room, self._shortly.room
+        if is_gpu(self.device):
+            # Both are there for a moment, as this one's and the other process's are before that.
+            both = self.opening_pixels + self.own_pixels
+            return own != shared and both * (1 + BY_EXTRA * self.extra) <= WHOLE_ON_GPUS
+        return self.begins_in_windows or own != shared
+
+    def opening_steps(self, operations: int) -> int:
+        """That such a run takes there, of so many operations a pixel; 0 if it stays as it
+        begins."""
+        if not self.begins_elsewhere:
+            return 0
+        meanwhile = MEANWHILE_ON_GPUS if is_gpu(self.device) else MEANWHILE
+        return math.ceil(meanwhile / (self.opening_pixels * operations))
+
+    @property
+    def opening_pixels(self) -> int:
+        """That a step of a program for many sizes computes."""
+        return self.covered if self.begins_in_windows else self._shortly._computed
+
+    @property
+    def own_pixels(self) -> int:
+        """That a step computes which such a run goes over to, about."""
+        if self.begins_in_windows and not self.is_thin:
+            return self.shape[0] * self.shape[1]
+        return replace(self, short=False)._computed
+
+    def own_room_pays(self, steps: float, operations: int) -> bool:
+        """Whether so many steps should have one that is compiled for, of what is one window or
+        none, or is in a room of few kinds."""
+        spared: float = self.opening_pixels - self.own_pixels
+        if self.begins_in_windows:
+            spared += AROUND_ONE * self.covered
+        return steps * spared * operations >= (SPARED_ON_GPUS if is_gpu(self.device) else SPARED)
+
+    def goes_over(self, steps: int, opening: int, operations: int) -> bool:
+        """Whether a run of so many steps leaves the program for many sizes that it opens in, after
+        so many of them, for its own: from many windows, with which networks move, for that
+        alone."""
+        one = self.begins_in_windows and self.windows == 1
+        asks = (one and not self.is_thin) or is_gpu(self.device)
+        pays = not asks or self.own_room_pays(steps, operations)
+        return pays and 0 < WORTH_OPENING * opening <= steps
+
+    def step_program(self, widths: tuple[int, int], hyper: bool = False) -> str:
+        """What compile_times.py knows the step by that a run begins with."""
+        height, width, channels = self.shape
+        first = replace(self, short=self.short or self.begins_elsewhere)
+        if first.in_windows:
+            sizes = "windows of {}x{}".format(*self.window)
+        elif first.room:
+            sizes = "{}x{}".format(*first.room)
+        else:
+            sizes = f"{height}x{width} alone"
+        levels = levels_of(height, width, first.room)
+        extra = f", {self.extra} extra" * (self.extra > 0)
+        kind = f"widths {widths}" + ", hyperlatents" * hyper + extra
+        return f"latent step: {sizes} x{channels}, {levels} levels, {kind}"
 
 
 def _along(shape: tuple[int, ...], sides: tuple[int, int]) -> tuple[int, int]:
     """The sides of a window that is no higher than wide, the way round that pixels have."""
     return sides if shape[0] <= shape[1] else sides[::-1]
-
-
-def usual_window(device: AnyDevice) -> tuple[int, int]:
-    return SIZE_ON_GPUS if is_gpu(device) else SIZE
-
-
-def covered(shape: tuple[int, ...], device: AnyDevice) -> int:
-    """Pixels that windows for pixels of a shape compute, of the picture or beyond it."""
-    return _covered(shape, window_size(shape, device))
-
-
-def _covered(shape: tuple[int, ...], window: tuple[int, int]) -> int:
-    return math.prod(-(-side // of) * of for side, of in zip(shape[:2], window, strict=True))
-
-
-def windows_of(shape: tuple[int, ...], device: AnyDevice) -> int:
-    """How many that are."""
-    return covered(shape, device) // math.prod(window_size(shape, device))
-
-
-def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int = 0) -> bool:
-    """Whether they should be, with so many extra grids: for all that they need, or as a short run,
-    on a device that compiles for long and computes for long as well, had better take programs that
-    know no size."""
-    pixels, most = float(shape[0] * shape[1]), WHOLE
-    if is_gpu(device):
-        pixels, most = _computed(shape, device, short) * (1 + BY_EXTRA * extra), WHOLE_ON_GPUS
-    elif short and compiles_long(device) and max(shape[:2]) > SMALL:
-        most = 0
-    elif is_thin(shape, device):  # whose rooms have up to 32 times as many
-        pixels = _computed(shape, device, short)
-    return pixels > most and fits_windows(shape, device)
-
-
-def begins_in_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
-    """Whether a run should at least begin so."""
-    return in_windows(shape, device, short=True)
-
-
-def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> Room:
-    """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
-    for one picture serves others; None for just its own, which takes 3% less time on processors and
-    none on GPUs."""
-    found = common_side(shape[0]), common_side(shape[1])
-    if not _compiles(device):
-        return None
-    if short and max(found) <= SMALL:
-        return max(found), max(found)
-    if is_gpu(device):
-        return (_coarse(shape) if short else None) or found
-    return None if _fills(shape, found) else found
-
-
-def _coarse(shape: tuple[int, ...]) -> Room:
-    """The smallest of few rooms that has room for pixels of a shape; None if they fill too little
-    of it."""
-    height, width = shape[:2]
-    fitting = (
-        sides for sides in map(partial(_along, shape), COARSE)
-        if sides[0] >= height and sides[1] >= width
-    )  # fmt: skip
-    found = next(fitting, None)
-    return found if found and math.prod(found) <= FILLED * height * width else None
-
-
-def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
-    """Whether a picture has a program for itself; small ones are trained faster than compiled."""
-    return shape[:2] == room and max(room) > SMALL
-
-
-def begins_elsewhere(
-    shape: tuple[int, ...], device: AnyDevice, short: bool, extra: int = 0
-) -> bool:
-    """Whether a run, with so many extra grids, begins in a program that serves more sizes than the
-    one it may go over to."""
-    if short or not _compiles(device) or in_windows(shape, device, short, extra):
-        return False
-    own, shared = (room(shape, device, each) for each in (False, True))
-    if is_gpu(device):
-        # Both are there for a moment, as this one's and the other process's are before that.
-        both = opening_pixels(shape, device) + own_pixels(shape, device)
-        return own != shared and both * (1 + BY_EXTRA * extra) <= WHOLE_ON_GPUS
-    return begins_in_windows(shape, device) or own != shared
-
-
-def opening_steps(
-    shape: tuple[int, ...], device: AnyDevice, short: bool, operations: int, extra: int = 0
-) -> int:
-    """That such a run takes there, of so many operations a pixel; 0 if it stays as it begins."""
-    if not begins_elsewhere(shape, device, short, extra):
-        return 0
-    meanwhile = MEANWHILE_ON_GPUS if is_gpu(device) else MEANWHILE
-    return math.ceil(meanwhile / (opening_pixels(shape, device) * operations))
-
-
-def opening_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
-    """That a step of a program for many sizes computes."""
-    if begins_in_windows(shape, device):
-        return covered(shape, device)
-    return _computed(shape, device, short=True)
-
-
-def own_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
-    """That a step computes which such a run goes over to, about."""
-    if begins_in_windows(shape, device) and not is_thin(shape, device):
-        return shape[0] * shape[1]
-    return _computed(shape, device, short=False)
-
-
-def _computed(shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
-    return math.prod(room(shape, device, short) or shape[:2])
-
-
-def own_room_pays(shape: tuple[int, ...], device: AnyDevice, steps: float, operations: int) -> bool:
-    """Whether so many steps should have one that is compiled for, of pixels that are one window or
-    none, or are in a room of few kinds."""
-    spared: float = opening_pixels(shape, device) - own_pixels(shape, device)
-    if begins_in_windows(shape, device):
-        spared += AROUND_ONE * covered(shape, device)
-    return steps * spared * operations >= (SPARED_ON_GPUS if is_gpu(device) else SPARED)
-
-
-def goes_over(
-    shape: tuple[int, ...], device: AnyDevice, steps: int, opening: int, operations: int
-) -> bool:
-    """Whether a run of so many steps leaves the program for many sizes that it opens in, after so
-    many of them, for its own: from many windows, with which networks move, for that alone."""
-    one = begins_in_windows(shape, device) and windows_of(shape, device) == 1
-    asks = (one and not is_thin(shape, device)) or is_gpu(device)
-    pays = not asks or own_room_pays(shape, device, steps, operations)
-    return pays and 0 < WORTH * opening <= steps
-
-
-def step_program(
-    shape: tuple[int, ...], widths: tuple[int, int], device: AnyDevice, short: bool,
-    hyper: bool = False, extra: int = 0,
-) -> str:  # fmt: skip
-    """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
-    height, width, channels = shape
-    first = short or begins_elsewhere(shape, device, short, extra)
-    shared = room(shape, device, first)
-    if in_windows(shape, device, first, extra):
-        sizes = "windows of {}x{}".format(*window_size(shape, device))
-    elif shared:
-        sizes = "{}x{}".format(*shared)
-    else:
-        sizes = f"{height}x{width} alone"
-    levels = levels_of(height, width, shared)
-    kind = f"widths {widths}" + ", hyperlatents" * hyper + f", {extra} extra" * (extra > 0)
-    return f"latent step: {sizes} x{channels}, {levels} levels, {kind}"
 
 
 def room_compiler(like: LatentStep, room: Room) -> child.Helper:
@@ -258,7 +266,8 @@ def compile_room(spec: str, *told: str) -> None:
 
 
 def is_gpu(device: AnyDevice) -> bool:
-    return isinstance(device, Device) and device.lanes == "group"
+    """Whether it is one, or a dry run of one; NumPy is none, whatever lanes it stands in for."""
+    return _compiles(device) and device.lanes == "group"
 
 
 def _compiles(device: AnyDevice) -> bool:

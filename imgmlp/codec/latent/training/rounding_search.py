@@ -30,13 +30,26 @@ Array = np.ndarray[Any, Any]
 
 # Of a step: how far rounding latents towards zero may go, beyond which bits grow but after a short
 # run; and how far where nothing else is small enough.
-INWARDS, FURTHEST = 0.04, 0.5
+INWARDS, FURTHEST_INWARDS = 0.04, 0.5
 HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
 REFINED = 0.65  # share of the time left that may go to single weights and latents before that
 # Trials of these at each price, so many doublings dearer, to save what is too much; a share
 # of the time.
-SHAVES, DEARER, SHAVED = 400, (2, 4, 6), 0.93
+SHAVES, SHAVING_DOUBLINGS, SHAVED = 400, (2, 4, 6), 0.93
+
+
+@dataclass(frozen=True)
+class Refining:
+    """How much is done for rounded networks and latents after a run or a pass."""
+
+    trials: int = MOST_TRIALS  # of single weights, at most
+    hardening: int = 0  # steps of training in which networks harden
+    searching: bool = True  # whether the steps of tensors are searched for before that
+    # Whether single weights save bytes for a target: in runs that may have no other pass, where
+    # networks would get coarser at once, which loses what moving single weights brought.
+    shaving: bool = False
+    budget: Budget = NO_BUDGET  # for better latents, before single weights and after them
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +92,8 @@ class Written:
 class Rounding:
     """What a trained step becomes for one target; the step's grids and networks are used for it.
 
-    `enough` is asked before every trial whether what was found must do, and whether such a share of
-    the time that there was is over.
+    `over` is asked before every trial whether such a share of the time that there was is over, so
+    that what was found must do.
     """
 
     def __init__(
@@ -90,23 +103,14 @@ class Rounding:
         step: LatentStep,
         device: AnyDevice,
         exponents: Mapping[str, int],
-        enough: Callable[[float], bool] = lambda _: False,
-        most: int = MOST_TRIALS,
-        hardening: int = 0,
-        searching: bool = True,
-        shaving: bool = False,
-        budget: Budget = NO_BUDGET,
+        over: Callable[[float], bool] = lambda _: False,
+        refining: Refining = Refining(),
     ) -> None:
-        """Networks harden in so many steps of training, after `searching` for the steps of tensors
-        or without; then latents are moved, and once more after single weights. `shaving` is for
-        runs that may have no other pass, where networks would get coarser at once: these lose what
-        moving single weights brought."""
-        self._most = most  # trials of single weights
-        self._hardening, self._searching, self._budget = hardening, searching, budget
+        self._refining = refining
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
-        self._enough = partial(enough, 1.0)
-        self._shaving = partial(enough, SHAVED) if shaving else None
-        self._refined = partial(enough, 1.0 if wanted.kind == "lambda" else REFINED)
+        self._enough = partial(over, 1.0)
+        self._shaving = partial(over, SHAVED) if refining.shaving else None
+        self._refined = partial(over, 1.0 if wanted.kind == "lambda" else REFINED)
         self._grids = [grid.copy() for grid in step.grids()]
         self._search = Search(step, exponents, self._enough)
         self._overhead = draft.size(picture, "latent", _empty())
@@ -120,9 +124,10 @@ class Rounding:
         to finer steps.
         """
         self._decided(0.0)
-        networks = self._search.settled(price, self._hardening, self._searching)
+        how = self._refining
+        networks = self._search.settled(price, how.hardening, how.searching)
         self._optimise_latents(networks, price)
-        networks = self._search.refined(networks, price, self._refined, self._most)
+        networks = self._search.refined(networks, price, self._refined, how.trials)
         self._optimise_latents(networks, price)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
@@ -139,7 +144,7 @@ class Rounding:
     def _optimise_latents(self, networks: Mapping[str, Quantized], price: float) -> None:
         """Have other whole latents where these are better."""
         before = self._decided(0.0)
-        self._search.optimise_latents(networks, price, self._budget, self._refined)
+        self._search.optimise_latents(networks, price, self._refining.budget, self._refined)
         for grid, old, new in zip(self._grids, before, self.step.grids(), strict=True):
             np.copyto(grid, new, where=new != old)
 
@@ -165,7 +170,7 @@ class Rounding:
             ends = (-HALVINGS, 0.0) if over else (0.0, HALVINGS)
             tried += approached(wanted, tried[0], ends, priced, self._enough)
         if wanted.kind != "psnr" and all(too_much(wanted, trial) for trial in tried):
-            coarsest, ends = tried[-1].networks, (-FURTHEST, 0.0)
+            coarsest, ends = tried[-1].networks, (-FURTHEST_INWARDS, 0.0)
             further = partial(inner, coarsest)
             tried += approached(wanted, tried[-1], ends, further, self._enough)
         return nearest(wanted, tried)
@@ -178,7 +183,7 @@ class Rounding:
     ) -> list[Trial]:
         """Single weights moved at ever higher prices, until that is few enough bytes."""
         tried = list[Trial]()
-        for doublings in DEARER:
+        for doublings in SHAVING_DOUBLINGS:
             self._decided(0.0)
             dearer = price * 2**doublings
             networks = self._search.refined(networks, dearer, enough, SHAVES)

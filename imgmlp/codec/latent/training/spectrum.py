@@ -24,7 +24,7 @@ UP = 0.4  # added to magnitudes in steps before they are cut off
 STEP = 0.058  # lambda of a step, of its square
 BITS = 1.7  # of a number, for each of those of its magnitude in steps
 NETWORKS, SHARE = 200 * 8, 0.2  # bits beside these; of all, at most
-FINEST = 1e-5  # squared error on [0, 1]: 50 dB
+FINEST_ERROR = 1e-5  # squared error on [0, 1]: 50 dB
 LOW, HIGH = -12.0, 1.0  # binary logarithms of steps
 HALVINGS = 12
 
@@ -42,13 +42,13 @@ class Spectrum:
         return _price(lambda step: self._error(step) < error)
 
     def price_of_bits(self, bits: float) -> float:
-        """Where a picture has about so many, but not below that of FINEST, as networks take more of
-        the bits of tiny pictures, and nothing reaches far beyond it."""
+        """Where a picture has about so many, but not below that of FINEST_ERROR, as networks take
+        more of the bits of tiny pictures, and nothing reaches far beyond it."""
         left = bits - min(NETWORKS, SHARE * bits)
         found = _price(lambda step: self._bits(step) > left)
-        if self._error(math.sqrt(found / STEP)) >= FINEST:
+        if self._error(math.sqrt(found / STEP)) >= FINEST_ERROR:
             return found
-        return max(found, self.price_of_error(FINEST))
+        return max(found, self.price_of_error(FINEST_ERROR))
 
     def _error(self, step: float) -> float:
         whole = np.floor(self._magnitudes / np.float32(step) + np.float32(UP))

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.plane import Extent, Plane, Span
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part, joined, still
-from imgmlp.codec.latent.training.rooms import is_gpu, window_size
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part, joined
+from imgmlp.codec.latent.training.rooms import Place, is_gpu
 from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
 from imgmlp.image import counted
 
@@ -45,7 +45,7 @@ class WindowStep(LatentStep):
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
         window: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
     ) -> None:  # fmt: skip
-        self._window = window or window_size(pixels.shape, device)
+        self._window = window or Place(pixels.shape, device).window
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
                          room=self._window, hyper=hyper, extra=extra)  # fmt: skip
 
@@ -83,7 +83,6 @@ class WindowedStep(WindowStep):
         self._steps, self._turn = 0, 0  # steps of all windows, and windows of the one not done yet
         self._replaced: list[Array] = []  # latents of the last of these, as they were before
         self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
-        self._control = Control(0.0)
         # Pages of the framing, in which few windows differ, and of the target, by windows' corners.
         self._framings, self._frames = [Pages(t) for t in self.framing], {self.extent.frame: 0}
         self._targets, self._corners = Pages(self.target), dict[Span, int]()
@@ -153,7 +152,8 @@ class WindowedStep(WindowStep):
         self.extent = extent
         self._give(self.latents, extent.gathered(self._grids, HALO))
         weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
-        control = self._control.array(self.channels, extent.pixels, weights)
+        apart = len(self.windows) if self.together == 1 else 1
+        control = self._steered.array(self.channels, extent.pixels, weights, apart)
         if not np.array_equal(control, self._told):
             self._give(self.control, control)
             self._told = control
@@ -258,9 +258,7 @@ class WindowedStep(WindowStep):
         return seconds / count * len(self.windows)
 
     def steer(self, control: Control) -> None:
-        slower = len(self.windows) ** control.shared  # as networks move with every window
-        apart = len(self.windows) if self.together == 1 else 1
-        self._control = replace(control, networks=control.networks / slower, apart=apart)
+        self._steered = control
 
     # --- from and to the host ---
 
@@ -294,29 +292,9 @@ class WindowedStep(WindowStep):
             samples += extent.pixels * self.channels * counted(self._picture[rows, columns])
         return pixels, max(samples, 1.0)
 
-    def slopes(self, flat: Array, price: float) -> Array:
-        before, steered = self._staying(), self._control
-        self.flat.write(flat)
-        self._control = still(price)
-        found = np.zeros(flat.shape)
-        for extent in self._judges:
-            self._enter(extent)
-            self.program.run(1)
-            found += self._summed_slopes()
-        self._control = steered
-        self._back_to(before)
-        return (found / self._judged[0]).astype(np.float32)
-
-    def latent_slopes(self, extent: Extent, flat: Array, price: float) -> list[Array]:
-        before, steered = self._staying(), self._control
-        self.flat.write(flat)
-        self._control = still(price)
+    def _step_of(self, extent: Extent) -> None:
         self._enter(extent)
-        self.program.run(1)
-        found = self._latent_slopes()
-        self._control = steered
-        self._back_to(before)
-        return found
+        self.program.run()
 
     def costs(self, extent: Extent, flat: Array) -> tuple[Array, list[Array]]:
         self._enter(extent)
@@ -338,14 +316,6 @@ class WindowedStep(WindowStep):
 
     def write_grids(self, grids: Sequence[Array]) -> None:
         self._grids = [np.array(grid, np.float32) for grid in grids]
-
-    def _staying(self) -> dict[str, Array]:
-        """All that moves and stays on the device."""
-        return {name: tensor.numpy() for name, tensor in self._moving().items()}
-
-    def _back_to(self, networks: dict[str, Array]) -> None:
-        for name, tensor in self._moving().items():
-            tensor.write(networks[name])
 
     def _moving(self) -> dict[str, Tensor]:
         every = super()._moving().items()
