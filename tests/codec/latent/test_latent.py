@@ -333,6 +333,15 @@ def test_latents_may_be_anything_from_64_below_0_to_63(mapping: str) -> None:
     assert_same(read(sections.write(model), model.shape, mapping), model)
 
 
+@pytest.mark.parametrize("mapping", ["numpy", "one"])
+@pytest.mark.parametrize("value", [-65, 64])
+def test_latents_beyond_that_are_refused(value: int, mapping: str) -> None:
+    model = small_latent_model()
+    model.latents[0][3, 5] = value
+    with pytest.raises(FormatError, match=r"are not from -64 to 63|are damaged"):
+        read(sections.write(model), model.shape, mapping)
+
+
 @pytest.mark.parametrize("at_once", [1, 100, latents_kernel.AT_ONCE])
 @pytest.mark.parametrize("spread", [0.1, 0.3, 100.0])
 @pytest.mark.parametrize("size", [*SIZES, (70, 65), (60, 80)])
