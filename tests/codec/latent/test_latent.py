@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import random
 import tracemalloc
 from dataclasses import replace
@@ -26,6 +27,9 @@ from imgmlp.codec.latent.model import (
     BICUBIC,
     LIMIT,
     MAX_EXPONENT,
+    MAX_EXTRA,
+    MAX_HIDDEN,
+    MAX_LEVELS,
     NEIGHBOURS,
     VALUE_BITS,
     LatentModel,
@@ -41,6 +45,7 @@ from imgmlp.codec.latent.starts import (
     stored_start,
 )
 from imgmlp.codec.latent.synthesis import synthesize, upsample
+from imgmlp.codec.mlp.network import MAX_PRODUCTS
 from imgmlp.engine import Device, open_device
 from imgmlp.errors import DeviceError, FormatError, ImgmlpError, OutOfMemoryError, UsageError
 
@@ -559,6 +564,17 @@ def test_sizes_beyond_the_limits_are_refused(at: int, value: int, problem: str) 
     changed[at] = value
     with pytest.raises(FormatError, match=problem):
         read((bytes(changed), weights, coded), model.shape)
+
+
+def test_the_largest_networks_decode_the_largest_picture_in_as_many_products_as_others_may() -> (
+    None
+):
+    """So that no file has to be refused for them."""
+    sizes = {"synthesis": MAX_HIDDEN, "entropy": MAX_HIDDEN}
+    shape = ModelShape(2**14, 2**14, 4, MAX_LEVELS, **sizes, filtered=True, extra=MAX_EXTRA)
+    weights = sum(math.prod(size) for size in shape.tensors.values())
+    assert shape.height * shape.width == container.MAX_PIXELS
+    assert weights * container.MAX_PIXELS <= MAX_PRODUCTS
 
 
 @pytest.mark.parametrize("kept", [0, 5, 6, 39])
