@@ -142,6 +142,16 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pictures.load(path).pixels, np.rot90(RGB, -1))
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_resolution_is_turned_with_its_picture(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(Image.new("RGB", (8, 6)), tmp_path / "a.jpg", exif=exif, dpi=(72, 144))
+    found, turned = pictures.load(path), orientation >= 5
+    assert (found.width, found.height) == ((6, 8) if turned else (8, 6))
+    assert found.metadata.dpi == ((144.0, 72.0) if turned else (72.0, 144.0))
+
+
 def odd_exif(tag: int, value: object) -> Image.Exif:
     found = Image.Exif()
     found[tag] = value

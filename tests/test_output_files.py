@@ -204,6 +204,13 @@ def test_outputs_are_checked_before_they_are_needed(tmp_path: Path) -> None:
     assert old.read_bytes() == b"old"
 
 
+def test_nothing_is_made_beside_a_device_to_see_whether_it_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output_files, "_beside", lambda path: pytest.fail(f"beside {path}"))
+    output_files.check_output(Path("/dev/null"), force=False)
+
+
 def test_a_name_that_is_too_long_is_said_to_be_so(tmp_path: Path) -> None:
     path = tmp_path / ("a" * 256)
     for check in (output_files.check_output, output_files.check_free):

@@ -107,12 +107,13 @@ def blocks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def boxes(stream: BinaryIO, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, place and end of the boxes between two places of a JPEG 2000 (ITU T.800, I.4)."""
+    """Kind, place and end of the boxes between two places of a JPEG 2000 (ITU T.800, I.4); the end
+    may be past both."""
     while at < end and len(head := _at(stream, at, 16)) >= 8:
         size, begin = int.from_bytes(head[:4]), at + 8
         if size == 1:
             size, begin = int.from_bytes(head[8:]), at + 16
-        if not begin - at <= size < _ENDLESS - at:
+        if size < begin - at:
             return
         yield head[4:8], begin, at + size
         at += size

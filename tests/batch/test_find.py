@@ -219,6 +219,8 @@ def test_a_listed_file_keeps_its_place_in_its_folder(tree: Path) -> None:
     assert again.name == Path("in/a.png")  # from the current folder on
     assert names(list(search().listed(iter([tree / "sub"]), [tree]))) == ["sub/c.png"]
     assert names(list(search().listed(iter([tree]), [tree]))) == ["a.png", "b.JPG"]
+    for roots in ([tree, tree / "sub"], [tree / "sub", tree]):  # the innermost one
+        assert names(list(search().listed(iter([tree / "sub" / "c.png"]), roots))) == ["c.png"]
 
 
 def test_a_list_never_means_all_of_the_current_folder(tree: Path) -> None:

@@ -114,6 +114,7 @@ def test_a_line_that_a_full_disk_takes_a_part_of_is_not_said_to_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, write, left = Journal(tmp_path), os.write, [20]
+    journal.add(ONE)
 
     def until_full(handle: int, data: bytes) -> int:
         if not left:
@@ -124,6 +125,6 @@ def test_a_line_that_a_full_disk_takes_a_part_of_is_not_said_to_be_there(
     with pytest.raises(OutputError, match="No space left"):
         journal.add(ONE)
     monkeypatch.undo()
-    journal.add(TWO)
-    assert list(journal.read()) == [TWO]
+    journal.add(TWO)  # on a line of its own
+    assert list(journal.read()) == [ONE, TWO]
     assert journal.damaged == 1

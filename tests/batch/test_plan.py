@@ -15,7 +15,7 @@ from imgmlp.batch.encode import looked_at
 from imgmlp.batch.find import Found, Search, names_in
 from imgmlp.batch.plan import FAILED, Plan, Rules
 from imgmlp.batch.work import Record, Task
-from imgmlp.errors import OutputError
+from imgmlp.errors import OutputError, TrainingError
 from imgmlp.output_files import digest
 
 
@@ -83,17 +83,20 @@ def test_a_second_run_has_nothing_to_do_and_reads_no_file(
         assert planned(done, **choices)[0].unchanged == 3
 
 
-def test_a_picture_with_another_time_is_read_once(
-    done: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["in/a.png", "out/a.out"])
+def test_a_picture_or_an_output_with_another_time_is_read_once(
+    done: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.utime(done / "a.png", (1, 1))
+    os.utime(done.parent / name, (1, 1))
     assert planned(done)[0].unchanged == 3
     read_no_more(monkeypatch)
     assert planned(done)[0].unchanged == 3
 
 
-def test_a_tree_that_has_moved_is_still_done(done: Path) -> None:
+def test_a_tree_that_has_moved_is_still_done_and_may_be_done_again(done: Path) -> None:
     moved = done.rename(done.parent / "elsewhere")
+    known = [digest(done.parent / "out" / f"{name}.out") for name in "cba"]
+    assert [task.known for task in planned(moved, "t")[0].tasks()] == known
     assert planned(moved)[0].unchanged == 3
 
 
@@ -218,7 +221,7 @@ def test_what_failed_in_the_run_before_comes_last(folder: Path) -> None:
     listed(planned(folder)[0], str(folder / "c.png"), str(folder / "b.png"))
     plan, _ = planned(folder)
     assert [task.source.name for task in plan.tasks()] == ["a.png", "c.png", "b.png"]
-    (folder.parent / "out" / FAILED).write_text(f"{folder}/a.png\n")  # by somebody else
+    (folder.parent / "out" / FAILED).write_text(f"{folder}/c.png\n")  # by somebody else
     plan, _ = planned(folder)
     assert [task.source.name for task in plan.tasks()] == ["c.png", "b.png", "a.png"]
 
@@ -274,6 +277,9 @@ def test_what_another_run_does_meanwhile_is_done_and_its_list_stays(folder: Path
     done = late.again(refused)
     assert (done.written, done.facts, done.problem) == (True, {"figure": 1}, None)
     assert done.made == digest(folder.parent / "out" / "a.out")
+    failed = Record(tasks["b.png"])
+    failed.fail(TrainingError("it diverged", hint="try another"))  # which is no matter of outputs
+    assert late.again(failed) is failed
     (folder.parent / "out" / "c.out").write_bytes(b"somebody else's")
     other = Record(tasks["c.png"])
     other.fail(OutputError("it exists already"))

@@ -350,7 +350,8 @@ def test_what_was_made_of_another_picture_stays(bucket: Any, encode: Encode) -> 
     assert bucket.cat_file("made/x/a.imlp") == before
     bucket.pipe_file("pictures/other/a.png", picture(10))  # one that was only moved is the same
     assert encode("a.png", folder="other").line.endswith("done before")
-    assert encode("a.png", quality=50).problem is None
+    for folder, quality in (("in", 50), ("other", 40)):  # which may have other settings, too
+        assert encode("a.png", quality, folder=folder).problem is None
 
 
 def test_what_another_worker_has_written_meanwhile_is_as_good(
@@ -366,6 +367,22 @@ def test_what_another_worker_has_written_meanwhile_is_as_good(
 
     monkeypatch.setattr(EncodeInStore, "_known", late)
     assert (encode("a.png").problem, turns[:2]) == (None, [None, None])
+
+
+def test_what_another_run_of_other_settings_writes_meanwhile_stays(
+    bucket: Any, encode: Encode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same picture, after the last look at what is there."""
+    write = store.Output.write
+
+    def late(self: store.Output, data: bytes, note: dict[str, Any], replace: bool) -> bool:
+        assert write(self, b"theirs", note | {"settings": "other"}, replace=False)
+        return write(self, data, note, replace)
+
+    monkeypatch.setattr(store.Output, "write", late)
+    refused = encode("a.png")
+    assert (refused.exit_code, refused.written) == (8, False)
+    assert bucket.cat_file("made/x/a.imlp") == b"theirs"
 
 
 @pytest.mark.parametrize("old", [True, False])

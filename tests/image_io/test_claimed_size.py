@@ -72,12 +72,24 @@ def test_what_the_head_of_a_frame_says_does_not_count(tmp_path: Path) -> None:
         assert "16383×16383 pixels, and holds a far smaller" in str(refusal(path))
 
 
-def test_a_frame_of_countless_parts_takes_no_time() -> None:
-    parts = b"abcd" + bytes(4)
-    body = bytes(16) + parts * 1000
+def framed(parts: bytes) -> bytes:
+    """A WebP with these in a frame."""
+    body = bytes(16) + parts
     frame = b"ANMF" + struct.pack("<I", len(body)) + body
-    data = b"RIFF" + struct.pack("<I", 4 + len(frame)) + b"WEBP" + frame
-    assert 0 < len(list(claimed_size._inner(io.BytesIO(data)))) < 20
+    return b"RIFF" + struct.pack("<I", 4 + len(frame)) + b"WEBP" + frame
+
+
+def test_a_frame_of_countless_parts_takes_no_time() -> None:
+    stream = io.BytesIO(framed((b"abcd" + bytes(4)) * 1000))
+    assert 0 < len(list(claimed_size._inner(stream))) < 20
+
+
+def test_a_part_of_odd_size_in_a_frame_is_filled_up() -> None:
+    """As an alpha channel may be, before the picture that it belongs to."""
+    size = b"\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 40, 30)
+    parts = b"ALPH" + struct.pack("<I", 3) + bytes(4) + b"VP8 " + struct.pack("<I", 10) + size
+    (found,) = claimed_size._coded(io.BytesIO(framed(parts)))
+    assert (found.width, found.height, found.lossy) == (40, 30, True)
 
 
 @pytest.mark.parametrize("frames", [1, 2])

@@ -52,13 +52,13 @@ def test_a_plain_picture_has_one_frame(tmp_path: Path) -> None:
         pictures.load(path, frame=2)
 
 
-def tiff_pages(path: Path, *kinds: int) -> Path:
+def tiff_pages(path: Path, *kinds: int, tag: int = 254) -> Path:
     """A TIFF with a page of each kind: 0 is a picture of its own, 1 a reduced copy, 4 a mask."""
     images = []
     for number, kind in enumerate(kinds):
         image = Image.fromarray(RGB[:: number + 1, :: number + 1].copy())
         tags = TiffImagePlugin.ImageFileDirectory_v2()
-        tags[254] = kind
+        tags[tag] = kind
         image.encoderinfo = {"tiffinfo": tags}
         images.append(image)
     return save(images[0], path, save_all=True, append_images=images[1:])
@@ -69,6 +69,8 @@ def test_reduced_copies_in_a_tiff_are_no_frames(tmp_path: Path) -> None:
     np.testing.assert_array_equal(picture.pixels, RGB)
     assert picture.notes == ()
     assert pictures.load(tiff_pages(tmp_path / "b.tif", 0, 1, 0)).notes
+    older = tiff_pages(tmp_path / "c.tif", 1, 2, tag=255)  # 1 is a picture of its own, 2 a copy
+    assert pictures.load(older).notes == ()
 
 
 def test_a_page_whose_mask_is_left_out_is_told(tmp_path: Path) -> None:

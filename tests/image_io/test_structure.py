@@ -14,6 +14,7 @@ from imgmlp.image_io.structure import (
     Chunk,
     Segment,
     TilePart,
+    boxes,
     chunks,
     segments,
     tile_parts,
@@ -48,6 +49,12 @@ def test_chunks_end_where_their_file_does() -> None:
     assert next(walk) == Chunk(b"odd ", 1, 22)
     assert stream.read(1) == b"x"
     assert list(walk) == [Chunk(b"even", 0, 30)]
+
+
+def test_a_box_that_says_to_end_past_its_file_is_the_last() -> None:
+    data = b"\0\0\0\x08oneb" + b"\0\0\0\1last" + b"\xff" * 8 + b"more"
+    found = [(b"oneb", 8, 8), (b"last", 24, 8 + 2**64 - 1)]
+    assert list(boxes(io.BytesIO(data), 0, len(data))) == found
 
 
 def test_parts_of_tiles_are_found_behind_boxes_and_segments() -> None:

@@ -7,7 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from imgmlp.report.curves import Curve, Point, bd_rate, mean_curve, monotone_cubic, share_of
+from imgmlp.report.curves import (
+    Curve,
+    Point,
+    bd_rate,
+    mean_curve,
+    monotone_cubic,
+    rising,
+    share_of,
+)
 
 CURVE = Curve((0.1, 0.2, 0.4, 0.8), (25.0, 28.0, 31.0, 34.0))
 
@@ -31,6 +39,19 @@ def test_cubic_pieces_pass_through_their_points_and_never_overshoot() -> None:
     fine = monotone_cubic(x, y, np.linspace(0, 6, 601))
     assert (np.diff(fine) >= 0).all()
     np.testing.assert_allclose(monotone_cubic(x, 2 * x + 1, np.array([0.3, 5.0])), [1.6, 11])
+    hill = np.array([0.0, 1, -1, -1, 0])
+    assert monotone_cubic(x, hill, np.linspace(0, 6, 601)).max() <= 1
+
+
+def test_cubic_pieces_meet_in_the_weighted_harmonic_mean_of_their_slopes() -> None:
+    """Of 1 and 1/2 over steps of 1 and 2 that is 9/13."""
+    found = monotone_cubic(np.array([0.0, 1, 3]), np.array([0.0, 1, 2]), np.array([0.5]))
+    assert found[0] == pytest.approx(7 / 13)
+
+
+def test_a_curve_has_no_point_that_an_earlier_one_betters() -> None:
+    points = [(1.0, 30.0), (2.0, 29.0), (3.0, 29.5), (4.0, 31.0)]
+    assert rising(points) == Curve((1.0, 4.0), (30.0, 31.0))
 
 
 def test_a_curve_goes_through_means_of_settings_that_all_pictures_have() -> None:

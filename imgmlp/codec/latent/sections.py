@@ -36,7 +36,6 @@ T = TypeVar("T")
 
 MAX_LATENTS_PER_BYTE = 2**17  # the cheapest latent of all costs an 11,000th of a bit
 MOST_BYTES = 3  # of a latent: the dearest has 22 bits; and of a stream's end
-MAX_PRODUCTS = 2**44  # multiplications of a whole picture
 EXPONENTS = {"weight": 7, "bias": 7, "filter": 7, "upsampling": 8}  # of steps, usually
 _SIZES = 6  # bytes before the tensors'
 _STARTED = 128  # added to the first byte where networks have a start, which names their sizes
@@ -152,7 +151,6 @@ def read(
     has = there & _FILTERED > 0, there & _HYPER > 0, there >> _EXTRA & MAX_EXTRA
     there &= (1 << _EXTRA) - 1
     shape = ModelShape(size[1], size[0], channels, levels, *widths, *has)
-    _check_products(shape)
     if started:
         networks = _from_start(shape, start_of(number, shape), weights)
     else:
@@ -161,12 +159,6 @@ def read(
     check_format(there < 1 << levels, "latents are announced for a grid that is not there")
     grids = _latents(shape, networks, there, coded, device)
     return LatentModel(shape, grids, networks, number)
-
-
-def _check_products(shape: ModelShape) -> None:
-    count = sum(map(math.prod, shape.tensors.values()))
-    good = count * shape.height * shape.width <= MAX_PRODUCTS
-    check_format(good, "the networks are too large to decode a picture of this size")
 
 
 def _networks(shape: ModelShape, steps: bytes, data: bytes) -> dict[str, Quantized]:

@@ -145,8 +145,6 @@ def _overlap(one: Box, other: Box) -> bool:
     other digits in some place than those of the other.
     """
     steps = sorted({step for _, axes in (one, other) for step, _ in axes} | {1}, reverse=True)
-    if any(a % b for a, b in itertools.pairwise(steps)):
-        steps = [1]
     ranges = [_digits(box, steps) for box in (one, other)]
     if None in ranges:
         ranges = [_digits(box, [1]) for box in (one, other)]

@@ -107,7 +107,11 @@ def test_what_inflates_to_too_much_is_refused() -> None:
         metadata_sections.read(stored(Section("x", data)))
 
 
-@pytest.mark.parametrize("data", [b"", bytes(8), bytes(7), b"\xff" * 8, b"\0\0\0\1" * 3])
+@pytest.mark.parametrize(
+    "data",
+    [b"", bytes(8), bytes(7), b"\xff" * 8, b"\0\0\0\1" * 3, b"\0\0\0\1" + bytes(4),
+     bytes(7) + b"\1"],
+)  # fmt: skip
 def test_a_resolution_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(FormatError, match="section 'd'"):
         metadata_sections.read(stored(Section("d", data)))

@@ -208,6 +208,36 @@ def test_another_number_of_symbols_is_noticed(count: int) -> None:
         range_coder.decode(data, count, 28)
 
 
+def test_of_all_numbers_in_the_last_interval_one_is_no_error() -> None:
+    """The least one, as `encode` makes it: what is coded has one form."""
+    data = range_coder.encode(np.zeros(3, np.int64), 0)
+    larger = (int.from_bytes(data, "big") + 1).to_bytes(len(data), "big")
+    decoder = range_coder.Decoder(larger)
+    assert decoder.read(3, 0).tolist() == [0] * 3
+    with pytest.raises(FormatError, match="damaged"):
+        decoder.finish()
+
+
+@pytest.mark.parametrize("scale", [0, 20, 87])
+def test_a_symbol_beyond_the_largest_is_damaged(
+    scale: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has no more bits than that one."""
+    largest = range_coder.MAX_MAGNITUDE
+    with monkeypatch.context() as patch:
+        patch.setattr(range_coder, "MAX_MAGNITUDE", largest + 1)
+        data = range_coder.encode(np.array([largest + 1]), scale)
+    with pytest.raises(FormatError, match="damaged"):
+        range_coder.decode(data, 1, scale)
+
+
+def test_what_no_bit_has_a_share_of_is_damaged() -> None:
+    decoder = range_coder.Decoder(bytes(8))
+    decoder._width, decoder._code = 2**40 + 2**25, 2**40  # of which two halves have 2**40
+    with pytest.raises(FormatError, match="damaged"):
+        decoder._bit()
+
+
 def as_the_reference_says(data: bytes, count: int, scale: int) -> bool:
     """Decode as many symbols as another decoder does, or refuse what it does; whether there are
     any."""
@@ -250,6 +280,14 @@ def test_a_claimed_count_that_cannot_be_true_is_refused_before_memory_is_taken()
     finally:
         tracemalloc.stop()
     assert peak < 2**16
+
+
+def test_nor_can_one_be_true_that_is_more_than_is_left() -> None:
+    data = range_coder.encode(np.zeros(1000, np.int64), 0)
+    decoder = range_coder.Decoder(data)
+    decoder.read(1000, 0)
+    with pytest.raises(FormatError, match="coded values cannot be in"):
+        decoder.read(range_coder.MAX_SYMBOLS_PER_BYTE * (len(data) + 2) - 999, 0)
 
 
 def test_the_cheapest_symbols_are_not_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import random
 import tracemalloc
 from dataclasses import replace
@@ -27,6 +28,9 @@ from imgmlp.codec.latent.model import (
     BICUBIC,
     LIMIT,
     MAX_EXPONENT,
+    MAX_EXTRA,
+    MAX_HIDDEN,
+    MAX_LEVELS,
     NEIGHBOURS,
     VALUE_BITS,
     LatentModel,
@@ -42,6 +46,7 @@ from imgmlp.codec.latent.starts import (
     stored_start,
 )
 from imgmlp.codec.latent.synthesis import synthesize, upsample
+from imgmlp.codec.mlp.network import MAX_PRODUCTS
 from imgmlp.engine import Device, open_device
 from imgmlp.errors import DeviceError, FormatError, ImgmlpError, OutOfMemoryError, UsageError
 
@@ -334,6 +339,15 @@ def test_latents_may_be_anything_from_64_below_0_to_63(mapping: str) -> None:
     assert_same(read(sections.write(model), model.shape, mapping), model)
 
 
+@pytest.mark.parametrize("mapping", ["numpy", "one"])
+@pytest.mark.parametrize("value", [-65, 64])
+def test_latents_beyond_that_are_refused(value: int, mapping: str) -> None:
+    model = small_latent_model()
+    model.latents[0][3, 5] = value
+    with pytest.raises(FormatError, match=r"are not from -64 to 63|are damaged"):
+        read(sections.write(model), model.shape, mapping)
+
+
 @pytest.mark.parametrize("at_once", [1, 100, latents_kernel.AT_ONCE])
 @pytest.mark.parametrize("spread", [0.1, 0.3, 100.0])
 @pytest.mark.parametrize("size", [*SIZES, (70, 65), (60, 80)])
@@ -551,6 +565,17 @@ def test_sizes_beyond_the_limits_are_refused(at: int, value: int, problem: str) 
     changed[at] = value
     with pytest.raises(FormatError, match=problem):
         read((bytes(changed), weights, coded), model.shape)
+
+
+def test_the_largest_networks_decode_the_largest_picture_in_as_many_products_as_others_may() -> (
+    None
+):
+    """So that no file has to be refused for them."""
+    sizes = {"synthesis": MAX_HIDDEN, "entropy": MAX_HIDDEN}
+    shape = ModelShape(2**14, 2**14, 4, MAX_LEVELS, **sizes, filtered=True, extra=MAX_EXTRA)
+    weights = sum(math.prod(size) for size in shape.tensors.values())
+    assert shape.height * shape.width == container.MAX_PIXELS
+    assert weights * container.MAX_PIXELS <= MAX_PRODUCTS
 
 
 @pytest.mark.parametrize("kept", [0, 5, 6, 39])

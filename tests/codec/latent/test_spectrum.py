@@ -137,3 +137,12 @@ def test_colours_that_nobody_sees_decide_nothing(channels: int) -> None:
     assert first.price_of_error(1e-3) == second.price_of_error(1e-3)
     pixels[:, :, -1] = 0
     assert math.isfinite(Spectrum(pixels).price_of_bits(50.0))
+
+
+@pytest.mark.parametrize("side", [64, 512])
+def test_colours_that_nobody_sees_are_as_those_seen_are_in_the_mean(side: int) -> None:
+    """Which would drift if as many as that were added up in 32 bits."""
+    pixels = np.full((side, side, 4), 200, np.uint8)
+    pixels[:, side * 7 // 8 :] = 0
+    found = spectrum._blocks(pixels)
+    np.testing.assert_allclose(found[..., :-1], 200 / 255, rtol=1e-6)

@@ -243,6 +243,8 @@ def test_what_was_made_for_a_network_serves_others_like_it(mapping: str) -> None
     device = open_mapping(mapping)
     decoder = integer_inference.Decoder(WIDTH, HEIGHT, device)
     first, other = small_network(), larger_weights(small_network(), 2, 1)
-    for network in (first, other, larger_weights(small_network(width=24), 16, 1), first):
+    another_first_layer = larger_weights(first, 2, 0)
+    wider = larger_weights(small_network(width=24), 16, 1)
+    for network in (first, another_first_layer, other, wider, first):
         alone = integer_inference.decode(network, WIDTH, HEIGHT, device)
         assert np.array_equal(decoder.decode(network), alone)

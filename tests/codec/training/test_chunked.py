@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from imgmlp.codec.training import chunked
-from imgmlp.codec.training.chunked import FEWEST, LEAST, _corners, _some, common, fill
+from imgmlp.codec.training.chunked import FEW, FEWEST, LEAST, _corners, _some, common, fill
 
 PIXELS = 1 << 15
 
@@ -29,6 +29,11 @@ def test_little_of_a_piece_of_thin_pictures_is_wasted() -> None:
     for size in ((10**6, 1), (1, 10**6)):
         rows, columns = common(*size, PIXELS)
         assert min(rows, columns) == 16
+
+
+def test_thin_pictures_of_few_pieces_have_those_of_others() -> None:
+    assert common(64 * FEW, 16, 64 * 64) == (64, 64)
+    assert common(64 * FEW + 1, 16, 64 * 64) == (16, 256)
 
 
 def test_pieces_that_stand_for_all_lie_everywhere() -> None:

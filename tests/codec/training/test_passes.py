@@ -55,6 +55,8 @@ def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:
     assert not passes.suffice(3440, 33.70, File(3440, 33.70))  # nothing lost, but too little
     assert passes.suffice(3520, 33.40, File(3600, 33.49))
     assert passes.suffice(3516, 33.81, File(3516, 33.81))
+    for lost, enough in ((0.04, True), (0.06, False)):  # some is lost in any case
+        assert passes.suffice(3516, 33.81, File(3516, 33.81 + lost)) is enough
 
 
 @pytest.mark.parametrize("wanted", [Goal("bytes", 400), Goal("psnr", 30), Goal("lambda", 1e-3)])
@@ -96,6 +98,11 @@ def test_a_price_that_passes_do_not_follow_changes_faster() -> None:
         passes.tried += [Tried(price + 0.03, 0.03)]
     passes.tried += [Tried(price + 0.1, -0.03)]
     assert math.log2(passes.price()) - (price + 0.1) == pytest.approx(-usual)
+
+
+def test_passes_that_each_leave_less_than_half_follow_their_price() -> None:
+    passes = Passes(Goal("psnr", 30), tried=[Tried(-9.0, n) for n in (2.0, 1.0, 0.4, 0.15)])
+    assert math.log2(passes.price()) == pytest.approx(-9.0 - 0.15 / SLOPES["psnr"])
 
 
 def test_passes_to_come_are_those_in_any_case() -> None:

@@ -70,6 +70,7 @@ def test_a_miss_is_told_in_figures() -> None:
 def test_a_file_that_keeps_the_bytes_is_no_miss_but_a_hit_only_if_it_uses_them() -> None:
     for size, hit in [(10, False), (979, False), (980, True), (1000, True), (1001, False)]:
         assert Goal("bytes", 1000).hit_by(size, 1.0) is hit
+        assert Goal("bytes", 1000).hit_by(size, math.inf) is (size <= 1000)  # which needs no more
         assert (Goal("bytes", 1000).misses(size, 1.0) is None) is (size <= 1000)
 
 

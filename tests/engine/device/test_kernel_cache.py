@@ -262,6 +262,13 @@ def test_what_was_cut_off_is_compiled_again(
     assert run_step(tmp_path, 3) == first
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="machine code is of another kind here")
+@pytest.mark.parametrize("size", [4, 16, 0x29, 63])
+def test_machine_code_of_less_than_its_head_is_not_whole(tmp_path: Path, size: int) -> None:
+    (tmp_path / "a.so").write_bytes((kernel_cache.ELF + bytes(64))[:size])
+    assert not kernel_cache._is_whole(tmp_path / "a.so")
+
+
 # A process with a device, and one that is forked from it.
 FORKED = f"""
 import os

@@ -151,6 +151,15 @@ def test_what_a_step_computes_is_no_business_of_the_host() -> None:
     assert taken.read("y").tolist() == X[[1, 0]].tolist()
 
 
+def test_what_is_sent_after_a_step_computed_it_is_given() -> None:
+    index = tensor(np.int32([0, 1]))
+    program = compile(lambda: {"index": index.assign(index + 1)}, DEVICE)
+    program.run()
+    Feeder(program, index).send(np.int32([0, 9]))
+    with pytest.raises(OutOfBoundsError, match="index 9 "):
+        table().gather(index)
+
+
 COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "key": lambda x, i: x[i + 4],
     "keys": lambda x, i: x[i - 3, i + 12],

@@ -136,6 +136,8 @@ def test_numbers_that_are_none_and_those_without_end(device: AnyDevice) -> None:
         "minus": (x[4] ** Tensor([3.0, 2.0, 0.5], device), lambda: a[4] ** np.float32([3, 2, 0.5])),
         "powers of one": (1**x, lambda: np.float32(1) ** a),
         "logsumexp": (x[2:6].logsumexp(), lambda: np.log(np.exp(a[2:6]).sum())),
+        "logsumexp of no end": (x[1:5].logsumexp(), lambda: np.asarray(np.inf)),
+        "logsumexp of zeros": (x[2:3].logsumexp(), lambda: np.asarray(-np.inf)),
     }  # fmt: skip
     program = compile(lambda: {name: t for name, (t, _) in functions.items()}, device)
     program.run()

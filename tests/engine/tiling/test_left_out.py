@@ -223,6 +223,18 @@ def test_either_factor_may_be_the_one_that_is_chosen(device: AnyDevice) -> None:
     assert bool(guarded(program)) == (device.lanes == "one")
 
 
+def test_tiles_of_rows_that_are_not_chosen_may_add_something_else(device: AnyDevice) -> None:
+    x, weights = Tensor(values(ROWS, 24), device), Tensor(values(24, 16), device)
+    some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1)
+    out = x @ weights
+    slope = x.permute(1, 0) @ Tensor.where(some, out, 0.5)
+    program = Program(device, {"slope": slope.node, "loss": out.square().sum().node}, [])
+    read = values(ROWS, 24).astype(np.float64)
+    made = read @ values(24, 16)
+    kept = np.where(mask(one_of_four, 1, ROWS) > 0, made, 0.5)
+    check(program, {"slope": read.T @ kept, "loss": np.square(made).sum()})
+
+
 def test_no_tile_is_left(device: AnyDevice) -> None:
     program, _ = step(device, lambda rows, turn: rows // 256 + 9 == turn)
     check(program, wanted(np.zeros((ROWS, 1))))

@@ -83,7 +83,7 @@ def _blocks(pixels: Array) -> Array:
     found: Array = chosen.reshape(-1, tall, wide, channels).astype(np.float32) / 255
     if has_alpha(pixels):  # colours that nobody sees are as those seen are in the mean
         seen = found[..., -1] > 0
-        found[~seen, :-1] = found[seen, :-1].mean(0) if seen.any() else 0.0
+        found[~seen, :-1] = found[seen, :-1].mean(0, np.float64) if seen.any() else 0.0
     return found
 
 
