@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.errors import DeviceError, Interrupted, OutputError, PictureError
-from imgmlp.report import metrics
+from imgmlp.report import measure, metrics
 from imgmlp.terminal import Terminal
 
 RATES = (4.0, 8.0)
@@ -106,6 +107,39 @@ def test_what_was_done_is_not_done_again(two: list[Path], monkeypatch: pytest.Mo
     assert run(two) == 0
     assert counted.files == 1
     assert {path.name for path in two[0].parent.iterdir()} == {"a.png", "b.png", "report.html"}
+
+
+def test_a_request_to_stop_is_heard_before_each_file_of_others(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, made = measure._theirs, list[str]()
+
+    def stopping(key: str, *arguments: Any) -> measure.Result:
+        made.append(key)
+        if len(made) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return theirs(key, *arguments)
+
+    monkeypatch.setattr(measure, "_theirs", stopping)
+    with pytest.raises(Interrupted, match="at 4 bits a pixel"):
+        run(two)
+    assert len(made) == 1  # of five
+
+
+def test_a_training_that_went_on_took_as_long_as_all_of_it(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encode = encoder.encode
+
+    def resumed(*arguments: Any) -> Encoded:
+        made = encode(*arguments)
+        return replace(made, metrics=made.metrics | {"seconds": 1e6}, resumed=1)
+
+    monkeypatch.setattr(encoder, "encode", resumed)
+    assert run(two[:1], as_json=True) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    took = [one["encode_seconds"] for one in found["files"] if one["codec"] == "imgmlp"]
+    assert took == [1e6, 1e6]
 
 
 def test_while_a_picture_is_compiled_for_a_signal_ends_it_at_once(

@@ -53,9 +53,12 @@ def test_a_damaged_one_counts_as_none(saved: Checkpoint) -> None:
 
 
 def test_it_can_be_removed_twice(saved: Checkpoint, tmp_path: Path) -> None:
+    """And goes with what a process has left that was killed while it wrote it."""
+    (tmp_path / f".{saved.path.name}.01234567.tmp").write_bytes(b"half")
     saved.remove(tmp_path / "a.imlp")
     saved.remove(tmp_path / "a.imlp")
     assert saved.load() is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -> None:
