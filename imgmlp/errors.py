@@ -83,7 +83,7 @@ def problem_of(error: BaseException) -> ImgmlpError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted", hint="files are as they were or whole; start it again")
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _is_of_memory(error):
         return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
     # What names no file and has a number is os.getcwd's.
     if isinstance(error, FileNotFoundError) and error.errno and error.filename is None:
@@ -93,6 +93,13 @@ def problem_of(error: BaseException) -> ImgmlpError:
     problem = ImgmlpError(f"unexpected {type(error).__name__}: {reason}", hint=hint)
     problem.__cause__ = error
     return problem
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    """Whether a module was not loaded for want of memory."""
+    told = str(error).lower()
+    reasons = ("failed to map segment", "cannot allocate memory")
+    return isinstance(error, ImportError) and any(reason in told for reason in reasons)
 
 
 class OutputError(ImgmlpError):

@@ -45,8 +45,8 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
             return
         whole = _followed(path)
         sweep(whole, anew=False)
-        with _beside(whole) as (temporary, _):
-            temporary.unlink()
+        with _beside(whole):
+            pass
     except OSError as error:
         raise _unwritable(path, error) from error
 

@@ -19,6 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
 
 from imgmlp import child
@@ -72,6 +73,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Of hypothesis: a busy machine takes the time that it takes.
+    settings.register_profile("imgmlp", settings.default, deadline=None)
+    settings.load_profile("imgmlp")
     OPENCL["device"] = config.getoption("--device")
     os.environ.setdefault(child.COMPILERS, "0")  # as tests take all cores
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # who share kernels compile in turn

@@ -9,7 +9,7 @@ import pytest
 
 from imgmlp import errors
 from imgmlp.cli.commands import app
-from imgmlp.errors import ImgmlpError, problem_of
+from imgmlp.errors import ImgmlpError, OutOfMemoryError, problem_of
 
 EXIT_CODES = {
     "ImgmlpError": 1,
@@ -50,3 +50,9 @@ def test_only_what_the_system_says_of_no_file_is_a_working_folder_that_is_gone()
     assert "working folder was removed" in str(gone)
     for other in (FileNotFoundError("no such driver"), FileNotFoundError(2, "No such", "a.png")):
         assert "working folder" not in str(problem_of(other))
+
+
+def test_a_module_that_finds_no_memory_is_a_lack_of_memory() -> None:
+    told = "/lib/a.so: failed to map segment from shared object: Cannot allocate memory"
+    assert problem_of(ImportError(told)).exit_code == OutOfMemoryError.exit_code
+    assert problem_of(ImportError("no module named a")).exit_code == 1

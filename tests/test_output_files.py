@@ -9,8 +9,9 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from conftest import environment
@@ -29,6 +30,31 @@ def write(stream):
     time.sleep(60)
 write_atomically(sys.argv[1], write)
 """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+def test_nothing_is_removed_or_renamed_that_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which Windows refuses; it has no fcntl either."""
+
+    def checked(method: Callable[..., object]) -> Callable[..., object]:
+        def call(path: Path, *rest: Any, **named: Any) -> object:
+            opened = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+            assert os.path.realpath(path) not in opened, f"{path} is open"
+            return method(path, *rest, **named)
+
+        return call
+
+    monkeypatch.setattr(output_files, "fcntl", None)
+    for name in ("unlink", "replace", "rename"):
+        monkeypatch.setattr(Path, name, checked(getattr(Path, name)))
+    path = tmp_path / "a"
+    for replaces in (False, True):
+        output_files.check_output(path, replaces)
+        output_files.write_atomically(path, lambda stream: stream.write(b"new"), replaces)
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:

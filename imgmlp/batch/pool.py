@@ -187,6 +187,8 @@ def _starting() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            raise  # of the working folder, which they are told
         problem = f"cannot start so many processes: {error.strerror or error}"
         hint = "use fewer --jobs, or allow more files with `ulimit -n`, processes with `ulimit -u`"
         raise OutOfMemoryError(problem, hint=hint) from error

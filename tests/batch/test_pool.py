@@ -92,6 +92,17 @@ def test_a_system_that_has_no_room_for_so_many_processes_is_told(
     assert "fewer --jobs" in caught.value.hint
 
 
+def test_a_working_folder_that_was_removed_is_no_lack_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")  # of os.getcwd
+
+    monkeypatch.setattr("imgmlp.batch.pool._SPAWN.RawArray", refuse)
+    with pytest.raises(FileNotFoundError):
+        run(files(tmp_path, "good"))
+
+
 def test_files_are_begun_in_their_order(tmp_path: Path) -> None:
     pool = Pool(Acting(), ["numpy"], print)
     tasks = files(tmp_path, "good", "good", "good")

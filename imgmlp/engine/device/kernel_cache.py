@@ -65,6 +65,7 @@ BITCODE, ELF = (b"BC\xc0\xde", b"\xde\xc0\x17\x0b"), b"\x7fELF"  # how such file
 # how many there are: it stands at the end.
 SECTIONS = (0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E)
 STALE_AFTER = 3600.0  # seconds after which what a process left behind is swept away
+DEAD_AFTER = 2 * 86_400.0  # the same of a whole directory for one process
 
 
 def choose_cache() -> None:
@@ -77,9 +78,18 @@ def choose_cache() -> None:
             _mend_after_boot(path)
             return
     with contextlib.suppress(OSError):  # whoever compiles will say that there is no place
+        _sweep_private()
         private = tempfile.mkdtemp(prefix=PRIVATE)
         atexit.register(shutil.rmtree, private, ignore_errors=True)
         os.environ["POCL_CACHE_DIR"] = private
+
+
+def _sweep_private() -> None:
+    """Remove directories of processes that were killed; one that still runs makes its own anew."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PRIVATE}*"):
+        with contextlib.suppress(OSError):  # another process removed it
+            if time.time() - path.lstat().st_mtime > DEAD_AFTER:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _of_this_processor(folder: Path) -> Path:

@@ -15,6 +15,7 @@ what the generator does not make.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -79,6 +80,8 @@ class RawKernel:
         try:
             self._handle = device.build(source, [name], options)[name]
         except UnnamedError as error:
+            if re.search(rf"__kernel\b[^;{{}}]*\bvoid\s+{re.escape(name)}\s*\(", source):
+                raise  # as it has: what was compiled of it is damaged
             raise misuse(ValueError, f"the source has no kernel {name}") from error
         except DeviceError as error:
             error.add_note(error.hint)  # the log, where Python prints the error

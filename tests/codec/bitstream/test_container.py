@@ -12,7 +12,7 @@ import imlp_reference as reference
 import mutations
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imgmlp import image
@@ -60,7 +60,6 @@ def file(header: bytes = b"", *sections: bytes, claimed: int | None = None) -> b
 
 
 @given(HEADERS, LISTS)
-@settings(deadline=None)
 def test_what_is_written_is_read(header: Header, sections: list[Section]) -> None:
     data = container.write(header, sections)
     found = container.parse(data)
@@ -71,7 +70,6 @@ def test_what_is_written_is_read(header: Header, sections: list[Section]) -> Non
 
 
 @given(HEADERS, LISTS)
-@settings(deadline=None)
 def test_the_document_is_enough_to_read_it(header: Header, sections: list[Section]) -> None:
     facts, found = reference.container(container.write(header, sections))
     assert found == {section.type: section.data for section in sections}

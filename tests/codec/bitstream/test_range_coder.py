@@ -9,7 +9,7 @@ import tracemalloc
 import imlp_reference as reference
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imgmlp.codec.bitstream import range_coder
@@ -39,7 +39,6 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(PAIRS)
-@settings(deadline=None)
 def test_symbols_come_back(pairs: list[tuple[int, int]]) -> None:
     symbols, scales = columns(pairs)
     data = range_coder.encode(symbols, scales)
@@ -47,7 +46,6 @@ def test_symbols_come_back(pairs: list[tuple[int, int]]) -> None:
 
 
 @given(st.lists(SMALL, max_size=300), NUMBERS)
-@settings(deadline=None)
 def test_symbols_of_one_scale_come_back(symbols: list[int], scale: int) -> None:
     data = range_coder.encode(np.array(symbols, np.int64), scale)
     assert range_coder.decode(data, len(symbols), scale).tolist() == symbols
@@ -56,7 +54,6 @@ def test_symbols_of_one_scale_come_back(symbols: list[int], scale: int) -> None:
 
 
 @given(PAIRS.filter(lambda pairs: len(pairs) <= 12))
-@settings(deadline=None)
 def test_the_document_is_enough_to_decode(pairs: list[tuple[int, int]]) -> None:
     symbols, scales = columns(pairs)
     data = range_coder.encode(symbols, scales)
@@ -125,7 +122,6 @@ def test_a_chosen_scale_is_within_a_hundredth_of_the_entropy(deviation: float) -
 
 
 @given(PAIRS)
-@settings(deadline=None)
 def test_the_estimate_is_what_is_written(pairs: list[tuple[int, int]]) -> None:
     symbols, scales = columns(pairs)
     written = 8 * len(range_coder.encode(symbols, scales))
@@ -153,7 +149,6 @@ def test_a_choice_weighs_the_bits_of_each_value(scale: int) -> None:
 
 
 @given(st.lists(SMALL, max_size=100))
-@settings(deadline=None)
 def test_no_other_scale_is_much_better_than_the_chosen(symbols: list[int]) -> None:
     found = np.array(symbols, np.int64)
     best = min(range_coder.bits(found, scale) for scale in range(DISTRIBUTIONS))
@@ -252,7 +247,6 @@ def as_the_reference_says(data: bytes, count: int, scale: int) -> bool:
 
 
 @given(st.binary(max_size=80), st.integers(0, 200), NUMBERS)
-@settings(deadline=None)
 def test_any_bytes_are_symbols_or_an_error(data: bytes, count: int, scale: int) -> None:
     as_the_reference_says(data, count, scale)
 

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,22 @@ def test_a_folder_of_this_process_alone_is_known_by_its_name(
     monkeypatch.setattr(kernel_cache, "_user_cache", lambda: None)
     kernel_cache.choose_cache()
     assert kernel_cache.is_private()
+
+
+def test_folders_of_processes_that_were_killed_go_after_days(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(kernel_cache, "_user_cache", lambda: None)
+    monkeypatch.delenv("POCL_CACHE_DIR", raising=False)
+    old, young = (tmp_path / f"{kernel_cache.PRIVATE}{name}" for name in ("old", "young"))
+    for folder, age in ((old, 1.1), (young, 0.9)):
+        (folder / "program").mkdir(parents=True)
+        made = time.time() - age * kernel_cache.DEAD_AFTER
+        os.utime(folder, (made, made))
+    kernel_cache.choose_cache()
+    assert kernel_cache.is_private()
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 def test_without_platformdirs_a_folder_of_this_process_serves(

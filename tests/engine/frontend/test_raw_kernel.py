@@ -9,6 +9,7 @@ import pytest
 from conftest import open_opencl
 
 from imgmlp.engine import Device, RawKernel, Tensor, compare, compile, open_device
+from imgmlp.engine.device import driver_errors
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 from imgmlp.errors import DeviceError
 
@@ -197,6 +198,19 @@ def test_what_does_not_compile_comes_with_the_compilers_log() -> None:
     for name in ("t_other", "t_helps"):
         with pytest.raises(ValueError, match=f"no kernel {name}"):
             RawKernel(device, commented, name, WIDTH=4)
+
+
+def test_of_a_source_that_has_the_kernel_what_was_compiled_is_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacks(_source: str, names: list[str], _options: object) -> None:
+        raise driver_errors.unnamed(names[0], "INVALID_KERNEL_NAME")
+
+    device = open_opencl()
+    monkeypatch.setattr(device, "build", lacks)
+    with pytest.raises(DeviceError, match="the built program has no kernel t_scale") as caught:
+        RawKernel(device, SCALE, "t_scale", WIDTH=4)
+    assert "devices --check" in caught.value.hint
 
 
 def test_a_name_may_be_a_macros() -> None:

@@ -212,7 +212,7 @@ def chains(draw: st.DrawFn) -> tuple[Access, np.ndarray, np.ndarray]:
     return access, buffer, array
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(chains())
 def test_chains_of_movements_agree_with_numpy(
     chain: tuple[Access, np.ndarray, np.ndarray],
@@ -226,7 +226,7 @@ def test_chains_of_movements_agree_with_numpy(
     assert np.array_equal(gather(simple, buffer), array)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(chains())
 def test_contiguous_is_the_buffer_itself_and_found_wherever_it_is(
     chain: tuple[Access, np.ndarray, np.ndarray],

@@ -157,7 +157,7 @@ CONDITIONS: list[Callable[[Node, Node], Node]] = [
 LOGIC = (Op.AND, Op.OR, Op.XOR)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99)), max_size=6),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 99), st.integers(0, 99)), min_size=2),

@@ -263,7 +263,7 @@ def ravel(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
     return linear(0, zip(indices, row_major(shape), strict=True))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(shapes, st.randoms(use_true_random=False))
 def test_flat_indices_and_indices_are_inverse(shape: list[int], random: Any) -> None:
     flat = Var("flat", 0, math.prod(shape) - 1)

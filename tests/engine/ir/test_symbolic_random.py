@@ -84,7 +84,7 @@ expressions = st.recursive(LEAVES, larger, max_leaves=12)
 points = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in BOUNDS.items()})
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(expressions)
 def test_the_simplified_form_is_equal_everywhere_and_its_bounds_contain_every_value(
     pair: Pair,
@@ -138,7 +138,7 @@ def test_powers_of_two_are_shifted_and_masked_in_c() -> None:
     assert [(x % n).render("/") for n in (8, 6)] == ["(x&7)", "(x%6)"]
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(expressions, points)
 def test_the_text_means_the_same_in_python_and_in_c(pair: Pair, point: dict[str, int]) -> None:
     expr = pair[0]
@@ -153,7 +153,7 @@ wide_leaves = st.sampled_from([(Var(name, *bounds), 0) for name, bounds in WIDE.
 wide_points = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in WIDE.items()})
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(
     st.recursive(wide_leaves, larger, max_leaves=12),
     st.sampled_from([1, 59_999, 100_000_000]),
@@ -171,20 +171,20 @@ def test_no_int_of_c_overflows(
         assert eval(text, {"CLong": CLong}, c_point) == expr.evaluate(point)  # noqa: S307
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(expressions, expressions, expressions)
 def test_substituting_is_evaluating_with_expressions(x: Pair, p: Pair, q: Pair) -> None:
     found = x[0].substitute({"p": p[0], "q": q[0]})
     assert np.all(found.evaluate(GRID) == x[0].evaluate(GRID | {"p": p[1], "q": q[1]}))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(expressions)
 def test_building_a_simplified_expression_again_changes_nothing(pair: Pair) -> None:
     assert pair[0].substitute({}) is pair[0]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(expressions, SMALL)
 def test_what_needs_no_simplifying_is_as_simplified(pair: Pair, n: int) -> None:
     """And so the same object: sums with a number, and products."""
@@ -196,7 +196,7 @@ def test_what_needs_no_simplifying_is_as_simplified(pair: Pair, n: int) -> None:
     assert x * n is linear(0, [(x, n)])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(expressions, DIVISORS)
 def test_every_expression_is_its_quotient_and_remainder(pair: Pair, n: int) -> None:
     x, values = pair
@@ -204,7 +204,7 @@ def test_every_expression_is_its_quotient_and_remainder(pair: Pair, n: int) -> N
     assert np.all(joined.evaluate(GRID) == values)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(expressions, expressions)
 def test_exclusive_or_is_its_own_inverse(x: Pair, y: Pair) -> None:
     found, (least, most) = xor(y[0], xor(y[0], x[0])), (x[0].lo, x[0].hi)

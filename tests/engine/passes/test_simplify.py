@@ -295,7 +295,7 @@ BINARY: list[Callable[[Node, Node], Node]] = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(st.integers(0, 13), st.integers(0, 99), st.integers(0, 99)),
@@ -320,7 +320,7 @@ def test_values_stay_what_they_were(steps: list[tuple[int, int, int]]) -> None:
 INTEGERS = (Op.ADD, Op.SUB, Op.MUL, Op.XOR, Op.AND, Op.OR, Op.MAX)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(st.sampled_from(INTEGERS), st.integers(0, 99), st.integers(0, 99)),
