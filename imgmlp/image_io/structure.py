@@ -107,8 +107,8 @@ def blocks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def boxes(stream: BinaryIO, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, place and end of the boxes between two places of a JPEG 2000 (ITU T.800, I.4); the end
-    may be past both."""
+    """Kind, place and end of the boxes between two places of a JPEG 2000 (ITU T.800, I.4); that
+    of a damaged one may lie beyond `end`, which whoever looks inside must see to."""
     while at < end and len(head := _at(stream, at, 16)) >= 8:
         size, begin = int.from_bytes(head[:4]), at + 8
         if size == 1:

@@ -796,21 +796,25 @@ def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     search, price = Search(step), 1e-3
     before = dict(search.exponents)
-    coarser = {name: exponent - 1 for name, exponent in before.items()}
-    without, other = search._rounded(before), search._rounded(coarser)
+    coarser, finer = ({name: n + by for name, n in before.items()} for by in (-1, 1))
+    without, other = search._rounded(coarser), search._rounded(finer)
     begun = list[bool]()  # whether the one to harden was searched for
 
     def hardened(networks: dict[str, Quantized], _price: float, _count: int) -> Any:
         begun.append(networks is looked_for)
-        search.exponents = coarser if begun[-1] else before
+        search.exponents = finer if begun[-1] else coarser
         return other if begun[-1] else without
 
     def judged(networks: Mapping[str, Quantized], bits: float) -> None:
         each = (networks[name].floats().tobytes() for name in networks if part_of(name) == "bits")
         search._judged["bits", b"".join(each)] = bits / step.pixels
 
+    def run(_: float) -> dict[str, Quantized]:
+        assert search.exponents == before  # from where a search begins
+        return looked_for
+
     looked_for = dict(without)
-    monkeypatch.setattr(search, "run", lambda _: looked_for)
+    monkeypatch.setattr(search, "run", run)
     monkeypatch.setattr(search, "hardened", hardened)
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 + ((one is other) != cheaper))
     own = search._network_bits(without)
@@ -818,9 +822,13 @@ def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
     assert search.settled(price, 9, False) is without
     assert begun == [False]
     judged(without, 2.99 * own)
+    search.exponents = before
+    assert search.settled(price, 9, False, hurried=lambda: True) is without
+    assert begun == [False, False]
+    search.exponents = before
     assert search.settled(price, 9, False) is (other if cheaper else without)
-    assert begun == [False, False, True]
-    assert search.exponents == (coarser if cheaper else before)
+    assert begun == [False, False, False, True]
+    assert search.exponents == (finer if cheaper else coarser)
 
 
 def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(

@@ -109,21 +109,29 @@ class Search:
         self._bits.clear()
         self._made.clear()
 
-    def settled(self, price: float, count: int, searching: bool) -> dict[str, Quantized]:
+    def settled(
+        self,
+        price: float,
+        count: int,
+        searching: bool,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Quantized]:
         """The networks of a file, hardened in so many steps of training if these find better ones.
 
-        Without searching for their steps before, if that is not wanted, hardening helps, and the
-        networks that it finds are no large part of the file.
+        Without searching for their steps before, if that is not wanted and hardening helps. Unless
+        `hurried` says after it that there is no time, networks that are still a large part of the
+        file are searched for as well, and hardened in as many steps again.
         """
         if searching:
             return self.hardened(self.run(price), price, count)
-        networks = self._rounded(self.exponents)
+        usual = self.exponents
+        networks = self._rounded(usual)
         found = self.hardened(networks, price, count)
         if found is networks:
             return self.run(price)
-        if self._network_bits(found) < LARGE_PART * self._bits_with(found):
+        if hurried() or self._network_bits(found) < LARGE_PART * self._bits_with(found):
             return found
-        exponents = self.exponents
+        exponents, self.exponents = self.exponents, usual
         other = self.hardened(self.run(price), price, count)
         if self._cost(other, price) < self._cost(found, price):
             return other

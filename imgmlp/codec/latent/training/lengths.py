@@ -78,8 +78,8 @@ SHORTEST, SHORTEST_SEARCHED, HARDLY = 40, 400, 2**16
 # Of the time that a limit leaves after the search, for hardening: a target needs some after it.
 HARDENED, HARDENED_TOWARDS = 0.9, 0.4
 # Steps of it with many windows, below which the steps of networks are not searched for: that takes
-# longer, and what hardens is about as good without. But for a target, and for pictures of which a
-# part is judged.
+# longer, and what hardens is about as good without. But for a target, for pictures of which a part
+# is judged, and, after hardening, where networks are a large part of the file.
 FEW_HARDENING = 100
 # How long better latents are looked for after so many steps and more, each time; before single
 # weights and after them. A GPU waits for the host then, which takes as long as many steps.

@@ -33,6 +33,8 @@ Array = np.ndarray[Any, Any]
 INWARDS, FURTHEST_INWARDS = 0.04, 0.5
 HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
+# Share of the time left after which networks do not harden once more, which takes as long again.
+ONCE_MORE = 0.3
 REFINED = 0.65  # share of the time left that may go to single weights and latents before that
 # Trials of these at each price, so many doublings dearer, to save what is too much; a share
 # of the time.
@@ -110,6 +112,7 @@ class Rounding:
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = partial(over, 1.0)
         self._shaving = partial(over, SHAVED) if refining.shaving else None
+        self._hurried = partial(over, ONCE_MORE)
         self._refined = partial(over, 1.0 if wanted.kind == "lambda" else REFINED)
         self._grids = [grid.copy() for grid in step.grids()]
         self._search = Search(step, exponents, self._enough)
@@ -125,7 +128,7 @@ class Rounding:
         """
         self._decided(0.0)
         how = self._refining
-        networks = self._search.settled(price, how.hardening, how.searching)
+        networks = self._search.settled(price, how.hardening, how.searching, self._hurried)
         self._optimise_latents(networks, price)
         networks = self._search.refined(networks, price, self._refined, how.trials)
         self._optimise_latents(networks, price)

@@ -294,7 +294,7 @@ class WindowedStep(WindowStep):
 
     def _step_of(self, extent: Extent) -> None:
         self._enter(extent)
-        self.program.run()
+        super()._step_of(extent)
 
     def costs(self, extent: Extent, flat: Array) -> tuple[Array, list[Array]]:
         self._enter(extent)
