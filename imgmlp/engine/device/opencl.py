@@ -12,6 +12,7 @@ processes share, so both happen here under one file lock.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import linecache
 import math
 import os
@@ -542,7 +543,11 @@ class Device(HostCopies):
     def _built(self, source: str, options: Sequence[str]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", cl.CompilerWarning)
-            return cl.Program(self._context, source).build(options=["-w", *options])
+            try:
+                return cl.Program(self._context, source).build(options=["-w", *options])
+            except MemoryError as error:  # out of PoCL's compiler, which keeps the program's lock
+                _keep_for_ever(error.__traceback__)
+                raise
 
     def _kernel(self, program: Any, name: str) -> Any:
         try:
@@ -604,6 +609,12 @@ def check_not_forked() -> None:
     process that opened a device, when another one is forked from it."""
     if _opened_by and os.getpid() not in _opened_by:
         raise driver_errors.forked()
+
+
+def _keep_for_ever(thing: object) -> None:
+    """Have it, and all that it refers to, not even released as the process ends: what waits for a
+    lock that nobody gives back then, and holds Python's own, can only be killed."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _forget_wrappers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import linecache
 import os
 import subprocess
@@ -456,6 +457,28 @@ def test_processes_that_share_a_gpu_keep_little_of_its_memory() -> None:
     assert opencl_module.spare(small) == 2**26
     assert opencl_module.spare(replace(small, memory=2**40)) == 2**28
     assert opencl_module.spare(replace(small, kind="cpu")) == 0
+
+
+@pytest.mark.parametrize(("error", "stays"), [(MemoryError, True), (ValueError, False)])
+def test_a_program_whose_compiler_lacked_memory_is_never_released(
+    opencl: Device, monkeypatch: pytest.MonkeyPatch, error: type[Exception], stays: bool
+) -> None:
+    """PoCL keeps its lock then, for which whoever releases it would wait."""
+    made = []
+
+    class Program:
+        def __init__(self, *_: object) -> None:
+            made.append(weakref.ref(self))
+
+        def build(self, **_: object) -> None:
+            raise error("std::bad_alloc")
+
+    monkeypatch.setattr(opencl_module.cl, "Program", Program)
+    with pytest.raises(error) as caught:
+        opencl._built("", [])
+    del caught
+    gc.collect()
+    assert (made[0]() is not None) is stays
 
 
 def test_what_is_kept_is_given_back_before_memory_is_said_to_be_short(
