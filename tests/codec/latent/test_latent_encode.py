@@ -650,6 +650,29 @@ def test_single_weights_leave_time_to_come_near_a_target(wanted: Goal) -> None:
     assert (rounding_search.REFINED in asked) == (wanted.kind == "bytes")
 
 
+@pytest.mark.parametrize(("spent", "times"), [(0.29, 2), (0.31, 1)])
+def test_networks_harden_once_more_only_where_there_is_time(
+    spent: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = list[int]()
+
+    def hardened(
+        search: bit_allocation.Search, networks: dict[str, Quantized], price: float, count: int
+    ) -> dict[str, Quantized]:
+        counts.append(count)
+        search._cost(networks, price)
+        return dict(networks)
+
+    monkeypatch.setattr(bit_allocation.Search, "hardened", hardened)
+    monkeypatch.setattr(bit_allocation, "LARGE_PART", 0.0)
+    picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
+    made = picture, Goal("lambda", 3e-3), LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
+    refining = Refining(5, hardening=3, searching=False)
+    found = rounding_search.Rounding(*made, device, {}, lambda share: share <= spent, refining)
+    found.best(3e-3)
+    assert counts == [3] * times
+
+
 def test_training_under_a_limit_aims_at_fewer_bytes_and_more_decibels() -> None:
     """As there may be no time to make up for what was missed."""
     for wanted, dearer in ((Goal("bytes", 100), True), (Goal("psnr", 30), False)):
