@@ -85,14 +85,20 @@ def problem_of(error: BaseException) -> ImgmlpError:
         return Interrupted("interrupted", hint="files are as they were or whole; start it again")
     if isinstance(error, MemoryError) or _is_of_memory(error):
         return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
-    # What names no file and has a number is os.getcwd's.
-    if isinstance(error, FileNotFoundError) and error.errno and error.filename is None:
+    if lacks_working_folder(error):
         return OutputError("the working folder was removed", hint="change to one that is there")
     reason = (str(error) or "no message").splitlines()[0]
     hint = "this is a fault in imgmlp; please report it with what -vv prints"
     problem = ImgmlpError(f"unexpected {type(error).__name__}: {reason}", hint=hint)
     problem.__cause__ = error
     return problem
+
+
+def lacks_working_folder(error: BaseException) -> bool:
+    """Whether it is os.getcwd's, which names no file and has a number."""
+    if not isinstance(error, FileNotFoundError):
+        return False
+    return error.filename is None and error.errno is not None
 
 
 def _is_of_memory(error: BaseException) -> bool:

@@ -26,7 +26,13 @@ from imgmlp import child
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
 from imgmlp.ending import ends_well, held
 from imgmlp.engine import list_devices, open_device
-from imgmlp.errors import DeviceError, Interrupted, OutOfMemoryError, TrainingError
+from imgmlp.errors import (
+    DeviceError,
+    Interrupted,
+    OutOfMemoryError,
+    TrainingError,
+    lacks_working_folder,
+)
 from imgmlp.interrupt import ignore_signals
 
 TICK = 0.1  # seconds between two looks at what the processes tell
@@ -187,8 +193,8 @@ def _starting() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and error.filename is None:
-            raise  # of the working folder, which they are told
+        if lacks_working_folder(error):  # which processes are told
+            raise
         problem = f"cannot start so many processes: {error.strerror or error}"
         hint = "use fewer --jobs, or allow more files with `ulimit -n`, processes with `ulimit -u`"
         raise OutOfMemoryError(problem, hint=hint) from error

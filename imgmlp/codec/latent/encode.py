@@ -70,7 +70,7 @@ class _Encoder:
         most = self.prices.most_weights()
         self.forms = Forms(picture.pixels, self.lengths.place, most, self.lengths.long, self.first)
         self.resumed = 0
-        self.passes = Passes(wanted)  # once a run has begun, more is known of them
+        self.passes: Passes  # of a run that has begun
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
@@ -162,7 +162,7 @@ class _Encoder:
     def _train(self, trainer: LatentTrainer) -> Ended:
         """A pass, which may begin in a program for many sizes and go over to the picture's own."""
         if trainer.pause is not None:
-            compiler = room_compiler(trainer.step, self.forms.room)
+            compiler = room_compiler(trainer.step, self.lengths.place.room)
             waits = self.lengths.limit is None  # which leaves no time for that
             ended = trainer.run_beside(compiler, self.run, self._complete, "pictures", waits)
             if ended != "done" or not trainer.paused:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -89,16 +88,11 @@ class Forms:
         """Whether that is the one which was taken."""
         return self.opens and self.name in (IN_WINDOWS, IN_A_SHARED_ROOM)
 
-    @property
-    def room(self) -> Room:
-        """That such a run goes over to."""
-        return self.place.room
-
     def _all(self) -> dict[str, Callable[[], LatentStep]]:
         """By name; each takes more memory than the next one."""
         found = dict[str, Callable[[], LatentStep]]()
         if self.opens and not self.place.begins_in_windows:
-            found = {IN_A_SHARED_ROOM: partial(self._whole, replace(self.place, short=True).room)}
+            found = {IN_A_SHARED_ROOM: partial(self._whole, self.place.shortly.room)}
         if not self.place.in_windows:
             found |= self._whole_forms()
         if self.place.fits_windows:
@@ -107,7 +101,7 @@ class Forms:
 
     def _whole_forms(self) -> dict[str, Callable[[], LatentStep]]:
         found: dict[str, Callable[[], LatentStep]] = {WHOLE: partial(self._whole, None)}
-        if shared := self.room:
+        if shared := self.place.room:
             found = {IN_A_ROOM: partial(self._whole, shared)} | found
         return found
 

@@ -23,7 +23,7 @@ from imgmlp.engine import Context, Function, Tensor, dtype
 WIDTH = 2 * REACH + 1  # of a row of neighbours
 NEIGHBOURS = REACH * WIDTH + REACH
 TOGETHER = 8  # tiles whose terms one group adds up, at most: to begin with fewer takes longer
-MOST_HALF = 65504.0  # of halves
+MOST_HALF = 65504.0  # the largest number of 16 bits
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
 LEAST_MASS = FLOOR / 2**TOTAL_BITS

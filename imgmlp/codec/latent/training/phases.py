@@ -76,7 +76,7 @@ UNLIKE = 0.025  # squared error on [0, 1] of a guess that only hasty runs had be
 # which falls to the one that is wanted in so many steps, or in such a share of a shorter run: text
 # and dots are found from few bits, and hardly any more among many that only pay one by one.
 COLOURS, DEAR, FALLEN, FALLEN_BY = 4, 100.0, 150, 0.5
-NOISE_SHARES = 0.63, 0.77  # of noise
+NOISE_SHARES = 0.63, 0.77  # as Control.share, first and last
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 LONGER, QUICKER = (FEW_STEPS, 12_000), (1.0, 1.5)  # steps, and times that rate of latents
 # Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper

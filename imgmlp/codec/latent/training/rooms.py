@@ -71,7 +71,7 @@ class Place:
     extra: int = 0  # grids of its own size, beside the finest
 
     @property
-    def _shortly(self) -> Place:
+    def shortly(self) -> Place:
         """The same in a short run."""
         return replace(self, short=True)
 
@@ -178,7 +178,7 @@ class Place:
         to."""
         if self.short or not _compiles(self.device) or self.in_windows:
             return False
-        own, shared = self.room, self._shortly.room
+        own, shared = self.room, self.shortly.room
         if is_gpu(self.device):
             # Both are there for a moment, as this one's and the other process's are before that.
             both = self.opening_pixels + self.own_pixels
@@ -196,7 +196,7 @@ class Place:
     @property
     def opening_pixels(self) -> int:
         """That a step of a program for many sizes computes."""
-        return self.covered if self.begins_in_windows else self._shortly._computed
+        return self.covered if self.begins_in_windows else self.shortly._computed
 
     @property
     def own_pixels(self) -> int:
