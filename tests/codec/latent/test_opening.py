@@ -85,6 +85,9 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
     assert steps(2100, 3000) == 0
     assert steps(1400, 1900, extra=1) > 0
     assert steps(2000, 3000, extra=1) == 0
+    thin = (1100, 3900, 3), card, False  # in a room with which a grid more has no memory
+    assert not Place(*thin).begins_in_windows
+    assert not Place(*thin, 1).begins_in_windows
 
     def goes(height: int, width: int, of: int) -> bool:
         opening = steps(height, width)

@@ -560,7 +560,8 @@ def test_slopes_are_differences_of_what_is_judged() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     step.write_grids([np.rint(2 * draw(*grid.shape)) for grid in step.grids()])
     flat = step.flat.numpy()
-    before = step.state()
+    step.steer(Control(1e-3))
+    before, steered = step.state(), step.control.numpy()
     for seed, price in enumerate((1e-4, 1e-2, 1.0)):
         way = draw(*flat.shape, seed=seed)
         slopes = step.slopes(flat, price)
@@ -571,6 +572,7 @@ def test_slopes_are_differences_of_what_is_judged() -> None:
             )
         )
         assert dot(slopes, way) == pytest.approx((up - down) / 2e-3, rel=2e-2)
+        assert np.array_equal(step.control.numpy(), steered)  # by which it goes on
     for name, array in before.items():
         assert np.array_equal(array, step.state()[name]), name
 
