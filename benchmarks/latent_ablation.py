@@ -1,10 +1,10 @@
 """What each ingredient of the latent codec is worth: the same training without it.
 
-    python benchmarks/latent_ablation.py PICTURE... --steps 3000 --price 1e-3 4e-3
+    python benchmarks/latent_ablation.py PICTURE... --steps 3000 --lambda 1e-3 4e-3
 
 Of each variant: D + lambda R of what a file would hold, squared error on [0, 1] and the bits of
 latents and networks, as a percentage of what all ingredients together give; for every picture and
-price, and their mean. Below 0 it is better without. Constants of the training are other ones for a
+lambda, and their mean. Below 0 it is better without. Constants of the training are other ones for a
 variant; an ingredient of the networks is left out by keeping its weights where they begin. Every
 graphics card of the machine takes a part of the work, in `--processes` side by side.
 """
@@ -201,7 +201,7 @@ def changed(constants: dict[tuple[Any, str], Any]) -> Iterator[None]:
 
 
 def cost(
-    variant: Variant, pixels: np.ndarray, price: float, steps: int, device: AnyDevice
+    variant: Variant, pixels: np.ndarray, lmbda: float, steps: int, device: AnyDevice
 ) -> float:
     """D + lambda R of a file."""
     with changed(variant.constants):
@@ -212,26 +212,26 @@ def cost(
         sizes = {"hidden": hidden, "entropy": entropy}
         step = kind(pixels, forms.SEED, device, start=start, hyper=variant.hyper, **sizes)
         if variant.guess:
-            phases.begin(step, pixels, price, steps)
-        trainer = Refreshing(step, phases.LatentTrainerState(steps, price))
+            phases.begin(step, pixels, lmbda, steps)
+        trainer = Refreshing(step, phases.LatentTrainerState(steps, lmbda))
         trainer.suit()
         trainer.run()
         step.finish()
         search = bit_allocation.Search(step)
-        networks = search.run(price) if variant.searched else search._rounded(search.exponents)
+        networks = search.run(lmbda) if variant.searched else search._rounded(search.exponents)
         if variant.hardened:
             count = min(round(HARDENING * steps), MOST_HARDENING)
-            networks = search.hardened(networks, price, count)
+            networks = search.hardened(networks, lmbda, count)
         budget = rdoq_budget(steps, device.lanes) if variant.budget is None else variant.budget
-        search.optimise_latents(networks, price, budget)
+        search.optimise_latents(networks, lmbda, budget)
         if variant.refined:
-            networks = search.refined(networks, price)
-        search.optimise_latents(networks, price, budget)
+            networks = search.refined(networks, lmbda)
+        search.optimise_latents(networks, lmbda, budget)
         figures = search.figures(networks)
-        return figures.error * step.counted + price * figures.bits / step.pixels
+        return figures.error * step.counted + lmbda * figures.bits / step.pixels
 
 
-Case = tuple[Path, float]  # picture, price
+Case = tuple[Path, float]  # picture, lambda
 own: list[AnyDevice] = []  # a process's device
 
 
@@ -241,23 +241,23 @@ def begin(specs: multiprocessing.Queue[str]) -> None:
 
 def measured(task: tuple[int, Case], steps: int) -> float:
     """The D + lambda R of one of the variants."""
-    number, (path, price) = task
-    return cost(variants()[number], image.load(path).pixels, price, steps, own[0])
+    number, (path, lmbda) = task
+    return cost(variants()[number], image.load(path).pixels, lmbda, steps, own[0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pictures", nargs="+", type=Path)
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3])
+    parser.add_argument("--lambda", type=float, nargs="+", default=[1e-3, 4e-3])
     parser.add_argument("--only", nargs="*", help="variants with these words in their names")
     parser.add_argument("--processes", type=int, default=1, help="on each card")
     options = parser.parse_args()
-    cases = list(product(options.pictures, options.price))
+    cases = list(product(options.pictures, options.lmbda))
     names = [variant.name for variant in variants()]
     wanted = [n for n, name in enumerate(names) if any(w in name for w in options.only or [""])]
     tasks = list(product(sorted({0, *wanted}), cases))
-    print(f"| | {' | '.join(f'{path.stem}, {price:g}' for path, price in cases)} | mean |")
+    print(f"| | {' | '.join(f'{path.stem}, {lmbda:g}' for path, lmbda in cases)} | mean |")
     print("|---" * (len(cases) + 2) + "|")
     usual: list[float] = []
     row: list[float] = []

@@ -35,14 +35,14 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--start", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--price", type=float, default=1.2e-3)
+    parser.add_argument("--lambda", type=float, default=1.2e-3)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     device, count = open_device(options.device), (2 * GUESSED_BY + 1) ** 2 * START_CHANNELS + 1
     squares = np.zeros((LEVELS, count + 1, count + 1))  # of all around a place and its latent
     for path in options.pictures:
         pixels = np.asarray(Image.open(path).convert("RGB"))
-        grids = trained(pixels, options.start, options.steps, options.price, device)
+        grids = trained(pixels, options.start, options.steps, options.lmbda, device)
         samples = pixels / np.float32(255) - np.float32(0.5)
         for level, grid in enumerate(grids):
             framed = np.pad(samples, (*[(GUESSED_BY, GUESSED_BY)] * 2, (0, 0)), "edge")
@@ -73,13 +73,13 @@ def around(framed: np.ndarray) -> np.ndarray:
 
 
 def trained(
-    pixels: np.ndarray, start: int, steps: int, price: float, device: AnyDevice
+    pixels: np.ndarray, start: int, steps: int, lmbda: float, device: AnyDevice
 ) -> list[np.ndarray]:
     """The grids after so many steps."""
     hidden, entropy = widths_of(start)
     step = LatentStep(pixels, 0, device, hidden=hidden, entropy=entropy, start=start)
     for done in range(0, steps, AT_ONCE):
-        step.steer(replace(control(done, steps, price), networks=0.0))
+        step.steer(replace(control(done, steps, lmbda), networks=0.0))
         step.run(AT_ONCE)
     return step.grids()
 

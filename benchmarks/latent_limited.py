@@ -1,6 +1,6 @@
-"""Files that a time limit gives on two cores, for several pictures and prices.
+"""Files that a time limit gives on two cores, for several pictures and lambdas.
 
-    python benchmarks/latent_limited.py FOLDER --time 60s --price 4e-4 1e-3 4e-3 --out points.csv
+    python benchmarks/latent_limited.py FOLDER --time 60s --lambda 4e-4 1e-3 4e-3 --out points.csv
 
 Each file is made by a process of its own, as a user would start it, on as many cores of the
 processor as are asked for; where there are more, several run side by side, each on its own. (They
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--time", default="60s")
-    parser.add_argument("--price", type=float, nargs="+", default=[1e-3])
+    parser.add_argument("--lambda", type=float, nargs="+", default=[1e-3])
     parser.add_argument("--cores", type=int, default=2, help="of each process")
     parser.add_argument("--most", type=int, default=64, help="processes at once")
     parser.add_argument("--device", default="cpu")
@@ -47,37 +47,37 @@ def main() -> None:
         free.put(cores[number * options.cores : (number + 1) * options.cores])
     pictures = sorted(options.folder.glob("*.png"))
     for picture in {image.load(picture).pixels.shape: picture for picture in pictures}.values():
-        made(picture, options.price[0], LEAST, options.device, cores[: options.cores])
+        made(picture, options.lmbda[0], LEAST, options.device, cores[: options.cores])
     print(f"{count} at once, {options.cores} cores each", flush=True)
     if not options.out.exists():
         options.out.write_text(COLUMNS + "\n")
 
-    def work(picture: Path, price: float) -> None:
+    def work(picture: Path, lmbda: float) -> None:
         own = free.get()
         began = time.perf_counter()
         try:
-            m = made(picture, price, options.time, options.device, own)
+            m = made(picture, lmbda, options.time, options.device, own)
         finally:
             free.put(own)
         figures = f"{m['steps']},{m['bytes']},{m['bpp']:.5f},{m['psnr']:.4f},{m['seconds']:.1f}"
-        point = f"{picture.stem},{price},{figures},{time.perf_counter() - began:.1f}"
+        point = f"{picture.stem},{lmbda},{figures},{time.perf_counter() - began:.1f}"
         print(point, flush=True)
         with options.out.open("a") as file:  # one short line: threads' lines do not mix
             file.write(point + "\n")
 
     with ThreadPoolExecutor(count) as pool:
-        tasks = [pool.submit(work, p, price) for price in options.price for p in pictures]
+        tasks = [pool.submit(work, p, lmbda) for lmbda in options.lmbda for p in pictures]
         for task in tasks:
             task.result()
 
 
 def made(
-    picture: Path, price: float, limit: str, device: str, cores: Sequence[int]
+    picture: Path, lmbda: float, limit: str, device: str, cores: Sequence[int]
 ) -> Mapping[str, float]:
     """The figures of one file, which is not kept."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "imgmlp", "encode", str(picture), "--json", "-q"]
-        command += ["--lambda", str(price), "--time", limit, "--device", device]
+        command += ["--lambda", str(lmbda), "--time", limit, "--device", device]
         command += ["-o", str(Path(folder) / "file.imlp")]
         threads = dict.fromkeys(THREADS, str(len(cores)))
         found = subprocess.run(

@@ -106,14 +106,14 @@ def by_picture(ours: Mapping[str, Curves], other: Curves, seen: Sequence[str]) -
 def by_file(ours: Mapping[str, Sequence[Row]], other: Curves) -> str:
     """What single files have more, mean and worst, by λ."""
     found = {name: single_files(rows, other) for name, rows in ours.items()}
-    prices = sorted(set().union(*found.values()), key=float)
-    lines = [f"| % | {' | '.join(prices)} |", "|---" * (len(prices) + 1) + "|"]
+    lmbdas = sorted(set().union(*found.values()), key=float)
+    lines = [f"| % | {' | '.join(lmbdas)} |", "|---" * (len(lmbdas) + 1) + "|"]
     for name, files in found.items():
         cells = [
-            f"{signed(np.mean(files[price]))} ({signed(max(files[price]))})"
-            if price in files
+            f"{signed(np.mean(files[lmbda]))} ({signed(max(files[lmbda]))})"
+            if lmbda in files
             else "–"
-            for price in prices
+            for lmbda in lmbdas
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

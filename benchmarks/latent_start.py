@@ -1,7 +1,7 @@
 """Train the networks that the latent codec starts from, over pieces of many pictures at once.
 
     python benchmarks/latent_start.py PICTURE... --hidden 32 --entropy 24 --piece 384x320 \
-        --small 192 --start 3 --steps 60000 --price 1.2e-3 --out start-5.bin
+        --small 192 --start 3 --steps 60000 --lambda 1.2e-3 --out start-5.bin
 
 A mosaic stands for the pictures: of every picture some pieces as it is, and as many of the picture
 made smaller, where it is large enough. Pieces begin where the coarsest grids have a latent, so each
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--entropy", type=int, default=12)
-    parser.add_argument("--price", type=float, default=1e-3)
+    parser.add_argument("--lambda", type=float, default=1e-3)
     parser.add_argument("--piece", type=size, default=(128, 128), help="multiples of 64")
     parser.add_argument("--small", type=int, default=128, help="width of a smaller one's")
     parser.add_argument("--each", type=int, default=1, help="pieces of a picture")
@@ -50,7 +50,7 @@ def main() -> None:
     latent_step.DIFFERENCES = 0.0  # from the start that it goes on from
     latent_step.usual_levels = lambda height, width: LEVELS
     step = LatentStep(pixels, 0, device, hidden=widths[0], entropy=widths[1], start=options.start)
-    begin(step, pixels, options.price, options.steps)
+    begin(step, pixels, options.lmbda, options.steps)
     began, shown = time.perf_counter(), [0.0]
 
     def tell(progress: Progress) -> None:
@@ -63,7 +63,7 @@ def main() -> None:
                 flush=True,
             )
 
-    trainer = LatentTrainer(step, LatentTrainerState(options.steps, options.price))
+    trainer = LatentTrainer(step, LatentTrainerState(options.steps, options.lmbda))
     trainer.suit()
     print(trainer.run(Run(tell)))
     options.out.write_bytes(stored_start(networks_of(step.flat.numpy(), step.shapes)))

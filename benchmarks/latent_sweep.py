@@ -1,6 +1,6 @@
-"""Files of the latent codec for several pictures and prices, on every graphics card of a machine.
+"""Files of the latent codec for several pictures and lambdas, on every graphics card of a machine.
 
-    python benchmarks/latent_sweep.py FOLDER --steps 4000 --price 1e-3 4e-3 --out points.csv
+    python benchmarks/latent_sweep.py FOLDER --steps 4000 --lambda 1e-3 4e-3 --out points.csv
 
 Each card has processes of its own, which take every so many of the pictures. A point is written as
 soon as it is there; `--files` keeps the files as well. benchmarks/latent_report.py makes tables and
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3, 4e-4, 2e-2])
+    parser.add_argument("--lambda", type=float, nargs="+", default=[1e-3, 4e-3, 4e-4, 2e-2])
     parser.add_argument("--out", type=Path, default=Path("points.csv"))
     parser.add_argument("--files", type=Path, help="a folder for the files as well")
     parser.add_argument("--processes", type=int, default=1, help="on each card; times need one")
@@ -37,7 +37,7 @@ def main() -> None:
     if options.share:
         spec, number, of = options.share.rsplit("/", 2)
         pictures = sorted(options.folder.glob("*.png"))[int(number) :: int(of)]
-        sweep(spec, pictures, options.price, options.steps, options.out, options.files)
+        sweep(spec, pictures, options.lmbda, options.steps, options.out, options.files)
         return
     cards = [d.spec for d in list_devices() if d.kind == "gpu"] or ["auto"]
     cards *= options.processes
@@ -57,23 +57,23 @@ def main() -> None:
 def sweep(
     spec: str,
     pictures: list[Path],
-    prices: list[float],
+    lmbdas: list[float],
     steps: int,
     out: Path,
     files: Path | None,
 ) -> None:
     device = open_device(spec)
-    for price in prices:
+    for lmbda in lmbdas:
         for path in pictures:
             began = time.perf_counter()
-            goal, workload = Goal("lambda", price), Workload(steps)
+            goal, workload = Goal("lambda", lmbda), Workload(steps)
             found = encoder.encode(image.load(path), goal, workload, device, Run(), "latent")
             seconds, m = time.perf_counter() - began, found.metrics
-            point = f"{path.stem},{price},{steps},{m['bytes']},{m['bpp']:.5f},{m['psnr']:.4f}"
+            point = f"{path.stem},{lmbda},{steps},{m['bytes']},{m['bpp']:.5f},{m['psnr']:.4f}"
             with out.open("a") as file:  # one short line: the processes' lines do not mix
                 file.write(f"{point},{seconds:.1f}\n")
             if files:
-                (files / f"{path.stem}-{price}-{steps}.imlp").write_bytes(found.bytes)
+                (files / f"{path.stem}-{lmbda}-{steps}.imlp").write_bytes(found.bytes)
 
 
 if __name__ == "__main__":

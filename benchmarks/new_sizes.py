@@ -41,10 +41,10 @@ if not int(shared):
     rooms.COARSE = ()
 told = []
 run = Run(lambda _: told or told.append(time.time() - float(began)))
-device, picture, price = open_device(spec), load(name), 1e-3
-file = encoder.encode(picture, Goal("lambda", price), Workload(int(steps)), device, run)
+device, picture, lmbda = open_device(spec), load(name), 1e-3
+file = encoder.encode(picture, Goal("lambda", lmbda), Workload(int(steps)), device, run)
 bpp = 8 * len(file.bytes) / (picture.width * picture.height)
-cost = 10 ** (-file.metrics["psnr"] / 10) + price * bpp
+cost = 10 ** (-file.metrics["psnr"] / 10) + lmbda * bpp
 print(device.lowering, device.compiling, told[0], time.time() - float(began), 1e4 * cost)
 """
 CACHES = "HOME", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "POCL_CACHE_DIR"

@@ -66,8 +66,8 @@ def coded(
     shape = rate_model.network_shape(weights, picture.channels)
     step = LearningStep(picture.pixels, shape, 0, device)
     budget = bits * shape.parameters
-    price = rate_model.first_price(weights, picture.width * picture.height)
-    trainer = MlpTrainer(step, MlpTrainerState(steps, price), budget)
+    lmbda = rate_model.first_lmbda(weights, picture.width * picture.height)
+    trainer = MlpTrainer(step, MlpTrainerState(steps, lmbda), budget)
     trainer.run(Run())
     arrays = trainer.arrays()
     choices = bit_allocation.settle(arrays, bit_allocation.log_sizes(trainer.choices()), budget)

@@ -38,7 +38,7 @@ __all__ = ["decode", "devices", "encode", "info", "train"]
 
 _SETTINGS = "steps", "batch", "lr", "hidden", "layers", "features", "seed", "precision"
 _OPTIONS = re.compile(r"(?<![\w./-])--([a-z]+)\b")
-_OPTION_NAMES = {"bytes": "size", "lambda": "price", "time": "seconds"}
+_OPTION_NAMES = {"bytes": "size", "lambda": "lmbda", "time": "seconds"}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,7 +125,7 @@ def encode(
     bpp: float | None = None,
     size: int | None = None,
     psnr: float | None = None,
-    price: float | None = None,
+    lmbda: float | None = None,
     effort: int | None = None,
     seconds: float | None = None,
     codec: Codec = USUAL_CODEC,
@@ -137,7 +137,7 @@ def encode(
     """Compress a picture to the `bytes` of an .imlp file; `metrics` are figures of just these.
 
     One target at most: `quality` from 0 to 100 (60 if none is given), `bpp`, bits for each pixel,
-    `size` in bytes, `psnr` in dB, or `price`, the squared error, of samples from 0 to 1, that a bit
+    `size` in bytes, `psnr` in dB, or `lmbda`, the squared error, of samples from 0 to 1, that a bit
     a pixel is worth. `effort` is 1 to 9, or the call takes about so many `seconds`. `missed` says
     how the target was missed, if it was, and `notes` what of the picture was changed on the way in,
     such as samples of 16 bits. A picture is a file, of several frames the first or the one whose
@@ -148,7 +148,7 @@ def encode(
     none, TrainingError, DeviceError and OutOfMemoryError. A target that was missed raises nothing.
     """
     quality, bpp, psnr = _real("quality", quality), _real("bpp", bpp), _real("psnr", psnr)
-    price, seconds = _real("price", price), _real("seconds", seconds)
+    lmbda, seconds = _real("lmbda", lmbda), _real("seconds", seconds)
     for name, count in {"size": size, "effort": effort}.items():
         if count is not None:
             _check_number(name, count, int)
@@ -164,7 +164,7 @@ def encode(
     run = _run(on_step)
     picture = _picture(image, alpha=True, frame=frame, strip=strip)
     pixels = picture.width * picture.height
-    wanted = target.choose(pixels, quality, bpp, None if size is None else str(size), psnr, price)
+    wanted = target.choose(pixels, quality, bpp, None if size is None else str(size), psnr, lmbda)
     work = encoder.workload(codec, effort, seconds)
     found = encoder.encode(picture, wanted, work, _device(device), run, codec)
     return replace(found, notes=picture.notes)

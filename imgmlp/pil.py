@@ -26,13 +26,13 @@ from imgmlp.image import info_of
 FORMAT = "IMLP"
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 # What `imgmlp.encode` takes, and beside it Pillow's own names for metadata; others are not for it.
-_TARGETS = ("quality", "bpp", "size", "psnr", "price")
+_TARGETS = ("quality", "bpp", "size", "psnr", "lmbda")
 _CHOICES = (*_TARGETS, "effort", "seconds", "codec", "strip", "device", "on_step")
 _METADATA = ("icc_profile", "exif", "xmp", "dpi")
 _OTHERS = ("sizes", "bpc")  # options of other formats that look like one of ours
 # What some of these are called elsewhere: on the command line, in `imgmlp.train`, by other codecs.
 _OTHER_NAMES = {
-    "bytes": "size", "lambda": "price", "lambd": "price", "lam": "price", "rate": "bpp",
+    "bytes": "size", "lambda": "lmbda", "lambd": "lmbda", "lam": "lmbda", "rate": "bpp",
     "time": "seconds", "sec": "seconds", "steps": "effort", "preset": "effort",
     "frame": "image.seek",
 }  # fmt: skip

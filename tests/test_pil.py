@@ -227,8 +227,8 @@ def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        *(("time", "seconds"), ("bytes", "size"), ("lambda", "price"), ("qualty", "quality")),
-        *(("bbp", "bpp"), ("pnsr", "psnr"), ("szie", "size"), ("lambd", "price"), ("rate", "bpp")),
+        *(("time", "seconds"), ("bytes", "size"), ("lambda", "lmbda"), ("qualty", "quality")),
+        *(("bbp", "bpp"), ("pnsr", "psnr"), ("szie", "size"), ("lambd", "lmbda"), ("rate", "bpp")),
         *(("sec", "seconds"), ("steps", "effort"), ("preset", "effort"), ("frame", "image.seek")),
     ],
 )

@@ -134,7 +134,7 @@ WRONG: list[dict[str, object]] = [
     {"quality": True},
     {"quality": math.nan},
     {"bpp": None, "psnr": "30"},
-    {"price": [1]},
+    {"lmbda": [1]},
     {"size": 400.0},
     {"size": "400"},
     {"size": -1},
@@ -219,12 +219,12 @@ def test_of_several_frames_one_is_trained_on_and_a_profile_may_be_left_out(tmp_p
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    choices = {"effort": np.int64(1), "price": np.float32(0.5), "device": "numpy"}
+    choices = {"effort": np.int64(1), "lmbda": np.float32(0.5), "device": "numpy"}
     assert imgmlp.encode(np.zeros((9, 7), np.uint8), **choices).metrics["psnr"] == math.inf
 
 
 @pytest.mark.parametrize(
-    "target", [{"psnr": Fraction(30)}, {"price": Fraction(1, 1000)}, {"quality": Fraction(60)}]
+    "target", [{"psnr": Fraction(30)}, {"lmbda": Fraction(1, 1000)}, {"quality": Fraction(60)}]
 )
 def test_fractions_are_numbers_as_well(target: dict[str, Fraction]) -> None:
     """Also in a file's digest and metrics."""
@@ -275,7 +275,7 @@ def test_bytes_of_a_file_may_be_of_any_kind() -> None:
 def test_an_opaque_array_loses_its_alpha_as_an_image_does(colours: int) -> None:
     pixels = np.dstack([np.zeros((9, 7, colours), np.uint8), np.full((9, 7), 255, np.uint8)])
     for source in (pixels, Image.fromarray(pixels)):
-        found = imgmlp.encode(source, price=0.5, effort=1, codec="mlp", device="numpy")
+        found = imgmlp.encode(source, lmbda=0.5, effort=1, codec="mlp", device="numpy")
         assert found.metrics["channels"] == colours
     assert imgmlp.train(pixels, **QUICK).pixels.shape[2] == colours
     pixels[0, 0, -1] = 0

@@ -25,7 +25,7 @@ class Wanted:
     bpp: float | None = None
     size: str | None = None
     psnr: float | None = None
-    price: float | None = None
+    lmbda: float | None = None
     effort: int | None = None
     time: str | None = None
     codec: Codec = USUAL_CODEC
@@ -34,7 +34,7 @@ class Wanted:
 
     def target(self, pixels: int) -> Goal:
         """Of a picture with so many pixels. Raises UsageError."""
-        return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.price)
+        return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.lmbda)
 
     def training(self) -> Workload:
         """Raises UsageError."""

@@ -149,11 +149,11 @@ def encode(
         str | None, typer.Option("--bytes", metavar="N", help="Target: 20000, 20k, 1.5M.")
     ] = None,
     psnr: Annotated[float | None, typer.Option(metavar="DB", help="Target: dB.")] = None,
-    price: Annotated[
+    lmbda: Annotated[
         float | None,
         typer.Option(
             "--lambda",
-            metavar="PRICE",
+            metavar="LAMBDA",
             help="Target: squared error that a bit for each pixel is worth.",
         ),
     ] = None,
@@ -187,7 +187,7 @@ def encode(
     from imgmlp.cli.encode import Outputs, run
     from imgmlp.cli.folders import Request
 
-    wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec, frame, strip)
+    wanted = Wanted(quality, bpp, size, psnr, lmbda, effort, time, codec, frame, strip)
     outputs = Outputs(output, folder, force, skip, live)
     request = Request(images or [], listed, recursive, device, jobs, as_json, cluster)
     raise typer.Exit(run(terminal(), request, outputs, wanted))

@@ -122,7 +122,7 @@ def encode(
 def _nearer(found: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> Draft:
     """A trained file, or one of a single colour, if that is nearer to the target.
 
-    As it may be for few bytes, and of what is nearly of one colour at any price.
+    As it may be for few bytes, and of what is nearly of one colour at any lambda.
     """
     plain = mlp.untrained(picture, wanted, device, found)
     if plain is None:

@@ -37,7 +37,7 @@ ON_GPUS = (
 # Height and width of a picture that networks of `--codec mlp` are trained on, with the most values
 # of their layers: small ones are decoded in pieces of their own, and wider networks are rare.
 WIDEST = {32: 32, 256: 128}
-PRICE = 1e-3  # lambda; programs do not depend on it
+LMBDA = 1e-3  # lambda; programs do not depend on it
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def kinds(device: AnyDevice) -> list[Kind]:
     if not rooms.are_on(device):
         return []
     sizes = ON_GPUS if device.lanes == "group" else SIZES
-    found = [Kind("latent", *size, Goal("lambda", PRICE)) for size in sizes]
+    found = [Kind("latent", *size, Goal("lambda", LMBDA)) for size in sizes]
     for side, widest in WIDEST.items():
         counts = _network_bytes(_picture(side, side), widest)
         found += [Kind("mlp", side, side, Goal("bytes", count)) for count in counts]

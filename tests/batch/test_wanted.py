@@ -15,7 +15,7 @@ def test_every_setting_counts() -> None:
         Wanted(quality=60),
         Wanted(bpp=60),
         Wanted(psnr=60),
-        Wanted(price=60),
+        Wanted(lmbda=60),
         Wanted(size="60"),
         Wanted(effort=1),
         Wanted(time="60"),

@@ -44,7 +44,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(sources: list[Path], codec: Codec, file: str, **outputs: object) -> int:
-    wanted = Wanted(price=0.01, effort=1, codec=codec)
+    wanted = Wanted(lmbda=0.01, effort=1, codec=codec)
     chosen = Outputs(sources[0].parent / file, **outputs)
     return encoding.run(Terminal(), Request(sources, device="numpy"), chosen, wanted)
 
@@ -104,7 +104,7 @@ def test_a_stopped_command_goes_on_over_what_it_showed(
 def test_it_shows_one_picture(source: Path) -> None:
     folder = source.parent
     Image.fromarray(small_pixels()).save(folder / "b.png")
-    wanted, shown = Wanted(price=0.01, effort=1), folder / "live.png"
+    wanted, shown = Wanted(lmbda=0.01, effort=1), folder / "live.png"
     for sources, out in (
         ([source, folder / "b.png"], None),
         ([folder], folder),

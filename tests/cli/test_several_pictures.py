@@ -52,7 +52,7 @@ class Counted:
 
 
 def run(sources: list[Path], codec: Codec = "mlp", as_json: bool = False, **outputs: Any) -> int:
-    wanted = Wanted(price=0.01, effort=1, codec=codec)
+    wanted = Wanted(lmbda=0.01, effort=1, codec=codec)
     request = Request(sources, device="numpy", as_json=as_json)
     return encoding.run(Terminal(), request, Outputs(**outputs), wanted)
 
@@ -68,7 +68,7 @@ def test_a_time_limit_counts_from_when_the_command_began_and_then_from_each_pict
         return encode(*arguments)
 
     monkeypatch.setattr(encoder, "encode", noted)
-    now, wanted = time.perf_counter(), Wanted(price=0.01, time="1s", codec="latent")
+    now, wanted = time.perf_counter(), Wanted(lmbda=0.01, time="1s", codec="latent")
     request = Request(three[:2], device="numpy")
     assert encoding.run(Terminal(now - 50), request, Outputs(), wanted) == 0
     assert moments[0] == now - 50
@@ -141,13 +141,13 @@ def test_other_settings_or_pictures_are_not_passed_over(
     interrupted(monkeypatch, three)
     before = [path.with_suffix(".imlp").read_bytes() for path in three[:2]]
     Image.fromarray(255 - small_pixels()[:9, :9]).save(three[0])
-    wanted = Wanted(price=0.02, effort=1)
+    wanted = Wanted(lmbda=0.02, effort=1)
     request = Request(three[1:2], device="numpy")
     assert encoding.run(Terminal(), request, Outputs(), wanted) == 8
     assert run(three) == 1  # a is another picture; b and c are as they were
     told = capsys.readouterr().err
     assert told.count("a.imlp exists already") == 1
-    assert told.count("b.imlp exists already") == 1  # with the other price
+    assert told.count("b.imlp exists already") == 1  # with the other lambda
     assert [path.with_suffix(".imlp").read_bytes() for path in three[:2]] == before
 
 

@@ -99,14 +99,14 @@ def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
         work = encoder.workload(codec, level, None)
         return encoder.expected_seconds(picture, wanted, work, device, codec)
 
-    price, quality = Goal("lambda", 1e-3), Goal("psnr", 30.0)
-    assert 0 < guessed(small, 1, price) < guessed(large, 1, price) < guessed(large, 4, price)
-    assert guessed(large, 4, price) < guessed(large, 4, Goal("psnr", 31.5))
+    lmbda, quality = Goal("lambda", 1e-3), Goal("psnr", 30.0)
+    assert 0 < guessed(small, 1, lmbda) < guessed(large, 1, lmbda) < guessed(large, 4, lmbda)
+    assert guessed(large, 4, lmbda) < guessed(large, 4, Goal("psnr", 31.5))
     limited = encoder.workload(codec, None, 7.0)
     assert encoder.expected_seconds(small, quality, limited, device, codec) == 7.0
     even = Picture(np.full((512, 512, 3), 9, np.uint8))  # which is not trained
     soon = READY + encoder.PLAIN * 512 * 512
-    assert guessed(even, 4, price) == soon
+    assert guessed(even, 4, lmbda) == soon
     assert encoder.expected_seconds(even, quality, limited, device, codec) == soon
 
 
@@ -180,7 +180,7 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
 def test_one_colour_is_the_file_where_it_is_nearer_to_the_target(
     codec: Codec, wanted: Goal
 ) -> None:
-    """Of what is nearly of one colour at a price, and of anything in very few bytes."""
+    """Of what is nearly of one colour at a lambda, and of anything in very few bytes."""
     pixels = small_pixels()
     if wanted.kind == "lambda":
         pixels = 128 + pixels % 2

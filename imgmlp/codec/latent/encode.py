@@ -21,6 +21,7 @@ from imgmlp.codec.latent.training.lengths import (
     work,
     workload,
 )
+from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.phases import (
     DEAR,
     LatentTrainer,
@@ -29,7 +30,6 @@ from imgmlp.codec.latent.training.phases import (
     control,
     is_graphic,
 )
-from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rooms import room_compiler
 from imgmlp.codec.latent.training.rounding_search import Rounding, Written
 from imgmlp.codec.training.checkpoint import Snapshot
@@ -65,9 +65,9 @@ class _Encoder:
     ) -> None:
         self.picture, self.wanted, self.device, self.run = picture, wanted, device, run
         self.lengths = Lengths(picture, wanted, workload, device, run)
-        self.prices = Prices(picture, wanted)
-        self.first = self.prices.first()
-        most = self.prices.most_weights()
+        self.lmbdas = Lambdas(picture, wanted)
+        self.first = self.lmbdas.first()
+        most = self.lmbdas.most_weights()
         self.forms = Forms(picture.pixels, self.lengths.place, most, self.lengths.long, self.first)
         self.resumed = 0
         self.passes: Passes  # of a run that has begun
@@ -87,7 +87,7 @@ class _Encoder:
             found = replace(found, diverged=ended == "diverged")
             if self.best is None or self._distance(found) < self._distance(self.best):
                 self.best = found
-            self.passes.add(trainer.state.price, first)
+            self.passes.add(trainer.state.lmbda, first)
             longer = self.passes.longer()
             steps = self.lengths.again(trainer.again, longer)
             over = ended == "diverged" or not steps
@@ -97,16 +97,16 @@ class _Encoder:
             if longer > 1:
                 missing = self.wanted.value - first.psnr
                 self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
-            price, until = self.passes.price(), self.lengths.until()
+            lmbda, until = self.passes.lmbda(), self.lengths.until()
             no_pass = len(self.passes.tried) == 1 and not trainer.state.over
             may = no_pass and self.lengths.may_start_over(trainer.state.first)
-            if may and trainer.was_astray(price):
-                trainer.start_over(self.passes.price(anew=trainer.state.held))
+            if may and trainer.was_astray(lmbda):
+                trainer.start_over(self.passes.lmbda(anew=trainer.state.held))
                 self.passes.forget()  # which are of what is left behind
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
             else:
-                trainer.repeat(price, first.model.networks, steps, until)
+                trainer.repeat(lmbda, first.model.networks, steps, until)
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
@@ -120,7 +120,7 @@ class _Encoder:
         steps = state.first or state.steps
         limited = lengths.workload.seconds is not None
         if saved is None and lengths.steady:
-            state.hold(self.prices.steady(limited=limited))
+            state.hold(self.lmbdas.steady(limited=limited))
         anew = self._anew(step, steps)
         least, tried = lengths.least_passes(steps), list[Tried]()
         if saved is None:
@@ -131,12 +131,12 @@ class _Encoder:
             tried = [Tried(*one) for one in saved.values["tried"]]
             self.best = Draft.of(saved)
         limits = lengths.limits(state)
-        pricing = self.prices.pricing(least, limited=limited)
-        cheapest = self.prices.cheapest()
+        pricing = self.lmbdas.pricing(least, limited=limited)
+        cheapest = self.lmbdas.cheapest()
         dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
         longest = lengths.longest(trainer.again)
-        lowest = self.prices.cheapest_of_passes()
+        lowest = self.lmbdas.cheapest_of_passes()
         self.passes = Passes(self.wanted, lowest, least, longest, tried)
         if lengths.goes_over(steps):
             trainer.pause_after(lengths.opening, late=lengths.limit is not None)
@@ -147,15 +147,15 @@ class _Encoder:
         return trainer
 
     def _anew(self, step: LatentStep, steps: int) -> Callable[[float], None] | None:
-        """What brings a step that was just made back to its beginning, for a price; nothing does
+        """What brings a step that was just made back to its beginning, for a lambda; nothing does
         where that stays as it is."""
         if self.wanted.kind == "lambda":
             return None
         made = {name: _folded(array) for name, array in step.state().items()}
 
-        def again(price: float) -> None:
+        def again(lmbda: float) -> None:
             step.restore(made)
-            begin(step, self.picture.pixels, price, steps)
+            begin(step, self.picture.pixels, lmbda, steps)
 
         return again
 
@@ -199,7 +199,7 @@ class _Encoder:
         refining = self.lengths.refining(steps, state.first, self.passes.to_come)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
         rounding = Rounding(*made, over, refining)
-        found, first = rounding.best(state.price)
+        found, first = rounding.best(state.lmbda)
         networks = first.model.networks  # another pass begins near to these
         state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
         drafted = self._draft(found, trainer)
@@ -219,7 +219,7 @@ class _Encoder:
         shape = found.model.shape
         parts = dict(zip(("header", "networks", "latents"), found.sections, strict=True))
         own = {
-            "lambda": trainer.state.price,
+            "lambda": trainer.state.lmbda,
             "network": _described(shape),
             "parameters": sum(int(np.prod(size)) for size in shape.tensors.values()),
             "network_bytes": len(parts["header"].data) + len(parts["networks"].data),

@@ -28,7 +28,7 @@ OPAQUE = 1 << START_EXPONENT - 1  # in the same numbers, of which black is -OPAQ
 OF_PIXELS = {"synthesis.2", "residual.0", "residual.1"}  # layers that give a value a channel
 # Lambda that steps of latents suit which begin from a start: the usual one, and that of starts for
 # where bits cost LOW or less.
-USUAL_PRICE, LOW_PRICES, LOW = 8e-4, {7: 1e-5, 8: 1e-5, 9: 1e-5}, 4e-5
+USUAL_LMBDA, LOW_LMBDAS, LOW = 8e-4, {7: 1e-5, 8: 1e-5, 9: 1e-5}, 4e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +60,16 @@ class Start:
         }
 
 
-def newest_start(widths: tuple[int, int], price: float = USUAL_PRICE) -> int:
+def newest_start(widths: tuple[int, int], lmbda: float = USUAL_LMBDA) -> int:
     """The number of the start that networks of these widths should have where a bit a pixel costs
     so much; 0 if there is none."""
     fitting = (number for number, known in START_WIDTHS.items() if known == widths)
-    return max((n for n in fitting if (n in LOW_PRICES) == (price <= LOW)), default=0)
+    return max((n for n in fitting if (n in LOW_LMBDAS) == (lmbda <= LOW)), default=0)
 
 
-def price_of(number: int) -> float:
+def lmbda_of(number: int) -> float:
     """Lambda that steps of latents suit which begin from a start."""
-    return LOW_PRICES.get(number, USUAL_PRICE)
+    return LOW_LMBDAS.get(number, USUAL_LMBDA)
 
 
 def widths_of(number: int) -> tuple[int, int]:

@@ -107,7 +107,7 @@ class _Encoder:
         return None if found is None else self._draft(found, MlpTrainerState(0, 0.0), 0.0)
 
     def search(self) -> None:
-        """Find by short runs how many weights a quality or a price needs."""
+        """Find by short runs how many weights a quality or a lambda needs."""
         while not self.lengths.known_enough():
             trainer = self._start(self.lengths.short)
             self._run(trainer)
@@ -307,7 +307,7 @@ class _Encoder:
     ) -> Draft:
         pixels, parameters = self.rounding.decoded(found.network), found.network.shape.parameters
         own = {
-            "lambda": state.price,
+            "lambda": state.lmbda,
             "network": str(found.network.shape),
             "parameters": parameters,
             "bits_per_weight": 8 * len(found.sections[-1].data) / parameters,

@@ -188,12 +188,12 @@ class Lengths:
 
     def short(self, shape: Shape) -> MlpTrainerState:
         """The beginning of a short run; without a limit of two, the first is half as long."""
-        price = rate_model.first_price(shape.parameters, self.samples)
+        lmbda = rate_model.first_lmbda(shape.parameters, self.samples)
         if self.seconds is not None:
             steps = int(ONE_SHORT * self.seconds / self.pace(shape, 1))
-            return MlpTrainerState(min(max(steps, LEAST_BRIEF), STEPS), price)
+            return MlpTrainerState(min(max(steps, LEAST_BRIEF), STEPS), lmbda)
         steps = pilot_steps(self.workload.steps) >> 1 - len(self.sizes.pilots) % 2
-        return MlpTrainerState(max(1, steps), price, wider=self.workload.wider)
+        return MlpTrainerState(max(1, steps), lmbda, wider=self.workload.wider)
 
     def beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
@@ -202,7 +202,7 @@ class Lengths:
             fitting = self._for_first(shape) / self.pace(shape, wider)
             steps = max(1, min(steps, int(fitting)))
         return MlpTrainerState(
-            steps, rate_model.first_price(self.sizes.weights, self.samples), wider=wider
+            steps, rate_model.first_lmbda(self.sizes.weights, self.samples), wider=wider
         )
 
     def deadline(self, shape: Shape) -> tuple[float | None, int]:

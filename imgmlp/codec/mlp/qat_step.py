@@ -1,4 +1,4 @@
-"""Training a network that will be rounded: one step that knows noise, rounding and their price.
+"""Training a network that will be rounded: one step that knows noise, rounding and their lambda.
 
 The step minimises the mean squared error on [0, 1] plus lambda times bits per pixel. First the
 weights are free. Then each tensor's weights are moved by noise as wide as its step, and the step
@@ -52,7 +52,7 @@ class Steering(NamedTuple, Generic[T]):
 
     noise: T  # as in Control, 0 or 1
     rounding: T
-    price: T  # lambda, for each pixel
+    lmbda: T  # lambda, for each pixel
     rate: T  # factor of the learning rates
     per_run: T  # part of the run that a step is
     per_warm_up: T  # and of the warm-up
@@ -67,7 +67,7 @@ class Control:
     steps: int  # of the whole run: the learning rate falls as half a cosine
     noise: bool = False
     rounding: bool = False
-    price: float = 0.0  # lambda
+    lmbda: float = 0.0  # lambda
     rate: float = 1.0  # factor of the learning rate
 
     def array(self, pixels: int, peak: float) -> Array:
@@ -76,7 +76,7 @@ class Control:
         steering = Steering(
             noise=float(self.noise),
             rounding=float(self.rounding),
-            price=self.price / pixels,
+            lmbda=self.lmbda / pixels,
             rate=self.rate * min(1.0, USUAL_STEPS / self.steps) ** _BY_LENGTH,
             per_run=1 / self.steps,
             per_warm_up=1 / max(1.0, min(WARM_UP, self.steps / 20)),
@@ -209,7 +209,7 @@ class LearningStep(Resumable):
         share = 1 / math.prod(difference.shape)  # files depend on this product, which no mean is
         error = difference.square().sum() * share
         (slope,) = error.gradient([used])
-        by_weight, by_size = self._rate_gradients(step, told.price)
+        by_weight, by_size = self._rate_gradients(step, told.lmbda)
         self.adam.apply([slope + by_weight])
         by_noise = self._sums(slope * (used - self.flat)) * math.log(2)
         self.adam_sizes.apply([by_noise + by_size])
@@ -218,15 +218,15 @@ class LearningStep(Resumable):
         self.count.assign(self.count + 1)
         return {"smooth": smooth}
 
-    def _rate_gradients(self, step: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
-        """Of price times bits, by the weights and by the logarithms of the steps.
+    def _rate_gradients(self, step: Tensor, lmbda: Tensor) -> tuple[Tensor, Tensor]:
+        """Of lambda times bits, by the weights and by the logarithms of the steps.
 
         Weights of a tensor with mean magnitude m cost about log2(m / step + a little) bits each;
         `weigh` has looked at m.
         """
         mean = self.means + self.sizes.exp2() * _LEAST  # [tensors]
-        by_weight = self.flat.sign() * (price / math.log(2)) / mean.gather(self.owner)
-        return by_weight, self.sums_of * (self.means / mean) * -price
+        by_weight = self.flat.sign() * (lmbda / math.log(2)) / mean.gather(self.owner)
+        return by_weight, self.sums_of * (self.means / mean) * -lmbda
 
     def _members(self) -> Array:
         """int32 [tensors, most of the room]: the parameters of each tensor, then -1."""
@@ -248,7 +248,7 @@ class LearningStep(Resumable):
         self.control.write(control.array(self.width * self.height, self.peak))
 
     def weigh(self) -> None:
-        """Look at how large weights are, on which their price depends: they change slowly."""
+        """Look at how large weights are, on which their lambda depends: they change slowly."""
         means = [np.abs(array).mean(dtype=np.float64) for array in self.split(self.flat.numpy())]
         self.means.write(np.array(means, np.float32) + np.float32(1e-9))
 

@@ -1,7 +1,7 @@
-"""How large a network should be for a price, a size or a quality.
+"""How large a network should be for a lambda, a size or a quality.
 
 Sizes follow from runs on photographs (docs/compression-mlp.md): a network does best with some five
-bits for each of its weights, and the price of a bit decides how many weights are worth having.
+bits for each of its weights, and lambda of a bit decides how many weights are worth having.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ BITS = 5.3  # for a weight
 HIDDEN = 5  # layers
 FEW = 1000  # weights, too few for more than
 HIDDEN_OF_FEW = 3
-# Pictures of the middling kind: at a price of 3e-3 a pixel pays for so many weights.
-_WEIGHTS, _PRICE, _POWER = 0.061, 3e-3, 0.65
-_FIRST = 0.3  # of the price that pays for weights: at about so much they take BITS each
+# Pictures of the middling kind: at a lambda of 3e-3 a pixel pays for so many weights.
+_WEIGHTS, _LMBDA, _POWER = 0.061, 3e-3, 0.65
+_FIRST = 0.3  # of lambda that pays for weights: at about so much they take BITS each
 _USUAL_RATE, _USUAL_QUALITY = 0.35, 29.5  # bits a pixel and dB of them that go together
 _GAIN = 2.2  # dB that twice the weights bring, where nothing is known
 _GAINS = 1.2, 5.0  # the least and the most that is believed
@@ -86,19 +86,19 @@ def weights_for(quality: float, known: Sequence[Known]) -> float:
     return float(near.weights * 2 ** ((quality - near.psnr) / _gain(known)))
 
 
-def weights_worth(price: float, pixels: int, known: Sequence[Known]) -> float:
-    """How many weights have the least squared error + price * bits a pixel.
+def weights_worth(lmbda: float, pixels: int, known: Sequence[Known]) -> float:
+    """How many weights have the least squared error + lambda * bits a pixel.
 
     There, what twice the weights save of the error is what they cost: the error falls as their
     number to a power.
     """
     near, power = known[-1], _POWER_OF_ERROR * _gain(known)
-    worth = price_of(near.weights, near.psnr, pixels, known)
-    return float(near.weights * (worth / price) ** (1 / (1 + power)))
+    worth = lmbda_of(near.weights, near.psnr, pixels, known)
+    return float(near.weights * (worth / lmbda) ** (1 / (1 + power)))
 
 
-def price_of(weights: float, quality: float, pixels: int, known: Sequence[Known]) -> float:
-    """The price at which so many weights are worth theirs where they give so many dB."""
+def lmbda_of(weights: float, quality: float, pixels: int, known: Sequence[Known]) -> float:
+    """Lambda at which so many weights are worth theirs where they give so many dB."""
     saved = _POWER_OF_ERROR * _gain(known) * 10 ** (-quality / 10)
     return float(saved / (BITS * weights / pixels))
 
@@ -109,9 +109,9 @@ def more_steps(gain: float, doublings: float) -> float:
 
 
 def usual_weights(wanted: Goal, pixels: int) -> float:
-    """How many weights pictures of the middling kind need for a price or a quality."""
+    """How many weights pictures of the middling kind need for a lambda or a quality."""
     if wanted.kind == "lambda":
-        return float(pixels * _WEIGHTS * (_PRICE / wanted.value) ** _POWER)
+        return float(pixels * _WEIGHTS * (_LMBDA / wanted.value) ** _POWER)
     return float(pixels * _USUAL_RATE * 2 ** ((wanted.value - _USUAL_QUALITY) / _GAIN) / BITS)
 
 
@@ -158,7 +158,7 @@ def best_weights(
     """How many weights are best for a target, if `steps` tells for how long they can be trained.
 
     The fewest that have its dB and some to spare, or else those with the most; or those of the
-    least squared error + price * bits a pixel. None that could only be trained for a few steps,
+    least squared error + lambda * bits a pixel. None that could only be trained for a few steps,
     unless all are.
     """
     least, most = within
@@ -176,10 +176,10 @@ def best_weights(
     return min(sizes, key=cost)
 
 
-def first_price(weights: float, pixels: int) -> float:
-    """A price to begin with where so many weights are to take BITS each."""
-    price = _FIRST * _PRICE * (pixels * _WEIGHTS / weights) ** (1 / _POWER)
-    return float(min(max(price, 1e-6), 1.0))
+def first_lmbda(weights: float, pixels: int) -> float:
+    """A lambda to begin with where so many weights are to take BITS each."""
+    lmbda = _FIRST * _LMBDA * (pixels * _WEIGHTS / weights) ** (1 / _POWER)
+    return float(min(max(lmbda, 1e-6), 1.0))
 
 
 def network_shape(weights: float, channels: int) -> Shape:

@@ -29,7 +29,7 @@ DRAWN = 0.1  # of the way to a whole step that weights are moved at a look, at t
 ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
 EARLY = 0.25  # share of a run in which its length may still grow: the learning rate follows it
 LOOK = 100  # steps, at most, between looks
-CONTROL = 5  # looks between new prices
+CONTROL = 5  # looks between new lambdas
 # Of 101 runs of 5,700 to 60,000 steps and 871 to 26,000 weights of some 5.3 bits, on photographs,
 # most of them 128x128 pixels: dB that come after the free steps, by those that the second half of
 # these brought, also times the share of the run that is left, and by doublings of weights; within
@@ -86,7 +86,7 @@ class MlpTrainerState(TrainerState):
 
 
 class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
-    """One run of a LearningStep that ends with about so many bits: the price of one follows.
+    """One run of a LearningStep that ends with about so many bits: lambda of one follows.
 
     It fills the time up to the limit with up to `most` steps, if there turns out to be more. With a
     `goal`, in dB, it changes the bits to come near to that.
@@ -143,7 +143,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             return self._recover()
         self._advance(self.done, decibels(loss))
         if self.done % (CONTROL * self.look) == 0:
-            self._reprice()
+            self._change_lmbda()
             self._remember()
         self._shorten(most=self._may_have())
         if tell is not None:
@@ -211,13 +211,13 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             moved.append((array + (whole - array) * share).astype(np.float32))
         self.step.load(moved)
 
-    def _reprice(self) -> None:
+    def _change_lmbda(self) -> None:
         state = self.state
         if state.phase == Phase.FREE:
             return
         self.step.weigh()
         factor = (self._bits() / state.budget) ** 2
-        state.multiply_price(factor, most=2.0 if state.phase == Phase.NOISE else 1.25)
+        state.multiply_lmbda(factor, most=2.0 if state.phase == Phase.NOISE else 1.25)
         self._steer()
 
     def _bits(self) -> float:
@@ -232,7 +232,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def _steer(self) -> None:
         state = self.state
-        price = 0.0 if state.phase == Phase.FREE else state.price
+        lmbda = 0.0 if state.phase == Phase.FREE else state.lmbda
         noise, rounding = (state.phase == one for one in (Phase.NOISE, Phase.ROUNDING))
         rate = state.slower * (ROUNDED if rounding else 1.0)
-        self.step.steer(Control(state.steps, noise, rounding, price, rate))
+        self.step.steer(Control(state.steps, noise, rounding, lmbda, rate))

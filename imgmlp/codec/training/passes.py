@@ -1,4 +1,4 @@
-"""The passes of a run towards a target: which price the next one has, and when there are enough.
+"""The passes of a run towards a target: which lambda the next one has, and when there are enough.
 
 Plain numbers, which a checkpoint keeps; knows no clock and no device.
 """
@@ -16,35 +16,35 @@ from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
 
 AIM = 0.99  # of the bytes wanted
 MOST = 6  # after a run, at most
-STARVED = 3  # more of them, at most, where dB are missing at the lowest price and more steps help
+STARVED = 3  # more of them, at most, where dB are missing at the lowest lambda and more steps help
 LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
-SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a price twice as high
+SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a lambda twice as high
 STEEP = 3.0  # times these that is believed, or the reciprocal
-# Doublings of the price between two passes, at least, that tell a slope: of those nearer to each
+# Doublings of lambda between two passes, at least, that tell a slope: of those nearer to each
 # other the search for rounded networks alone makes files that differ by as much.
 APART = 0.2
-# How much less a pass that there is in any case leads to at a price that stays: doublings of the
+# How much less a pass that there is in any case leads to at a lambda that stays: doublings of the
 # bytes, most of which are networks'; dB stay.
 SAVED = {"psnr": 0.0, "bytes": 0.007}
-FURTHEST = 1.5  # doublings of the price, at most, at once
-ANEW = 3.0  # the same where a run begins anew whose price stayed
-EXACTLY = 1e-6  # doublings between a price and the lowest, which it is then
-HARDENED = 2  # doublings of a change of the price, at most, for passes that it did not turn round
+FURTHEST = 1.5  # doublings of lambda, at most, at once
+ANEW = 3.0  # the same where a run begins anew whose lambda stayed
+EXACTLY = 1e-6  # doublings between a lambda and the lowest, which it is then
+HARDENED = 2  # doublings of a change of lambda, at most, for passes that it did not turn round
 
 
 class Tried(NamedTuple):
     """A run or a pass, before its file was changed for the target."""
 
-    price: float  # log2 of it
+    lmbda: float  # log2 of it
     excess: float  # how much less would do
 
 
 @dataclass
 class Passes:
-    """Of the last part of a run, each at a price nearer to the target's, but none below `cheapest`;
+    """Of the last part of a run, each with lambda nearer to the target, but not below `cheapest`;
     `least` of them even if the target is hit, as each makes a better file.
 
-    Where dB are missing at that price only more steps bring them: up to `longest` times as many as
+    Where dB are missing at that lambda only more steps bring them: up to `longest` times as many as
     a pass has usually.
     """
 
@@ -58,12 +58,12 @@ class Passes:
         """What was tried, as the whole run is done anew."""
         self.tried.clear()
 
-    def add(self, price: float, first: Trial) -> None:
-        """What a run or a pass at a price gave before it was changed for the target."""
-        self.tried.append(Tried(math.log2(price), self._excess(first)))
+    def add(self, lmbda: float, first: Trial) -> None:
+        """What a run or a pass at a lambda gave before it was changed for the target."""
+        self.tried.append(Tried(math.log2(lmbda), self._excess(first)))
 
     def _excess(self, first: Trial) -> float:
-        """How much less would do, in dB or in doublings of the bytes; of a price, nothing."""
+        """How much less would do, in dB or in doublings of the bytes; of a lambda, nothing."""
         if self.wanted.kind == "psnr":
             return min(first.psnr, MOST_TOLD) - self.wanted.value
         if self.wanted.kind == "bytes":
@@ -81,34 +81,34 @@ class Passes:
         worth = SLOPES["psnr"] / SLOPES["bytes"] * math.log2(first.size / size)
         return self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST
 
-    def price(self, anew: bool = False) -> float:
+    def lmbda(self, anew: bool = False) -> float:
         """Where a line through the latest pass meets the target, after those that are to come; for
         a pass, or for a run like the one before that begins `anew`.
 
         Not between passes with too much and too little: each goes on training where the one
-        before ended, so that an earlier one's price would give something else by now.
+        before ended, so that an earlier one's lambda would give something else by now.
         """
         if self.wanted.kind == "lambda":
             return self.wanted.value
-        price, excess = self.tried[-1].price, self._left(len(self.tried) - 1)
+        lmbda, excess = self.tried[-1].lmbda, self._left(len(self.tried) - 1)
         furthest = ANEW if anew else FURTHEST
-        price += min(max(-excess / self._slope(), -furthest), furthest)
-        return min(max(math.exp2(price), self.cheapest, CHEAPEST), DEAREST)
+        lmbda += min(max(-excess / self._slope(), -furthest), furthest)
+        return min(max(math.exp2(lmbda), self.cheapest, CHEAPEST), DEAREST)
 
     def longer(self) -> float:
         """How many times as many steps as usual the next pass should have: twice as many with each
-        that missed its dB at the lowest price."""
+        that missed its dB at the lowest lambda."""
         starved = self._misses_cheaply(self.tried[-1])
         return min(2.0**self._starved, self.longest) if starved else 1.0
 
     @property
     def _starved(self) -> int:
-        """Passes that had the lowest price and missed their dB."""
+        """Passes that had the lowest lambda and missed their dB."""
         return sum(map(self._misses_cheaply, self.tried[1:]))
 
     def _misses_cheaply(self, one: Tried) -> bool:
         missing = self.wanted.kind == "psnr" and one.excess < -TOLERANCE
-        return missing and one.price <= math.log2(self.cheapest) + EXACTLY
+        return missing and one.lmbda <= math.log2(self.cheapest) + EXACTLY
 
     def _left(self, number: int) -> float:
         """How much is still too much at the end, after one of those that were tried."""
@@ -125,19 +125,19 @@ class Passes:
         return min(self.least, MOST)
 
     def _slope(self) -> float:
-        """What a price twice as high saves, by the latest two or, within bounds, as usual.
+        """What a lambda twice as high saves, by the latest two or, within bounds, as usual.
 
-        The first pass says nothing of it: its price was another one most of the time.
+        The first pass says nothing of it: its lambda was another one most of the time.
         """
         usual, latest = SLOPES[self.wanted.kind], self.tried[1:][-2:]
-        if len(latest) < 2 or abs(latest[1].price - latest[0].price) < APART:
+        if len(latest) < 2 or abs(latest[1].lmbda - latest[0].lmbda) < APART:
             return usual / self._stubborn()
         before, now = latest
-        measured = (now.excess - before.excess) / (now.price - before.price)
+        measured = (now.excess - before.excess) / (now.lmbda - before.lmbda)
         return -min(max(-measured, -usual / STEEP), -usual * STEEP)
 
     def _stubborn(self) -> float:
-        """How many times as much the price has to change, as passes have ended on one side.
+        """How many times as much lambda has to change, as passes have ended on one side.
 
         Latents that have hardened follow less than usual; two such passes may be chance.
         """

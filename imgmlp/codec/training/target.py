@@ -25,7 +25,7 @@ _SUFFIXES = {"": 1, "k": 1000, "m": 1_000_000}
 
 @dataclass(frozen=True)
 class Goal:
-    """A price of bits (lambda: squared error on [0, 1] for a bit a pixel), bytes, or dB."""
+    """A lambda of bits (lambda: squared error on [0, 1] for a bit a pixel), bytes, or dB."""
 
     kind: Kind
     value: float
@@ -76,10 +76,10 @@ def choose(
     bpp: float | None = None,
     size: str | None = None,
     psnr: float | None = None,
-    price: float | None = None,
+    lmbda: float | None = None,
 ) -> Goal:
     """The one target that was asked for, or the default quality. Raises UsageError."""
-    given = {"--quality": quality, "--bpp": bpp, "--bytes": size, "--psnr": psnr, "--lambda": price}
+    given = {"--quality": quality, "--bpp": bpp, "--bytes": size, "--psnr": psnr, "--lambda": lmbda}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise UsageError(f"{together(names)} are several targets", hint="give one of them")
@@ -89,8 +89,8 @@ def choose(
         return Goal("bytes", max(1, math.floor(_within("--bpp", bpp, 1e-4, 64) * pixels / 8)))
     if psnr is not None:
         return Goal("psnr", _within("--psnr", psnr, 5, 60))
-    if price is not None:
-        return Goal("lambda", _within("--lambda", price, 1e-6, 1))
+    if lmbda is not None:
+        return Goal("lambda", _within("--lambda", lmbda, 1e-6, 1))
     wanted = _within("--quality", QUALITY if quality is None else quality, 0, 100)
     return Goal("lambda", 2e-2 * 200 ** (-wanted / 100))
 

@@ -22,12 +22,12 @@ from imgmlp.codec.training.run import Progress, Run
 
 Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]
-Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
+Pricing = Callable[[float, float], float]  # (bits, dB) -> by what lambda is multiplied
 
 HOPELESS = 10.0  # a loss that no answer near the picture has
 TELLING = 0.05  # of the time that is left, what steps must have taken to tell their pace
 SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
-CHEAPEST, DEAREST = 1e-7, 10.0  # prices of a bit a pixel
+CHEAPEST, DEAREST = 1e-7, 10.0  # lambdas of a bit a pixel
 GRACE = 0.5  # seconds from its beginning that a run has for its first steps, whatever its limit is
 
 
@@ -36,7 +36,7 @@ class TrainerState:
     """What the host knows beyond the arrays of the device; plain values for a checkpoint."""
 
     steps: int  # of the whole run
-    price: float  # lambda
+    lmbda: float  # squared error on [0, 1] that a bit a pixel is worth
     retries: int = field(default=0, kw_only=True)  # after numbers exploded
     seconds: float = field(default=0.0, kw_only=True)
 
@@ -50,10 +50,10 @@ class TrainerState:
         """Factor of the learning rates."""
         return 0.5**self.retries
 
-    def multiply_price(self, factor: float, most: float) -> None:
+    def multiply_lmbda(self, factor: float, most: float) -> None:
         """By a factor from 1 / most to most."""
         factor = min(max(factor, 1 / most), most)
-        self.price = min(max(self.price * factor, CHEAPEST), DEAREST)
+        self.lmbda = min(max(self.lmbda * factor, CHEAPEST), DEAREST)
 
 
 S = TypeVar("S", bound=Resumable)

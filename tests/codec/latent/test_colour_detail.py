@@ -44,18 +44,18 @@ def test_channels_that_tell_of_the_same_details_share_a_grid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("price", "bits", "extra"),
+    ("lmbda", "bits", "extra"),
     [
         *[(8e-4, 1.4, 0), (8e-4, 1.6, 2), (8e-4, 9.0, 2), (3.1e-5, 1.4, 0), (3.1e-5, 1.6, 2)],
         *[(2.9e-5, 0.9, 0), (2.9e-5, 1.1, 1), (2.9e-5, 3.9, 1), (2.9e-5, 4.1, 2)],
     ],
 )
 def test_so_many_bits_make_so_many_grids(
-    price: float, bits: float, extra: int, monkeypatch: pytest.MonkeyPatch
+    lmbda: float, bits: float, extra: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them where so little error is wanted that coarser grids do not get there."""
     monkeypatch.setattr(colour_detail, "detail_bits", lambda *_: bits)
-    assert extra_grids(noise(4, 4, 3), price, LEAST_STEPS) == extra
+    assert extra_grids(noise(4, 4, 3), lmbda, LEAST_STEPS) == extra
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])

@@ -244,7 +244,7 @@ def test_golden_files_decode_to_their_pictures(name: str) -> None:
     found = container.parse(data)
     number, digest = GOLDEN_FILES[name]
     assert latent_decode.read(found, open_device("numpy")).start == number
-    newest = {newest_start(w, price) for w in START_WIDTHS.values() for price in (1e-3, 1e-5)}
+    newest = {newest_start(w, lmbda) for w in START_WIDTHS.values() for lmbda in (1e-3, 1e-5)}
     for mapping in ("numpy", "one") if number in newest else ("numpy",):
         decoded = decoder.decode(found, open_mapping(mapping))
         assert container.digest(decoded).hex() == digest

@@ -31,8 +31,8 @@ from imgmlp.codec.latent.training import (
     rounding_search,
 )
 from imgmlp.codec.latent.training.latent_step import LatentStep, Steering
+from imgmlp.codec.latent.training.lmbdas import IN_PASSES, Lambdas
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.prices import IN_PASSES, Prices
 from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.latent.training.rounding_search import Refining, Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
@@ -66,7 +66,7 @@ def run(
 
 @pytest.fixture
 def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of passes and of prices, whichever is the best of them."""
+    """Of passes and of lambdas, whichever is the best of them."""
     monkeypatch.setattr(passes, "MOST", 2)
     monkeypatch.setattr(search, "TRIALS", 3)
 
@@ -238,7 +238,7 @@ class Enough(Exception):
 @pytest.mark.parametrize(
     ("limit", "most", "stays"), [(None, 0, True), (1e3, 40, True), (1e3, 39, False)]
 )
-def test_the_price_of_few_colours_stays_in_a_short_run_towards_db(
+def test_the_lambda_of_few_colours_stays_in_a_short_run_towards_db(
     kind: Kind, limit: float | None, most: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And in one that may be done again; at a lower one where there may be no time for others."""
@@ -246,7 +246,7 @@ def test_the_price_of_few_colours_stays_in_a_short_run_towards_db(
     found = list[tuple[float, bool]]()
 
     def begun(trainer: LatentTrainer, *_: object) -> None:
-        found.append((trainer.state.price, trainer.state.held))
+        found.append((trainer.state.lmbda, trainer.state.held))
         raise Enough
 
     monkeypatch.setattr(LatentTrainer, "run", begun)
@@ -255,7 +255,7 @@ def test_the_price_of_few_colours_stays_in_a_short_run_towards_db(
     for pixels in (TWO_COLOURS, PIXELS):
         with pytest.raises(Enough):
             run(wanted, pixels, Workload(phases.HASTY, limit))
-    few_first, many_first = (Prices(Picture(p), wanted).first() for p in (TWO_COLOURS, PIXELS))
+    few_first, many_first = (Lambdas(Picture(p), wanted).first() for p in (TWO_COLOURS, PIXELS))
     if stays and kind == "psnr":
         assert few_first < 2 * error
         assert found[0] == pytest.approx((5 * error if limit is None else 0.6 * few_first, True))
@@ -264,21 +264,21 @@ def test_the_price_of_few_colours_stays_in_a_short_run_towards_db(
     assert found[1] == (many_first, False)
 
 
-def test_no_price_that_stays_is_below_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
-    prices = Prices(Picture(TWO_COLOURS), Goal("psnr", 45))
-    monkeypatch.setattr(prices, "first", prices.cheapest)
-    assert prices.steady(limited=True) == prices.cheapest() == pytest.approx(0.2 * 10**-4.5)
+def test_no_lambda_that_stays_is_below_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
+    lmbdas = Lambdas(Picture(TWO_COLOURS), Goal("psnr", 45))
+    monkeypatch.setattr(lmbdas, "first", lmbdas.cheapest)
+    assert lmbdas.steady(limited=True) == lmbdas.cheapest() == pytest.approx(0.2 * 10**-4.5)
 
 
 @pytest.mark.usefixtures("few_trials")
 @pytest.mark.parametrize(("pixels", "doublings"), [(TWO_COLOURS, 3.0), (PIXELS, 1.5)])
-def test_a_run_of_few_colours_is_done_again_at_a_price_that_may_be_far_higher(
+def test_a_run_of_few_colours_is_done_again_at_a_lambda_that_may_be_far_higher(
     pixels: np.ndarray, doublings: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prices = list[float]()
+    lmbdas = list[float]()
 
-    def over(trainer: LatentTrainer, price: float) -> None:
-        prices.extend((trainer.state.price, price))
+    def over(trainer: LatentTrainer, lmbda: float) -> None:
+        lmbdas.extend((trainer.state.lmbda, lmbda))
         raise Enough
 
     monkeypatch.setattr(LatentTrainer, "was_astray", lambda *_: True)
@@ -286,13 +286,13 @@ def test_a_run_of_few_colours_is_done_again_at_a_price_that_may_be_far_higher(
     monkeypatch.setattr(latent.Passes, "_excess", lambda *_: 12.0)
     with pytest.raises(Enough):
         run(Goal("psnr", 40), pixels, Workload(phases.HASTY))
-    assert math.log2(prices[1] / prices[0]) == pytest.approx(doublings)
+    assert math.log2(lmbdas[1] / lmbdas[0]) == pytest.approx(doublings)
 
 
 @pytest.mark.parametrize(
     ("fitting", "steady"), [(39, False), (40, True), (1000, True), (1001, False)]
 )
-def test_a_limit_decides_once_whether_a_price_stays(
+def test_a_limit_decides_once_whether_a_lambda_stays(
     fitting: int, steady: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the steps that a part of it leaves time for; passes take the rest then."""
@@ -623,9 +623,9 @@ def test_a_pass_looks_for_the_steps_of_networks_near_to_those_before(
     begun, ended = list[dict[str, int]](), list[dict[str, int]]()
 
     class Noted(latent.Rounding):
-        def best(self, price: float) -> tuple[Written, Written]:
+        def best(self, lmbda: float) -> tuple[Written, Written]:
             begun.append(dict(self._search.exponents))
-            found, first = super().best(price)
+            found, first = super().best(lmbda)
             ended.append({name: one.exponent for name, one in first.model.networks.items()})
             return found, first
 
@@ -657,10 +657,10 @@ def test_networks_harden_once_more_only_where_there_is_time(
     counts = list[int]()
 
     def hardened(
-        search: bit_allocation.Search, networks: dict[str, Quantized], price: float, count: int
+        search: bit_allocation.Search, networks: dict[str, Quantized], lmbda: float, count: int
     ) -> dict[str, Quantized]:
         counts.append(count)
-        search._cost(networks, price)
+        search._cost(networks, lmbda)
         return dict(networks)
 
     monkeypatch.setattr(bit_allocation.Search, "hardened", hardened)
@@ -676,7 +676,7 @@ def test_networks_harden_once_more_only_where_there_is_time(
 def test_training_under_a_limit_aims_at_fewer_bytes_and_more_decibels() -> None:
     """As there may be no time to make up for what was missed."""
     for wanted, dearer in ((Goal("bytes", 100), True), (Goal("psnr", 30), False)):
-        found = Prices(Picture(PIXELS), wanted)
+        found = Lambdas(Picture(PIXELS), wanted)
         limited, usual = found.pricing(limited=True), found.pricing()
         assert limited is not None
         assert usual is not None
@@ -714,8 +714,8 @@ def test_a_limit_leaves_time_for_moving_latents(
     assert until() - before == pytest.approx(taken, abs=1e-6)
 
 
-@pytest.mark.parametrize(("share", "prices"), [(0.99, 1), (0.5, 3)])
-def test_single_weights_save_bytes_at_ever_higher_prices(share: float, prices: int) -> None:
+@pytest.mark.parametrize(("share", "lambdas"), [(0.99, 1), (0.5, 3)])
+def test_single_weights_save_bytes_at_ever_higher_lambdas(share: float, lmbdas: int) -> None:
     """Until they are few enough; one after the other, as what one saved is kept."""
     step = LatentStep(small_pixels(), 0, open_device("numpy"), hidden=8, entropy=8)
     LatentTrainer(step, LatentTrainerState(30, 1e-4)).run()
@@ -726,7 +726,7 @@ def test_single_weights_save_bytes_at_ever_higher_prices(share: float, prices: i
     wanted = Goal("bytes", share * before.size)
     found = rounding_search.Rounding(Picture(small_pixels()), wanted, *made)
     tried = found._shaved(networks, 1e-4, lambda: False)
-    assert [trial.shaved for trial in tried] == list(rounding_search.SHAVING_DOUBLINGS[:prices])
+    assert [trial.shaved for trial in tried] == list(rounding_search.SHAVING_DOUBLINGS[:lmbdas])
     assert all(later.size < earlier.size for earlier, later in pairwise([before, *tried]))
     assert len(found._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
 
@@ -994,11 +994,11 @@ def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
     assert found.again(10, longer=4.0) == pytest.approx(longer, abs=1)
 
 
-def test_passes_towards_decibels_have_a_lowest_price_and_may_be_longer() -> None:
+def test_passes_towards_decibels_have_a_lowest_lambda_and_may_be_longer() -> None:
     made = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
     encoder = latent._Encoder(*made, open_device("numpy"), Run())
     encoder._begun()
-    assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.prices.cheapest())
+    assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.lmbdas.cheapest())
     usual = lengths.SHORTER * lengths.for_pixels(300, 16 * 16)
     assert encoder.passes.longest == pytest.approx(lengths.PASS_STEPS / usual)
 
@@ -1020,7 +1020,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
     monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
     seen: dict[str, Any] = {}
     repeat, rounding = LatentTrainer.repeat, latent.Rounding
-    again, pricing = lengths.Lengths.again, Prices.pricing
+    again, pricing = lengths.Lengths.again, Lambdas.pricing
 
     def repeated(trainer: LatentTrainer, *given: Any) -> None:
         before = trainer.state.steps
@@ -1032,9 +1032,9 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         seen["took"], seen["longer"] = found.rounding, longer
         return min(again(found, usual, *longer), 2)
 
-    def priced(prices: Prices, *given: Any, limited: bool) -> Any:
+    def priced(lmbdas: Lambdas, *given: Any, limited: bool) -> Any:
         seen["limited"] = limited
-        return pricing(prices, *given, limited=limited)
+        return pricing(lmbdas, *given, limited=limited)
 
     def rounded(*given: Any) -> rounding_search.Rounding:
         seen["shaving"] = given[-1].shaving
@@ -1042,7 +1042,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
 
     monkeypatch.setattr(LatentTrainer, "repeat", repeated)
     monkeypatch.setattr(lengths.Lengths, "again", asked)
-    monkeypatch.setattr(Prices, "pricing", priced)
+    monkeypatch.setattr(Lambdas, "pricing", priced)
     monkeypatch.setattr(latent, "Rounding", rounded)
     enough = iter([False])
     monkeypatch.setattr(latent.Passes, "suffice", lambda *_: next(enough, True))
@@ -1149,7 +1149,7 @@ def test_what_explodes_after_the_last_look_is_not_in_the_file(
 def test_a_pass_that_explodes_at_once_is_taken_back_to_its_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And not to the run before it, whose price and networks are others."""
+    """And not to the run before it, whose lambda and networks are others."""
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3))
     assert trainer.run() == "done"
@@ -1165,14 +1165,14 @@ def test_a_pass_that_explodes_at_once_is_taken_back_to_its_beginning(
     trainer.repeat(5e-3, bit_allocation.Search(step, {}).run(1e-3, rounds=1))
     assert trainer.run() == "done"
     assert step.done == 40 + trainer.again
-    assert (trainer.state.begun, trainer.state.price, trainer.state.retries) == (40, 5e-3, 1)
+    assert (trainer.state.begun, trainer.state.lmbda, trainer.state.retries) == (40, 5e-3, 1)
 
 
-def test_a_price_that_is_no_number_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lambda_that_is_no_number_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: math.nan)
     assert trainer.run() == "done"
-    assert trainer.state.price == 1e-3
+    assert trainer.state.lmbda == 1e-3
 
 
 @pytest.mark.parametrize("best", [0, 1])

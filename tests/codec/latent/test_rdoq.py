@@ -41,7 +41,7 @@ Array = np.ndarray[Any, Any]
 Place = tuple[int, ...]  # row and column
 
 STARTED: dict[str, Any] = {"hidden": 16, "entropy": 12, "start": 4}
-PRICE = 1e-3
+LMBDA = 1e-3
 
 
 def whole(pixels: Array, **sizes: Any) -> LatentStep:
@@ -81,10 +81,10 @@ def put_together(step: LatentStep, flat: Array) -> tuple[Array, list[Array]]:
     return errors, bits
 
 
-def total(step: LatentStep, flat: Array, price: float = PRICE) -> float:
+def total(step: LatentStep, flat: Array, lmbda: float = LMBDA) -> float:
     """D + lambda R, summed over pixels, as what networks are judged by has it."""
     error, rate = step.judge(flat)
-    return (error * step.counted + price * rate) * step.pixels
+    return (error * step.counted + lmbda * rate) * step.pixels
 
 
 # --- what latents and pixels cost ---
@@ -134,7 +134,7 @@ def test_costs_and_slopes_are_those_of_numpy_on_every_device(device: AnyDevice, 
             step = filled(WindowedStep(pixels, 0, each, **STARTED, window=(16, 16)))
         flat, values = step.flat.numpy(), list[Array]()
         for extent in step.windows:
-            values += step.latent_slopes(extent, flat, PRICE)
+            values += step.latent_slopes(extent, flat, LMBDA)
             errors, bits = step.costs(extent, flat)
             values += [errors, *bits]
         found.append([part.copy() for part in values])
@@ -150,7 +150,7 @@ def test_a_room_for_more_changes_neither_costs_nor_slopes(extra: int) -> None:
     for step in (whole(pixels, **has), whole(pixels, **has, room=(32, 64)), filled(window)):
         flat, (extent,) = step.flat.numpy(), step.windows
         errors, bits = step.costs(extent, flat)
-        found.append([errors, *bits, *step.latent_slopes(extent, flat, PRICE)])
+        found.append([errors, *bits, *step.latent_slopes(extent, flat, LMBDA)])
     for other in found[1:]:
         for one, same in zip(found[0], other, strict=True):
             assert np.allclose(one, same, rtol=1e-3, atol=1e-4)
@@ -227,7 +227,7 @@ def differs(step: LatentStep, ways: list[Array], slopes: list[Array], loss: Any)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "price"),
+    ("sizes", "lmbda"),
     [
         ({}, 1e-4),
         ({}, 3e-2),
@@ -237,18 +237,18 @@ def differs(step: LatentStep, ways: list[Array], slopes: list[Array], loss: Any)
     ],
 )
 def test_slopes_by_latents_are_differences_of_what_rounded_ones_cost(
-    sizes: dict[str, Any], price: float, monkeypatch: pytest.MonkeyPatch
+    sizes: dict[str, Any], lmbda: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each grid's by itself, in float64 and value by value."""
     monkeypatch.setattr(test_training_step, "softened", lambda x: x)
     pixels = picture(12, 40) if "hyper" in sizes else picture(21, 30)
     step = whole(pixels, **sizes)
     flat = step.flat.numpy() * np.float32(0.9)  # not those that it has
-    slopes = step.latent_slopes(step.windows[0], flat, price)
+    slopes = step.latent_slopes(step.windows[0], flat, lmbda)
     assert [part.shape for part in slopes] == list(step.shape.grids)
 
     def loss(grids: list[Array]) -> float:
-        return reference(step, pixels, grids, flat.astype(np.float64), price)
+        return reference(step, pixels, grids, flat.astype(np.float64), lmbda)
 
     for level, size in enumerate(step.shape.grids):
         ways = [np.zeros(each) for each in step.shape.grids]
@@ -260,9 +260,9 @@ def test_slopes_by_latents_are_differences_of_what_rounded_ones_cost(
 @pytest.mark.parametrize("number", range(4))
 def test_slopes_in_a_window_are_differences_of_what_its_own_part_costs(number: int) -> None:
     """By its own latents; others stand still."""
-    step, price = parted(picture(20, 28), (16, 16)), 1e-2
+    step, lmbda = parted(picture(20, 28), (16, 16)), 1e-2
     extent, flat = step.windows[number], step.flat.numpy() * np.float32(0.9)
-    slopes = step.latent_slopes(extent, flat, price)
+    slopes = step.latent_slopes(extent, flat, lmbda)
     step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
     step.flat.write(flat)
     step._enter(extent)
@@ -270,7 +270,7 @@ def test_slopes_in_a_window_are_differences_of_what_its_own_part_costs(number: i
 
     def summed() -> dict[str, Any]:
         errors, bits = step._forward(step.latents, step.flat)
-        return {"cost": errors.sum() * (1 / step.channels) + bits.sum() * price}
+        return {"cost": errors.sum() * (1 / step.channels) + bits.sum() * lmbda}
 
     program, costs = compile(summed, step.device), list[float]()
     way = 0.5 * draw(*plane.shape) * own
@@ -289,9 +289,9 @@ def test_slopes_in_a_window_are_differences_of_what_its_own_part_costs(number: i
 def test_slopes_are_by_latents_as_they_are_rounded() -> None:
     step = whole(picture(21, 30))
     flat, (extent,) = step.flat.numpy(), step.windows
-    found = step.latent_slopes(extent, flat, PRICE)
+    found = step.latent_slopes(extent, flat, LMBDA)
     step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
-    for one, other in zip(found, step.latent_slopes(extent, flat, PRICE), strict=True):
+    for one, other in zip(found, step.latent_slopes(extent, flat, LMBDA), strict=True):
         assert np.allclose(one, other, rtol=1e-4, atol=1e-5 * float(np.abs(other).max()))
 
 
@@ -302,7 +302,7 @@ def test_a_step_goes_on_as_if_nobody_had_asked_for_slopes_and_costs(form: str) -
     pixels, found = picture(20, 28), list[dict[str, Array]]()
     for asked in (False, True):
         step = whole(pixels) if form == "whole" else parted(pixels, (16, 16))
-        step.steer(Control(PRICE))
+        step.steer(Control(LMBDA))
         step.run(3)
         before = step.state()
         for extent in step.windows if asked else ():
@@ -352,11 +352,11 @@ class Bowls:
         extent.cut(self.now)[level][:] = values
         self.puts.append((level, values.copy()))
 
-    def latent_slopes(self, extent: Extent, flat: Array, price: float) -> list[Array]:
+    def latent_slopes(self, extent: Extent, flat: Array, lmbda: float) -> list[Array]:
         assert flat is self.flat
         self.asked += 1
         made = zip(self.now, self.best, self.dear, strict=True)
-        true = [2 * (now - best) * (1 + price * dear) for now, best, dear in made]
+        true = [2 * (now - best) * (1 + lmbda * dear) for now, best, dear in made]
         return extent.cut(self.slopes or true)
 
     def costs(self, extent: Extent, flat: Array) -> tuple[Array, list[Array]]:
@@ -392,7 +392,7 @@ class Bowls:
         return [list(map(tuple, np.argwhere(a != b).tolist())) for a, b in tried]
 
 
-DEAR = 0.1  # price of a bit in bowls
+DEAR = 0.1  # lambda of a bit in bowls
 UNTIL_NONE = Budget(1, 1000)  # by one gradient, until there is nothing left to try
 
 
@@ -486,7 +486,7 @@ def test_what_a_gradient_told_wrongly_is_put_back_whatever_moves_beside_it() -> 
 
 @pytest.mark.usefixtures("patient")
 def test_a_move_stays_where_errors_and_bits_together_are_less() -> None:
-    """By channels and price; not where they are the same."""
+    """By channels and lambda; not where they are the same."""
     step = Bowls([np.ones_like(grid) for grid in best_ones(21, 30)])
     step.dear = [
         np.random.default_rng(n).choice(np.float32([-12, -11, -9, -8]), grid.shape)
@@ -644,7 +644,7 @@ def test_places_around_are_those_of_what_has_a_frame() -> None:
 @functools.cache
 def _trained() -> tuple[LatentStep, dict[str, Array]]:
     step = LatentStep(picture(21, 30), 0, open_device("numpy"), **STARTED)
-    LatentTrainer(step, LatentTrainerState(60, PRICE)).run()
+    LatentTrainer(step, LatentTrainerState(60, LMBDA)).run()
     return step, step.state()
 
 
@@ -664,15 +664,15 @@ def rounded(step: LatentStep) -> LatentStep:
 def test_a_latent_that_was_rounded_wrongly_is_moved_back(trained: LatentStep) -> None:
     """Where that costs as much as several bits."""
     step, flat = rounded(trained), trained.flat.numpy()
-    rdoq.optimise(step, flat, PRICE, Budget(3, 8))
+    rdoq.optimise(step, flat, LMBDA, Budget(3, 8))
     least, grids = total(step, flat), [grid.copy() for grid in step.grids()]
     found = list[bool]()
     for way, place in itertools.product((-1, 1), itertools.product((0, 10, 20), (0, 9, 29))):
         wrong = [grid.copy() for grid in grids]
         wrong[0][place] += way
         step.write_grids(wrong)
-        if total(step, flat) - least > 10 * PRICE:
-            rdoq.optimise(step, flat, PRICE, Budget(1, 4))
+        if total(step, flat) - least > 10 * LMBDA:
+            rdoq.optimise(step, flat, LMBDA, Budget(1, 4))
             found.append(bool(step.grids()[0][place] == grids[0][place]))
     assert len(found) > 5
     assert sum(found) > 0.8 * len(found)
@@ -686,7 +686,7 @@ def test_a_picture_costs_less_with_latents_that_moved(form: str) -> None:
     flat, before = step.flat.numpy(), [grid.copy() for grid in step.grids()]
     costs = [total(step, flat)]
     for _ in range(2):
-        rdoq.optimise(step, flat, PRICE, Budget(1, 4))
+        rdoq.optimise(step, flat, LMBDA, Budget(1, 4))
         costs.append(total(step, flat))
     assert costs[0] > costs[1] > costs[2]
     for grid, old in zip(step.grids(), before, strict=True):
@@ -699,7 +699,7 @@ def test_neither_coarse_grids_nor_hyperlatents_are_moved() -> None:
     step = rounded(whole(picture(12, 40), hyper=True))
     flat, before = step.flat.numpy(), [grid.copy() for grid in step.grids()]
     cost = total(step, flat)
-    rdoq.optimise(step, flat, PRICE, Budget(2, 4))
+    rdoq.optimise(step, flat, LMBDA, Budget(2, 4))
     assert total(step, flat) < cost
     moved = [bool((grid != old).any()) for grid, old in zip(step.grids(), before, strict=True)]
     assert moved[:3] == [True] * 3
@@ -711,7 +711,7 @@ def test_latents_of_the_smallest_pictures_are_moved_as_well(size: tuple[int, int
     step = rounded(whole(picture(40, 40)[-size[0] :, -size[1] :]))
     flat = step.flat.numpy()
     cost = total(step, flat)
-    rdoq.optimise(step, flat, PRICE, Budget(3, 8))
+    rdoq.optimise(step, flat, LMBDA, Budget(3, 8))
     assert total(step, flat) < cost
 
 
@@ -727,10 +727,10 @@ def test_a_search_sees_what_networks_cost_with_latents_that_moved(form: str) -> 
     search = Search(step)
     networks = search._rounded(search.exponents)
     others = search._rounded(dict.fromkeys(networks, 6))
-    before = [search._cost(one, PRICE) for one in (networks, others)]
-    search.optimise_latents(networks, PRICE, Budget(1, 4))
-    found = [search._cost(one, PRICE) for one in (networks, others)]
-    assert found == [Search(step)._cost(one, PRICE) for one in (networks, others)]
+    before = [search._cost(one, LMBDA) for one in (networks, others)]
+    search.optimise_latents(networks, LMBDA, Budget(1, 4))
+    found = [search._cost(one, LMBDA) for one in (networks, others)]
+    assert found == [Search(step)._cost(one, LMBDA) for one in (networks, others)]
     assert found[0] < before[0]
     assert found[1] != before[1]
 
@@ -752,11 +752,11 @@ def test_latents_whose_moves_make_it_worse_are_as_before(
     search, grids = Search(step), [grid.copy() for grid in step.grids()]
     networks = search._rounded(search.exponents)
     others = search._rounded(dict.fromkeys(networks, 6))
-    before = [search._cost(one, PRICE) for one in (networks, others)]
-    search.optimise_latents(networks, PRICE, Budget(1, 4))
+    before = [search._cost(one, LMBDA) for one in (networks, others)]
+    search.optimise_latents(networks, LMBDA, Budget(1, 4))
     assert all(map(np.array_equal, step.grids(), grids))
     monkeypatch.setattr(step, "ask", None)  # as all of it is known
-    assert [search._cost(one, PRICE) for one in (networks, others)] == before
+    assert [search._cost(one, LMBDA) for one in (networks, others)] == before
 
 
 @pytest.mark.usefixtures("four_grids")
@@ -770,7 +770,7 @@ def test_moves_stay_that_the_windows_which_networks_are_judged_by_do_not_see(
     values = unseen.cut(step.grids())[0] + 1
     monkeypatch.setattr(rdoq, "optimise", lambda *_: step.put(unseen, 0, values))
     search = Search(step)
-    search.optimise_latents(search._rounded(search.exponents), PRICE, Budget(1, 1))
+    search.optimise_latents(search._rounded(search.exponents), LMBDA, Budget(1, 1))
     assert np.array_equal(unseen.cut(step.grids())[0], values)
 
 
@@ -784,8 +784,8 @@ def test_latents_are_moved_for_the_networks_of_the_file_until_that_is_enough(
     search = Search(trained)
     networks = search._rounded(dict.fromkeys(search.exponents, 5))
     search.optimise_latents(networks, 3e-3, Budget(2, 3), lambda: over)
-    ((step, flat, price, budget, enough),) = made
-    assert (step, price, budget) == (trained, 3e-3, Budget(2, 3))
+    ((step, flat, lmbda, budget, enough),) = made
+    assert (step, lmbda, budget) == (trained, 3e-3, Budget(2, 3))
     assert np.array_equal(flat, flat_of({n: tensor.floats() for n, tensor in networks.items()}))
     assert not enough()
     over = True
@@ -802,7 +802,7 @@ def test_latents_stay_where_no_file_may_have_the_networks(
     usual = search._rounded(search.exponents).items()
     networks = {n: Quantized(np.full_like(t.values, 2**28), exponent) for n, t in usual}
     with np.errstate(all="ignore"):
-        search.optimise_latents(networks, PRICE, Budget(1, 2))
+        search.optimise_latents(networks, LMBDA, Budget(1, 2))
     assert all(map(np.array_equal, step.grids(), grids))
 
 
@@ -814,12 +814,12 @@ def test_a_file_has_latents_that_moved_and_others_as_they_were_trained(
     """Before single weights and after them; what did not move may still be rounded inwards."""
     done, refined = list[Any](), Search.refined
 
-    def move(search: Search, networks: Any, price: float, budget: Budget, _: object) -> None:
+    def move(search: Search, networks: Any, lmbda: float, budget: Budget, _: object) -> None:
         step, extent = search.step, search.step.windows[0]
         values = extent.cut(step.grids())[0].copy()
         values[len(done), 7] += 3
         step.put(extent, 0, values)
-        done.append((networks, price, budget))
+        done.append((networks, lmbda, budget))
 
     def refine(search: Search, *given: Any) -> Any:
         done.append(refined(search, *given))
@@ -830,14 +830,14 @@ def test_a_file_has_latents_that_moved_and_others_as_they_were_trained(
     pixels = picture(20, 28)
     step = whole(pixels) if form == "whole" else parted(pixels, (16, 16))
     given, before = step.grids(), [grid.copy() for grid in step.grids()]
-    made = Picture(pixels), Goal("lambda", PRICE), step, step.device, {}
+    made = Picture(pixels), Goal("lambda", LMBDA), step, step.device, {}
     found, without = (
         Rounding(*made, refining=each) for each in (Refining(5, budget=Budget(4, 2)), Refining())
     )
     expected = [grid.copy() for grid in grids_of(step)]
-    file, _ = found.best(PRICE)
+    file, _ = found.best(LMBDA)
     (one, *told), networks, (other, *also) = done
-    assert told == also == [PRICE, Budget(4, 2)]
+    assert told == also == [LMBDA, Budget(4, 2)]
     assert other is networks
     assert one.keys() == other.keys()
     inwards = without._decided(0.3)
@@ -886,7 +886,7 @@ def test_latents_leave_time_to_come_near_a_target(
         enough,
         Refining(5, budget=Budget(1, 1)),
     )
-    rounding._optimise_latents(rounding._search.run(PRICE), PRICE)
+    rounding._optimise_latents(rounding._search.run(LMBDA), LMBDA)
     assert [enough() for enough in made] == [asked < 1]
 
 

@@ -1,4 +1,4 @@
-"""What a picture's transform says of the price for its bits and its errors."""
+"""What a picture's transform says of lambda for its bits and its errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent.training import prices, spectrum
-from imgmlp.codec.latent.training.prices import Prices
+from imgmlp.codec.latent.training import lmbdas, spectrum
+from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.spectrum import STEP, UP, Spectrum
 from imgmlp.codec.training.target import Goal
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
@@ -56,47 +56,47 @@ def test_noise_has_the_error_of_numbers_that_are_rounded_alike() -> None:
     """Uniform from UP - 1 to UP of a step."""
     step = 0.01
     error = step**2 * (UP**3 + (1 - UP) ** 3) / 3
-    found = Spectrum(noise(64, 64, 3)).price_of_error(error)
+    found = Spectrum(noise(64, 64, 3)).lmbda_of_error(error)
     assert found == pytest.approx(STEP * step**2, rel=0.03)
 
 
 @pytest.mark.parametrize("pixels", [noise(48, 48, 3), smooth(48, 48)], ids=["noise", "smooth"])
 def test_more_bits_and_less_error_are_cheaper(pixels: np.ndarray) -> None:
     found = Spectrum(pixels)
-    by_bits = [found.price_of_bits(bits) for bits in (200.0, 600.0, 1800.0)]
+    by_bits = [found.lmbda_of_bits(bits) for bits in (200.0, 600.0, 1800.0)]
     assert all(later < earlier for earlier, later in pairwise(by_bits))
-    by_error = [found.price_of_error(10 ** (-decibels / 10)) for decibels in (25, 35, 45)]
+    by_error = [found.lmbda_of_error(10 ** (-decibels / 10)) for decibels in (25, 35, 45)]
     assert all(later < earlier for earlier, later in pairwise(by_error))
 
 
-def test_smooth_pictures_have_their_error_at_higher_prices() -> None:
+def test_smooth_pictures_have_their_error_at_higher_lambdas() -> None:
     """As most of their numbers are nothing at all."""
-    found = [Spectrum(each).price_of_error(1e-4) for each in (smooth(64, 64), noise(64, 64, 3))]
+    found = [Spectrum(each).lmbda_of_error(1e-4) for each in (smooth(64, 64), noise(64, 64, 3))]
     assert found[0] > 4 * found[1]
 
 
 def test_parts_of_a_large_picture_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = smooth(512, 768)
-    whole = [Spectrum(pixels).price_of_error(1e-4), Spectrum(pixels).price_of_bits(1e5)]
+    whole = [Spectrum(pixels).lmbda_of_error(1e-4), Spectrum(pixels).lmbda_of_bits(1e5)]
     monkeypatch.setattr(spectrum, "PIXELS", 2**14)
     assert spectrum._blocks(pixels).shape[0] * 16**2 <= 2**15
-    part = [Spectrum(pixels).price_of_error(1e-4), Spectrum(pixels).price_of_bits(1e5)]
+    part = [Spectrum(pixels).lmbda_of_error(1e-4), Spectrum(pixels).lmbda_of_bits(1e5)]
     assert np.log2(np.divide(part, whole)) == pytest.approx([0, 0], abs=0.3)
 
 
 @pytest.mark.parametrize("size", [*SIZES, *NARROW])
 @pytest.mark.parametrize("wanted", [Goal("psnr", 30), Goal("psnr", 60), Goal("bytes", 1),
                                     Goal("bytes", 10**7)])  # fmt: skip
-def test_every_picture_and_target_has_a_first_price(
+def test_every_picture_and_target_has_a_first_lambda(
     wanted: Goal, size: tuple[int, int, int]
 ) -> None:
     for pixels in (noise(*size), np.zeros(size, np.uint8)):
-        found = Prices(Picture(pixels), wanted).first()
+        found = Lambdas(Picture(pixels), wanted).first()
         assert CHEAPEST <= found <= DEAREST
         assert math.isfinite(found)
 
 
-def test_the_first_price_of_each_target_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_lambda_of_each_target_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are who ask."""
     picture, made = Picture(noise(20, 30, 3)), list[np.ndarray]()
 
@@ -104,25 +104,25 @@ def test_the_first_price_of_each_target_is_found_once(monkeypatch: pytest.Monkey
         made.append(pixels)
         return Spectrum(pixels)
 
-    monkeypatch.setattr(prices, "Spectrum", transformed)
+    monkeypatch.setattr(lmbdas, "Spectrum", transformed)
     goals = Goal("psnr", 30), Goal("psnr", 35), Goal("bytes", 500)
-    found = [[Prices(picture, goal).first() for goal in goals] for _ in range(2)]
+    found = [[Lambdas(picture, goal).first() for goal in goals] for _ in range(2)]
     assert found[0] == found[1]
     assert len(set(found[0])) == len(made) == len(goals)
-    alone = [Prices(Picture(picture.pixels.copy()), goal).first() for goal in goals]
+    alone = [Lambdas(Picture(picture.pixels.copy()), goal).first() for goal in goals]
     assert alone == found[0]
 
 
 @pytest.mark.parametrize("size", [*NARROW, (40, 20000, 3)])
-def test_a_narrow_picture_has_about_the_price_of_a_square_one(size: tuple[int, int, int]) -> None:
-    square = Spectrum(noise(64, 64, size[-1])).price_of_error(1e-3)
-    assert Spectrum(noise(*size)).price_of_error(1e-3) == pytest.approx(square, rel=0.1)
+def test_a_narrow_picture_has_about_the_lambda_of_a_square_one(size: tuple[int, int, int]) -> None:
+    square = Spectrum(noise(64, 64, size[-1])).lmbda_of_error(1e-3)
+    assert Spectrum(noise(*size)).lmbda_of_error(1e-3) == pytest.approx(square, rel=0.1)
 
 
-def test_bytes_beyond_what_a_picture_can_use_have_the_price_of_50_decibels() -> None:
+def test_bytes_beyond_what_a_picture_can_use_have_the_lambda_of_50_decibels() -> None:
     found = Spectrum(noise(13, 10, 3))
-    assert found.price_of_bits(1e6) == found.price_of_error(1e-5)
-    assert found.price_of_bits(300.0) > found.price_of_error(1e-5)
+    assert found.lmbda_of_bits(1e6) == found.lmbda_of_error(1e-5)
+    assert found.lmbda_of_bits(300.0) > found.lmbda_of_error(1e-5)
 
 
 @pytest.mark.parametrize("channels", [2, 4])
@@ -133,10 +133,10 @@ def test_colours_that_nobody_sees_decide_nothing(channels: int) -> None:
     other = pixels.copy()
     other[5:30, 5:45, :-1] = 255 - other[5:30, 5:45, :-1]
     first, second = Spectrum(pixels), Spectrum(other)
-    assert first.price_of_bits(5000.0) == second.price_of_bits(5000.0)
-    assert first.price_of_error(1e-3) == second.price_of_error(1e-3)
+    assert first.lmbda_of_bits(5000.0) == second.lmbda_of_bits(5000.0)
+    assert first.lmbda_of_error(1e-3) == second.lmbda_of_error(1e-3)
     pixels[:, :, -1] = 0
-    assert math.isfinite(Spectrum(pixels).price_of_bits(50.0))
+    assert math.isfinite(Spectrum(pixels).lmbda_of_bits(50.0))
 
 
 @pytest.mark.parametrize("side", [64, 512])

@@ -230,7 +230,7 @@ def test_gradients_of_bits_are_differences() -> None:
 
 
 def reference(
-    step: LatentStep, pixels: np.ndarray, grids: list[np.ndarray], flat: np.ndarray, price: float
+    step: LatentStep, pixels: np.ndarray, grids: list[np.ndarray], flat: np.ndarray, lmbda: float
 ) -> float:
     """The loss of a step without noise, in float64 and value by value."""
     ends = np.cumsum([int(np.prod(s)) for s in step.shapes])[:-1]
@@ -256,7 +256,7 @@ def reference(
     y = y + activated(convolved(y, w) + b)
     y = y + convolved(y, w2) + b2
     error = np.sum((y - (pixels / 255 - 0.5)) ** 2) / 3
-    return float(error) + price * bits
+    return float(error) + lmbda * bits
 
 
 def softened(x: np.ndarray, t: float = 0.3) -> np.ndarray:
@@ -495,17 +495,17 @@ def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbe
     assert step.judge(step.flat.numpy()) == pytest.approx(before, rel=1e-4)
 
 
-def test_steps_are_as_fine_as_the_price_asks_and_the_picture_can_pay() -> None:
-    prices = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
-    found = [phases.fineness(price, 100_000, 300, 6) for price in prices]
+def test_steps_are_as_fine_as_the_lambda_asks_and_the_picture_can_pay() -> None:
+    lmbdas = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
+    found = [phases.fineness(lmbda, 100_000, 300, 6) for lmbda in lmbdas]
     assert found == sorted(found, reverse=True)
     assert found[0] == phases.MOST_FINER
     assert found[4:] == [1.0, 1.0]
-    small = [phases.fineness(price, 256, 300, 6) for price in prices]
+    small = [phases.fineness(lmbda, 256, 300, 6) for lmbda in lmbdas]
     assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
-    assert all(phases.fineness(price, 100_000, 299, 6) == 1.0 for price in prices)
-    low = [phases.fineness(price, 100_000, 300, 7) for price in prices]
-    assert low[0] == pytest.approx(100**phases.BY_PRICE)
+    assert all(phases.fineness(lmbda, 100_000, 299, 6) == 1.0 for lmbda in lmbdas)
+    low = [phases.fineness(lmbda, 100_000, 300, 7) for lmbda in lmbdas]
+    assert low[0] == pytest.approx(100**phases.BY_LMBDA)
     assert low[1:] == [1.0] * 5  # which that start was trained for, or dearer ones
 
 
@@ -543,13 +543,13 @@ def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_
 def test_gradients_are_no_smaller_beside_epsilon_where_bits_are_cheap() -> None:
     """A step of latents is as long where it is by bits alone, whatever these cost."""
     moved = []
-    for price in (1e-3, 1e-6):
+    for lmbda in (1e-3, 1e-6):
         step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
         networks = networks_of(step.flat.numpy().copy(), step.shapes)
         networks["synthesis.0.weight"][:] = 0  # so that bits alone move latents
         step.flat.write(flat_of(networks))
         step.write_grids([np.full(grid.shape, 1.3, np.float32) for grid in step.grids()])
-        step.steer(Control(price, noise=0.0, latents=0.1))
+        step.steer(Control(lmbda, noise=0.0, latents=0.1))
         step.program.run(1)
         moved.append(max(float(np.abs(grid - np.float32(1.3)).max()) for grid in step.grids()))
     assert moved[0] > 1e-3
@@ -562,11 +562,11 @@ def test_slopes_are_differences_of_what_is_judged() -> None:
     flat = step.flat.numpy()
     step.steer(Control(1e-3))
     before, steered = step.state(), step.control.numpy()
-    for seed, price in enumerate((1e-4, 1e-2, 1.0)):
+    for seed, lmbda in enumerate((1e-4, 1e-2, 1.0)):
         way = draw(*flat.shape, seed=seed)
-        slopes = step.slopes(flat, price)
+        slopes = step.slopes(flat, lmbda)
         up, down = (
-            error + price * rate
+            error + lmbda * rate
             for error, rate in (
                 step.judge((flat + s * way).astype(np.float32)) for s in (1e-3, -1e-3)
             )
@@ -612,11 +612,11 @@ def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() ->
     step = LatentStep(pixels, 1, open_device("numpy"), **STARTED)
     assert step.counted < 1
     search = Search(step)
-    networks, price = search.run(1e-3, rounds=1), 1e-3
-    found = search._cost(networks, price)
+    networks, lmbda = search.run(1e-3, rounds=1), 1e-3
+    found = search._cost(networks, lmbda)
     bits = search._network_bits(networks)
-    own = Refinement(step, networks, price)
-    assert sum(map(own._cost, PARTS)) + price * bits / step.pixels == pytest.approx(found)
+    own = Refinement(step, networks, lmbda)
+    assert sum(map(own._cost, PARTS)) + lmbda * bits / step.pixels == pytest.approx(found)
 
 
 @pytest.mark.parametrize("sizes", [{"hidden": 8, "entropy": 4}, STARTED])
@@ -624,26 +624,26 @@ def test_refined_networks_make_a_better_file(
     sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **sizes)
-    price = 1e-3
-    LatentTrainer(step, LatentTrainerState(60, price)).run()
+    lmbda = 1e-3
+    LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
     search = Search(step)
-    rounded = search.run(price)
-    assert search.refined(rounded, price) is not rounded
-    refinement = Refinement(step, rounded, price)
+    rounded = search.run(lmbda)
+    assert search.refined(rounded, lmbda) is not rounded
+    refinement = Refinement(step, rounded, lmbda)
     refinement.run(200, lambda: False)
     costs = []
     for networks in (rounded, refinement.networks()):
         model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
         error = np.mean((synthesize(model, step.device) - picture().astype(np.float64)) ** 2)
         bits = 8 * sum(map(len, sections.write(model)))
-        costs.append(error / 255**2 + price * bits / step.pixels)
+        costs.append(error / 255**2 + lmbda * bits / step.pixels)
     assert costs[1] < costs[0]
     monkeypatch.setattr(LatentStep, "ahead", 3)  # which tries some in vain
-    ahead = Refinement(step, rounded, price)
+    ahead = Refinement(step, rounded, lmbda)
     ahead.run(200, lambda: False)
     for name, tensor in ahead.networks().items():
         assert np.array_equal(tensor.values, refinement.networks()[name].values), name
-    refinement = Refinement(step, rounded, price)
+    refinement = Refinement(step, rounded, lmbda)
     refinement.run(200, lambda: True)
     for name, tensor in refinement.networks().items():
         assert np.array_equal(tensor.values, rounded[name].values), name
@@ -693,21 +693,21 @@ def test_what_was_seen_of_a_move_decides_whether_it_is_tried_again(
 @pytest.mark.parametrize("form", ["numpy", "cpu"])
 def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) -> None:
     """Each stays as it was rounded; latents stay as they are."""
-    step, price = LatentStep(picture(), 1, open_device(form), **STARTED), 1e-3
-    LatentTrainer(step, LatentTrainerState(60, price)).run()
+    step, lmbda = LatentStep(picture(), 1, open_device(form), **STARTED), 1e-3
+    LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
     step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
     search = Search(step)
-    networks = search.run(price)
+    networks = search.run(lmbda)
     exponents = {name: tensor.exponent - 2 for name, tensor in networks.items()}
     floats, grids = step.flat.numpy(), step.grids()
     at_once = {n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.shapes).items()}
-    found = hardening.hardened(step, exponents, price, 60, lambda: False)
+    found = hardening.hardened(step, exponents, lmbda, 60, lambda: False)
     before = Steering(*step.control.numpy())
-    step.steer(phases.control(59, 60, price))
+    step.steer(phases.control(59, 60, lmbda))
     after = Steering(*step.control.numpy())
     assert before.tiles == after.tiles == latent_step.TILES  # by whose pace it is timed
     assert {name: tensor.exponent for name, tensor in found.items()} == exponents
-    assert search._cost(found, price) < search._cost(at_once, price)
+    assert search._cost(found, lmbda) < search._cost(at_once, lmbda)
     same = np.concatenate(
         [(one.values == at_once[name].values).ravel() for name, one in found.items()]
     )
@@ -718,7 +718,7 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     assert all(map(np.array_equal, step.grids(), grids))
     assert step.free.numpy().all()  # for whatever comes then
     step.flat.write(floats)
-    stopped = hardening.hardened(step, exponents, price, 60, lambda: True)
+    stopped = hardening.hardened(step, exponents, lmbda, 60, lambda: True)
     for name, tensor in stopped.items():
         assert np.array_equal(tensor.values, at_once[name].values), name
 
@@ -726,22 +726,22 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
 def test_networks_that_hardened_are_taken_where_they_are_better(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, price = LatentStep(picture(), 1, open_device("numpy"), **STARTED), 1e-3
+    step, lmbda = LatentStep(picture(), 1, open_device("numpy"), **STARTED), 1e-3
     search = Search(step)
-    networks = search.run(price, rounds=1)
+    networks = search.run(lmbda, rounds=1)
     worse = {n: Quantized(t.values + 9, t.exponent) for n, t in networks.items()}
     better, counts, begun = networks, list[int](), list[np.ndarray]()
     before, floats = dict(search.exponents), step.flat.numpy()
 
-    def made(step: LatentStep, exponents: dict[str, int], price: float, count: int, _: Any) -> Any:
+    def made(step: LatentStep, exponents: dict[str, int], lmbda: float, count: int, _: Any) -> Any:
         counts.append(count)
         begun.append(step.flat.numpy())
         step.flat.write(np.zeros_like(floats))
         return worse if len(counts) == 1 else better
 
     monkeypatch.setattr(hardening, "hardened", made)
-    assert search.hardened(networks, price, 0) is networks
-    assert search.hardened(networks, price, 40) is networks
+    assert search.hardened(networks, lmbda, 0) is networks
+    assert search.hardened(networks, lmbda, 40) is networks
     assert counts == [40]
     assert search.exponents == before
     counts.clear()
@@ -749,14 +749,14 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     foreseen = {n: t.exponent - 3 for n, t in networks.items()}
     monkeypatch.setattr(search, "_foreseen", lambda *_: foreseen)
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 if one is better else 2.0)
-    assert search.hardened(networks, price, hardening.AMPLE) is better
+    assert search.hardened(networks, lmbda, hardening.AMPLE) is better
     assert counts == [hardening.AMPLE, hardening.AMPLE]
     assert all(np.array_equal(one, floats) for one in begun)  # each from what was trained
     usual = hardening.coarser(networks)
     assert search.exponents == usual
     for name, tensor in networks.items():
         assert usual[name] == tensor.exponent - (tensor.values.size > hardening.MANY_WEIGHTS)
-    assert search.hardened(networks, price, hardening.AMPLE) is better
+    assert search.hardened(networks, lmbda, hardening.AMPLE) is better
     assert search.exponents == foreseen  # as these were better at once
     assert len(counts) == 3
 
@@ -773,7 +773,7 @@ def test_networks_that_harden_without_a_search_have_one_only_where_that_fails(
         done.append("looked for")
         return looked_for
 
-    def hardened(networks: dict[str, Quantized], _price: float, count: int) -> Any:
+    def hardened(networks: dict[str, Quantized], _lmbda: float, count: int) -> Any:
         done.append(f"{count} from {'usual' if networks is not looked_for else 'found'} ones")
         return hard if helps[0] else networks
 
@@ -796,13 +796,13 @@ def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
     monkeypatch: pytest.MonkeyPatch, cheaper: bool
 ) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
-    search, price = Search(step), 1e-3
+    search, lmbda = Search(step), 1e-3
     before = dict(search.exponents)
     coarser, finer = ({name: n + by for name, n in before.items()} for by in (-1, 1))
     without, other = search._rounded(coarser), search._rounded(finer)
     begun = list[bool]()  # whether the one to harden was searched for
 
-    def hardened(networks: dict[str, Quantized], _price: float, _count: int) -> Any:
+    def hardened(networks: dict[str, Quantized], _lmbda: float, _count: int) -> Any:
         begun.append(networks is looked_for)
         search.exponents = finer if begun[-1] else coarser
         return other if begun[-1] else without
@@ -821,14 +821,14 @@ def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 + ((one is other) != cheaper))
     own = search._network_bits(without)
     judged(without, 3.01 * own)
-    assert search.settled(price, 9, False) is without
+    assert search.settled(lmbda, 9, False) is without
     assert begun == [False]
     judged(without, 2.99 * own)
     search.exponents = before
-    assert search.settled(price, 9, False, hurried=lambda: True) is without
+    assert search.settled(lmbda, 9, False, hurried=lambda: True) is without
     assert begun == [False, False]
     search.exponents = before
-    assert search.settled(price, 9, False) is (other if cheaper else without)
+    assert search.settled(lmbda, 9, False) is (other if cheaper else without)
     assert begun == [False, False, False, True]
     assert search.exponents == (finer if cheaper else coarser)
 
@@ -836,18 +836,18 @@ def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
 def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, price = LatentStep(picture(), 1, open_device("numpy"), **STARTED), 1e-3
-    LatentTrainer(step, LatentTrainerState(60, price)).run()
+    step, lmbda = LatentStep(picture(), 1, open_device("numpy"), **STARTED), 1e-3
+    LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
     search = Search(step)
-    networks = search.run(price)
-    before, cost, floats = dict(search.exponents), search._cost(networks, price), step.flat.numpy()
+    networks = search.run(lmbda)
+    before, cost, floats = dict(search.exponents), search._cost(networks, lmbda), step.flat.numpy()
     totals = []
     for left in (1.0, 0.1):
         monkeypatch.setattr(hardening, "LEFT", left)
-        totals.append(sum(search._foreseen(price, floats).values()))
+        totals.append(sum(search._foreseen(lmbda, floats).values()))
     assert totals[0] > totals[1]  # the less it costs, the coarser they are
     assert search.exponents == before
-    assert search._cost(networks, price) == cost
+    assert search._cost(networks, lmbda) == cost
 
 
 def test_rows_of_high_windows_are_no_longer_than_their_finest_grid() -> None:
@@ -922,8 +922,8 @@ def test_a_search_asks_for_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     device = open_device("numpy")
     step = LatentStep(picture(), 1, device)
-    price = 1e-3
-    assert LatentTrainer(step, LatentTrainerState(60, price)).run() == "done"
+    lmbda = 1e-3
+    assert LatentTrainer(step, LatentTrainerState(60, lmbda)).run() == "done"
     search = Search(step)
     networks = search._rounded(dict.fromkeys(search.floats, 8))
     model = LatentModel(step.shape, grids_of(step), networks)
@@ -1085,38 +1085,38 @@ def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
 
 
 def too_many(_bits: float, _quality: float) -> float:
-    return 1000.0  # times the price, as often as it is looked at
+    return 1000.0  # times lambda, as often as it is looked at
 
 
 def test_what_a_run_ends_with_is_foreseen_by_what_is_left_of_it() -> None:
     """kodim15, 128x128 pixels, after a sixth of 600 steps, ended with 0.26 bits a pixel of latents
-    and 1,056 bits of networks at a price of 4e-3, with 37.7 dB at 2e-4 and 42.8 at 4e-5.
+    and 1,056 bits of networks at a lambda of 4e-3, with 37.7 dB at 2e-4 and 42.8 at 4e-5.
     """
-    assert phases.foreseen(1.0, 800.0, 30.0, left=0.0, price=1e-3) == (1.0, 800.0, 30.0)
-    dear, networks, _ = phases.foreseen(0.34, 1350.0, 29.4, left=0.83, price=4e-3)
+    assert phases.foreseen(1.0, 800.0, 30.0, left=0.0, lmbda=1e-3) == (1.0, 800.0, 30.0)
+    dear, networks, _ = phases.foreseen(0.34, 1350.0, 29.4, left=0.83, lmbda=4e-3)
     assert 0.24 < dear < 0.28
     assert 1000 < networks < 1100
-    *_, usual = phases.foreseen(1.4, 3200.0, 36.9, left=0.83, price=2e-4)
-    *_, high = phases.foreseen(2.7, 4000.0, 40.5, left=0.83, price=4e-5)
+    *_, usual = phases.foreseen(1.4, 3200.0, 36.9, left=0.83, lmbda=2e-4)
+    *_, high = phases.foreseen(2.7, 4000.0, 40.5, left=0.83, lmbda=4e-5)
     assert 37.5 < usual < 38
     assert 42.4 < high < 43
 
 
 @pytest.mark.parametrize("times", [1000.0, 1e-3])
-def test_a_run_with_a_price_far_from_its_target_begins_anew_but_not_for_ever(times: float) -> None:
+def test_a_run_with_a_lambda_far_from_its_target_begins_anew_but_not_for_ever(times: float) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    beginning, reached, prices = step.state(), list[int](), list[float]()
+    beginning, reached, lmbdas = step.state(), list[int](), list[float]()
 
-    def anew(price: float) -> None:
+    def anew(lmbda: float) -> None:
         step.restore(beginning)
-        prices.append(price)
+        lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
     trainer = LatentTrainer(step, state, lambda *_: times, anew=anew)  # whenever it is asked
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
     back = sum(later < before for before, later in pairwise(reached))
-    assert back == len(prices) == state.anew == phases.AGAIN
-    assert abs(math.log(prices[-1] / 1e-3)) > 2 * abs(math.log(phases.ASTRAY[0]))
+    assert back == len(lmbdas) == state.anew == phases.AGAIN
+    assert abs(math.log(lmbdas[-1] / 1e-3)) > 2 * abs(math.log(phases.ASTRAY[0]))
     assert step.done == 40
     step.restore(beginning)
     calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, anew=anew)
@@ -1125,22 +1125,22 @@ def test_a_run_with_a_price_far_from_its_target_begins_anew_but_not_for_ever(tim
 
 
 @pytest.mark.parametrize(("times", "anew"), [(1.2, 1), (1.05, 0), (1 / 1.2, 0), (1 / 1.4, 1)])
-def test_a_price_too_low_is_begun_again_with_sooner_than_one_too_high(
+def test_a_lambda_too_low_is_begun_again_with_sooner_than_one_too_high(
     times: float, anew: int
 ) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    beginning, prices = step.state(), list[float]()
+    beginning, lmbdas = step.state(), list[float]()
     asked = iter([times ** (1 / phases.ALL_AT_ONCE)])
 
-    def again(price: float) -> None:
+    def again(lmbda: float) -> None:
         step.restore(beginning)
-        prices.append(price)
+        lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
     trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), anew=again)
     trainer.run()
-    assert prices == pytest.approx([1e-3 * times] * anew)
-    assert trainer.state.price == pytest.approx(1e-3 * times)
+    assert lmbdas == pytest.approx([1e-3 * times] * anew)
+    assert trainer.state.lmbda == pytest.approx(1e-3 * times)
 
 
 @pytest.mark.parametrize(("times", "anew"), [(1.7, 0), (1 / 1.7, 0), (3.0, 1), (1 / 3.0, 1)])
@@ -1148,12 +1148,12 @@ def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
     times: float, anew: int
 ) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    beginning, prices, done = step.state(), list[float](), list[int]()
+    beginning, lmbdas, done = step.state(), list[float](), list[int]()
 
-    def again(price: float) -> None:
+    def again(lmbda: float) -> None:
         done.append(step.done)
         step.restore(beginning)
-        prices.append(price)
+        lmbdas.append(lmbda)
 
     # At the first look of either run
     asked = iter([times ** (1 / phases.ALL_AT_ONCE)] * (1 + anew))
@@ -1161,24 +1161,24 @@ def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
     limit = time.perf_counter() + 1000
     trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), limit, anew=again)
     assert trainer.run() == "done"
-    assert prices == pytest.approx([1e-3 * times] * anew)
+    assert lmbdas == pytest.approx([1e-3 * times] * anew)
     assert state.steps == step.done == 40 - sum(done)
     assert (0 < sum(done) < 10) is bool(anew)
 
 
-def test_a_run_whose_price_was_too_low_at_first_is_done_again_at_one_that_stays() -> None:
+def test_a_run_whose_lambda_was_too_low_at_first_is_done_again_at_one_that_stays() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     beginning, asked = step.state(), list[float]()
 
     def dearer(*_: float) -> float:
-        asked.append(trainer.state.price)
+        asked.append(trainer.state.lmbda)
         return 1.0 if len(asked) == 1 else 2.0
 
     trainer = LatentTrainer(
         step, LatentTrainerState(40, 1e-3), dearer, anew=lambda _: step.restore(beginning)
     )
     assert trainer.run() == "done"
-    risen = trainer.state.price
+    risen = trainer.state.lmbda
     assert risen > 1e-3
     assert trainer.was_astray(1.26e-3)
     assert not trainer.was_astray(1.24e-3)
@@ -1189,19 +1189,19 @@ def test_a_run_whose_price_was_too_low_at_first_is_done_again_at_one_that_stays(
     assert (step.done, trainer.done, trainer.state.exponents) == (0, 0, {})
     assert trainer.run() == "done"
     assert not asked
-    assert trainer.state.price == 2e-3
+    assert trainer.state.lmbda == 2e-3
     assert step.done == trainer.state.steps == 40
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_bits_of_few_colours_are_dear_at_first_where_their_price_stays(
+def test_bits_of_few_colours_are_dear_at_first_where_their_lambda_stays(
     held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    steer, prices, asked = step.steer, list[float](), list[float]()
+    steer, lmbdas, asked = step.steer, list[float](), list[float]()
 
     def steered(control: Control) -> None:
-        prices.append(control.price)
+        lmbdas.append(control.lmbda)
         steer(control)
 
     def pricing(bits: float, _: float) -> float:
@@ -1214,12 +1214,12 @@ def test_bits_of_few_colours_are_dear_at_first_where_their_price_stays(
         state.hold(1e-4)
     assert LatentTrainer(step, state, pricing, dear=phases.DEAR).run() == "done"
     if not held:
-        assert set(prices) == {1e-3}
+        assert set(lmbdas) == {1e-3}
         assert asked
         return
-    assert prices == sorted(prices, reverse=True)
-    assert prices[0] == pytest.approx(1e-4 * phases.DEAR)
-    assert prices[-1] == state.price == 1e-4
+    assert lmbdas == sorted(lmbdas, reverse=True)
+    assert lmbdas[0] == pytest.approx(1e-4 * phases.DEAR)
+    assert lmbdas[-1] == state.lmbda == 1e-4
     assert not asked
 
 
@@ -1237,7 +1237,7 @@ def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     )
     assert trainer.run() == "done"
     assert state.anew == anew
-    assert state.price > 1e-3  # for the rest of the run
+    assert state.lmbda > 1e-3  # for the rest of the run
 
 
 @pytest.mark.parametrize("make", [LatentStep, partial(WindowedStep, start=0, window=(32, 32))])
@@ -1260,21 +1260,21 @@ def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
     assert phases.control(0, steps, 1e-3).latents == pytest.approx(rate, rel=1e-4)
 
 
-def test_a_price_that_can_go_no_further_begins_nothing_anew() -> None:
+def test_a_lambda_that_can_go_no_further_begins_nothing_anew() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     begun: list[float] = []
     state = LatentTrainerState(40, CHEAPEST)
     LatentTrainer(step, state, lambda *_: 1e-3, anew=begun.append).run()
-    assert (begun, state.price) == ([], CHEAPEST)
+    assert (begun, state.lmbda) == ([], CHEAPEST)
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_no_price_of_a_run_is_below_the_cheapest_that_makes_sense(again: bool) -> None:
+def test_no_lambda_of_a_run_is_below_the_cheapest_that_makes_sense(again: bool) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     beginning, state = step.state(), LatentTrainerState(40, 1e-3)
     anew = (lambda _: step.restore(beginning)) if again else None
     LatentTrainer(step, state, lambda *_: 1e-3, anew=anew, cheapest=9e-4).run()
-    assert state.price == pytest.approx(9e-4)
+    assert state.lmbda == pytest.approx(9e-4)
 
 
 def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
@@ -1322,7 +1322,7 @@ def test_gradients_of_the_worst_picture_are_no_infinite_halves(
 
     def slopes() -> dict[str, Tensor]:
         error, bits = (costs.sum() for costs in step._forward(step.latents, step.flat))
-        loss = (error * (1 / channels) + bits * step.steering.price) * step.steering.scale
+        loss = (error * (1 / channels) + bits * step.steering.lmbda) * step.steering.scale
         return {f"{n}": g for n, g in enumerate(loss.gradient(outputs))}
 
     program = compile(slopes, step.device)

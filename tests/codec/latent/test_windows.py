@@ -33,6 +33,7 @@ from imgmlp.codec.latent.training import (
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Steering
+from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.phases import (
     LatentTrainer,
     LatentTrainerState,
@@ -40,7 +41,6 @@ from imgmlp.codec.latent.training.phases import (
     is_graphic,
     shrunk,
 )
-from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rooms import Place
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training import passes
@@ -444,8 +444,8 @@ def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.M
 def test_a_guess_is_nearer_to_zero_the_dearer_bits_are() -> None:
     grids = [np.float32([[-2.0, -0.3, 0.0, 0.3, 5.0]])] * 3
     cases = (3e-4, 300, 0), (6e-4, 200, 1 / 8), (1.2e-3, 30_000, 0.5), (0, 9, 0)
-    for price, steps, less in cases:
-        finest, *others = shrunk(grids, price, steps)
+    for lmbda, steps, less in cases:
+        finest, *others = shrunk(grids, lmbda, steps)
         for found, by in ((finest, 3 * less), *((other, less) for other in others)):
             assert found.dtype == np.float32
             wanted = [by - 2, min(by - 0.3, 0), 0, max(0.3 - by, 0), 5 - by]
@@ -511,13 +511,13 @@ def test_those_begin_from_nothing_unless_in_haste(monkeypatch: pytest.MonkeyPatc
         assert all(not grid.any() for grid in step.grids()) is nothing
 
 
-def test_their_price_falls_to_the_one_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first half of a run whose price stays, and in no pass after it."""
+def test_their_lambda_falls_to_the_one_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first half of a run whose lambda stays, and in no pass after it."""
     steered: list[tuple[int, float]] = []
     steer = LatentStep.steer
 
     def noted(self: LatentStep, control: Control) -> None:
-        steered.append((self.done, control.price))
+        steered.append((self.done, control.lmbda))
         steer(self, control)
 
     monkeypatch.setattr(LatentStep, "steer", noted)
@@ -526,14 +526,14 @@ def test_their_price_falls_to_the_one_that_is_wanted(monkeypatch: pytest.MonkeyP
     first = next(n for n, (done, _) in enumerate(steered) if done and done < 10)
     run = steered[first:]
     assert 5e-3 < run[0][1] < phases.DEAR * 1e-3
-    before = [price for done, price in run if done < 30]
+    before = [lmbda for done, lmbda in run if done < 30]
     assert all(a > b for a, b in pairwise(before[: before.index(min(before)) + 1]))
-    assert {price for done, price in run if done >= 30} == {1e-3}
+    assert {lmbda for done, lmbda in run if done >= 30} == {1e-3}
     steered.clear()
     wanted = Goal("bytes", 300)
     encoder.encode(Picture(pixels), wanted, Workload(60), open_device("numpy"))
-    earliest = next(price for done, price in steered if done)
-    assert earliest == Prices(Picture(pixels), wanted).first()
+    earliest = next(lmbda for done, lmbda in steered if done)
+    assert earliest == Lambdas(Picture(pixels), wanted).first()
 
 
 def test_nothing_is_guessed_where_nobody_knows() -> None:
@@ -755,12 +755,12 @@ def test_a_short_run_does_not_keep_its_state_after_every_step() -> None:
 def test_a_picture_begins_from_a_start_for_what_bits_cost_unless_it_is_tiny() -> None:
     device = open_device("numpy")
 
-    def start(side: int, price: float) -> int:
+    def start(side: int, lmbda: float) -> int:
         pixels = np.zeros((side, side, 3), np.uint8)
         place = Place(pixels.shape, device, short=True)
-        return forms.Forms(pixels, place, np.inf, price=price).first().start.number
+        return forms.Forms(pixels, place, np.inf, lmbda=lmbda).first().start.number
 
-    assert [start(64, price) for price in (1e-3, 4.1e-5, 4e-5, 1e-7)] == [4, 4, 9, 9]
+    assert [start(64, lmbda) for lmbda in (1e-3, 4.1e-5, 4e-5, 1e-7)] == [4, 4, 9, 9]
     assert start(70, 1e-5) == 7
     assert start(63, 1e-5) == 4
     assert starts.newest_start(forms.LARGE, 1e-5) == 8

@@ -100,8 +100,8 @@ def test_of_short_attempts_with_networks_of_nearly_one_size_the_best_is_the_file
     monkeypatch.setattr(_Encoder, "attempt", noted)
     result = run(wanted)
     assert len({one.metrics["parameters"] for one in found}) == count
-    price = wanted.value if wanted.kind == "lambda" else 0.0
-    costs = [10 ** (-one.metrics["psnr"] / 10) + price * one.metrics["bpp"] for one in found]
+    lmbda = wanted.value if wanted.kind == "lambda" else 0.0
+    costs = [10 ** (-one.metrics["psnr"] / 10) + lmbda * one.metrics["bpp"] for one in found]
     assert result.bytes == found[costs.index(min(costs))].bytes
     found.clear()
     monkeypatch.setattr(estimate, "BRIEF", 0.0)
@@ -195,7 +195,7 @@ def test_no_network_is_larger_than_the_pixels() -> None:
 
 
 def test_dearer_bits_give_smaller_files() -> None:
-    cheap, dear = (run(Goal("lambda", price)) for price in (3e-4, 1e-2))
+    cheap, dear = (run(Goal("lambda", lmbda)) for lmbda in (3e-4, 1e-2))
     assert len(dear.bytes) < len(cheap.bytes)
 
 
@@ -319,7 +319,7 @@ def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
     assert found.metrics["parameters"] == min(tried)
 
 
-def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has() -> None:
+def test_the_smallest_network_is_lambdad_and_enlarged_by_the_weights_that_it_has() -> None:
     """As if it had one weight, bits were so dear that it answered with one colour, to the end."""
     device = open_device("numpy")
     encoder = _Encoder(Picture(small_pixels()), Goal("psnr", 30), SHORT, device, Run())

@@ -40,7 +40,7 @@ def test_the_activation_is_the_decoders() -> None:
 
 
 def test_opencl_agrees_with_numpy() -> None:
-    control = Control(50, noise=True, price=1e-3)
+    control = Control(50, noise=True, lmbda=1e-3)
     step, reference = make("one"), make()
     for one in (step, reference):
         one.sizes.write(np.full(6, -4, np.float32))
@@ -90,10 +90,10 @@ def test_rounding_computes_with_multiples_of_the_steps() -> None:
 
 
 def test_steps_follow_what_a_bit_costs() -> None:
-    def moved(price: float) -> float:
+    def moved(lmbda: float) -> float:
         step = make()
         step.sizes.write(np.full(6, -4, np.float32))
-        losses(step, Control(1000, noise=True, price=price), 60)
+        losses(step, Control(1000, noise=True, lmbda=lmbda), 60)
         return float((step.sizes.numpy()[:5:2] + 4).mean())
 
     assert moved(1.0) > 0.05
@@ -117,12 +117,12 @@ def test_steps_move_by_what_the_noise_costs() -> None:
 def test_steps_stand_still_without_noise() -> None:
     step = make()
     step.sizes.write(np.full(6, -4, np.float32))
-    losses(step, Control(1000, rounding=True, price=1.0), 5)
+    losses(step, Control(1000, rounding=True, lmbda=1.0), 5)
     assert (step.sizes.numpy() == -4).all()
 
 
 def test_a_restored_state_goes_on_with_the_same_bits() -> None:
-    control = Control(40, noise=True, price=1e-3)
+    control = Control(40, noise=True, lmbda=1e-3)
     whole, part, other = make(), make(), make()
     losses(whole, control, 12)
     losses(part, control, 5)
@@ -149,7 +149,7 @@ def test_the_size_of_a_picture_is_no_part_of_the_source() -> None:
 def test_a_room_trains_as_the_network_alone() -> None:
     """What it has more stays 0, also of noise, and costs no bits."""
     room, start = Shape(4, 2, 16, 3), np.array([-4, -3, -5, -4, -4, -3], np.float32)
-    for control in (Control(50, noise=True, price=1e-2), Control(50, rounding=True, price=1e-2)):
+    for control in (Control(50, noise=True, lmbda=1e-2), Control(50, rounding=True, lmbda=1e-2)):
         alone, wide = (
             LearningStep(small_pixels(), SHAPE, 0, open_device("numpy"), room=each)
             for each in (None, room)
@@ -170,7 +170,7 @@ def test_any_room_goes_on_where_another_is() -> None:
     device = open_device("numpy")
     rooms = [Shape(4, 2, 16, 3), None, Shape(3, 2, 8, 3)]
     steps = [LearningStep(small_pixels(), SHAPE, 0, device, room=room) for room in rooms]
-    control = Control(40, noise=True, price=1e-3)
+    control = Control(40, noise=True, lmbda=1e-3)
     losses(steps[0], control, 5)
     for before, step in pairwise(steps):
         step.restore(before.state())

@@ -1,4 +1,4 @@
-"""How large a network is for a price, a size or a quality."""
+"""How large a network is for a lambda, a size or a quality."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def test_runs_that_say_nonsense_are_not_believed() -> None:
     assert 500 > rate_model.weights_for(25.0, same) > 10
 
 
-def test_a_price_is_paid_as_long_as_more_weights_save_more_than_they_cost() -> None:
-    """Against the least of squared error + price * bits a pixel, over all numbers of weights."""
-    known, price, pixels = [Known(1000, 30.0), Known(2000, 33.0)], 2e-3, 16_384
+def test_a_lambda_is_paid_as_long_as_more_weights_save_more_than_they_cost() -> None:
+    """Against the least of squared error + lambda * bits a pixel, over all numbers of weights."""
+    known, lmbda, pixels = [Known(1000, 30.0), Known(2000, 33.0)], 2e-3, 16_384
 
     def cost(weights: float) -> float:
         error = 10 ** (-(30 + 3 * math.log2(weights / 1000)) / 10)
-        return error + price * rate_model.BITS * weights / pixels
+        return error + lmbda * rate_model.BITS * weights / pixels
 
     best = min((100 * 1.01**n for n in range(800)), key=cost)
-    found = rate_model.weights_worth(price, pixels, known)
+    found = rate_model.weights_worth(lmbda, pixels, known)
     assert found == pytest.approx(best, rel=0.02)
     quality = 30 + 3 * math.log2(found / 1000)
-    assert rate_model.price_of(found, quality, pixels, known) == pytest.approx(price)
+    assert rate_model.lmbda_of(found, quality, pixels, known) == pytest.approx(lmbda)
 
 
 def test_more_steps_bring_less_and_less() -> None:

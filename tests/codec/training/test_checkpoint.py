@@ -24,14 +24,14 @@ KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 def saved(tmp_path: Path) -> Checkpoint:
     found = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", KEY), KEY)
     arrays = {"flat": np.arange(5, dtype=np.float32), "count": np.uint32(7).reshape(())}
-    found.save(Snapshot(arrays, {"steps": 9, "price": 0.1}))
+    found.save(Snapshot(arrays, {"steps": 9, "lmbda": 0.1}))
     return found
 
 
 def test_what_is_saved_is_loaded(saved: Checkpoint) -> None:
     state = saved.load()
     assert state is not None
-    assert state.values == {"steps": 9, "price": 0.1}
+    assert state.values == {"steps": 9, "lmbda": 0.1}
     assert state.arrays["flat"].tolist() == [0, 1, 2, 3, 4]
     assert state.arrays["count"].dtype == np.uint32
     assert state.arrays["count"].shape == ()

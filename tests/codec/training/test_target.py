@@ -13,7 +13,7 @@ from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
 from imgmlp.errors import UsageError
 
 
-def test_quality_stands_for_a_price_of_bits() -> None:
+def test_quality_stands_for_a_lambda_of_bits() -> None:
     assert target.choose(100).value == pytest.approx(2e-2 * 200**-0.6)
     assert target.choose(100, quality=0).value == pytest.approx(2e-2)
     assert target.choose(100, quality=100).value == pytest.approx(1e-4)
@@ -24,7 +24,7 @@ def test_bits_a_pixel_are_bytes() -> None:
     assert target.choose(1024, bpp=1e-4) == Goal("bytes", 1)
     assert target.choose(1, size="20k") == Goal("bytes", 20_000)
     assert target.choose(1, psnr=30.0) == Goal("psnr", 30.0)
-    assert target.choose(1, price=1e-3) == Goal("lambda", 1e-3)
+    assert target.choose(1, lmbda=1e-3) == Goal("lambda", 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_other_texts_are_no_bytes(text: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"quality": 101.0}, {"bpp": 0.0}, {"psnr": float("nan")}, {"price": -1.0}, {"quality": -1.0}],
+    [{"quality": 101.0}, {"bpp": 0.0}, {"psnr": float("nan")}, {"lmbda": -1.0}, {"quality": -1.0}],
 )
 def test_values_out_of_range_are_refused(given: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="use a value" if not given else "--"):

@@ -82,20 +82,20 @@ class Search:
         # Of what rounding costs the share that counts, beyond what networks that are not cost.
         self._counts, self._free = 1.0, 0.0
 
-    def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
+    def run(self, lmbda: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
-        best, limited = self._cost(self._rounded(self.exponents), price), False
+        best, limited = self._cost(self._rounded(self.exponents), lmbda), False
         while best == math.inf and not limited:
             limited = min(self.exponents.values()) <= COARSEST
             if limited:  # a file may have these, even if what they give is no picture
                 self._limit()
             else:  # sums need too many bits
                 self.exponents = {n: e - 1 for n, e in self.exponents.items()}
-            best = self._cost(self._rounded(self.exponents), price)
+            best = self._cost(self._rounded(self.exponents), lmbda)
         for _ in range(rounds):
             before = best
             for name in self.floats:
-                best = self._along(name, price, best)
+                best = self._along(name, lmbda, best)
             if best == before or self._enough():
                 break
         return self._rounded(self.exponents)
@@ -111,7 +111,7 @@ class Search:
 
     def settled(
         self,
-        price: float,
+        lmbda: float,
         count: int,
         searching: bool,
         hurried: Callable[[], bool] = lambda: False,
@@ -123,17 +123,17 @@ class Search:
         file are searched for as well, and hardened in as many steps again.
         """
         if searching:
-            return self.hardened(self.run(price), price, count)
+            return self.hardened(self.run(lmbda), lmbda, count)
         usual = self.exponents
         networks = self._rounded(usual)
-        found = self.hardened(networks, price, count)
+        found = self.hardened(networks, lmbda, count)
         if found is networks:
-            return self.run(price)
+            return self.run(lmbda)
         if hurried() or self._network_bits(found) < LARGE_PART * self._bits_with(found):
             return found
         exponents, self.exponents = self.exponents, usual
-        other = self.hardened(self.run(price), price, count)
-        if self._cost(other, price) < self._cost(found, price):
+        other = self.hardened(self.run(lmbda), lmbda, count)
+        if self._cost(other, lmbda) < self._cost(found, lmbda):
             return other
         self.exponents = exponents
         return found
@@ -144,32 +144,32 @@ class Search:
         return rate * self.step.pixels + self._network_bits(judged)
 
     def hardened(
-        self, networks: dict[str, Quantized], price: float, count: int
+        self, networks: dict[str, Quantized], lmbda: float, count: int
     ) -> dict[str, Quantized]:
         """Networks in coarser steps with a lower D + lambda R, if so many steps find such."""
         if count < 1:
             return networks
-        least, floats = self._cost(networks, price), flat_of(self.floats)
+        least, floats = self._cost(networks, lmbda), flat_of(self.floats)
         usual = hardening.coarser(networks)
-        tries = [self._foreseen(price, floats), usual] if count >= hardening.AMPLE else [usual]
+        tries = [self._foreseen(lmbda, floats), usual] if count >= hardening.AMPLE else [usual]
         for exponents in tries:
             self.step.flat.write(floats)
-            found = hardening.hardened(self.step, exponents, price, count, self._enough)
-            if self._cost(found, price) < least:
+            found = hardening.hardened(self.step, exponents, lmbda, count, self._enough)
+            if self._cost(found, lmbda) < least:
                 self.exponents = exponents
                 return found
         return networks
 
-    def _foreseen(self, price: float, floats: Array) -> dict[str, int]:
+    def _foreseen(self, lmbda: float, floats: Array) -> dict[str, int]:
         """The steps with the least D + lambda R if hardening leaves as much of what rounding costs
         as it usually does."""
         now, (error, rate) = self.exponents, self.step.judge(floats)
-        free = error * self.step.counted + price * rate
+        free = error * self.step.counted + lmbda * rate
         if not math.isfinite(free):  # of networks that exploded, beside which nothing compares
             return now
         self._counts, self._free = hardening.LEFT, free
         try:
-            self.run(price, rounds=3)
+            self.run(lmbda, rounds=3)
             return self.exponents
         finally:
             self._counts, self._free, self.exponents = 1.0, 0.0, now
@@ -177,24 +177,24 @@ class Search:
     def optimise_latents(
         self,
         networks: Mapping[str, Quantized],
-        price: float,
+        lmbda: float,
         budget: Budget,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
         """Have other whole latents in the step where D + lambda R is lower then."""
-        if not budget.judged or (least := self._cost(networks, price)) == math.inf:
+        if not budget.judged or (least := self._cost(networks, lmbda)) == math.inf:
             return
         grids = [grid.copy() for grid in self.step.grids()]
         judged, self._judged = self._judged, {}
-        rdoq.optimise(self.step, _flat(networks), price, budget, enough)
-        if not self._cost(networks, price) <= least:  # which may not see all that moved
+        rdoq.optimise(self.step, _flat(networks), lmbda, budget, enough)
+        if not self._cost(networks, lmbda) <= least:  # which may not see all that moved
             self.step.write_grids(grids)
             self._judged = judged
 
     def refined(
         self,
         networks: dict[str, Quantized],
-        price: float,
+        lmbda: float,
         enough: Callable[[], bool] = lambda: False,
         most: int = MOST_TRIALS,
     ) -> dict[str, Quantized]:
@@ -202,17 +202,17 @@ class Search:
 
         Tries as many as `trials` says, but at most so many, until `enough` says so.
         """
-        refinement = Refinement(self.step, networks, price)
+        refinement = Refinement(self.step, networks, lmbda)
         refinement.run(min(trials(self.step.done, self.step.pixels), most), enough)
         found = refinement.networks()
         return found if _is_valid(self.step.shape, found) else networks
 
-    def _along(self, name: str, price: float, best: float) -> float:
+    def _along(self, name: str, lmbda: float, best: float) -> float:
         """Change one tensor's step as long as that is better; returns the least cost."""
         for way in (-1, 1):
             while not self._enough():
                 changed = {**self.exponents, name: self.exponents[name] + way}
-                cost = self._cost(self._rounded(changed), price)
+                cost = self._cost(self._rounded(changed), lmbda)
                 if cost >= best:
                     break
                 best, self.exponents = cost, changed
@@ -241,7 +241,7 @@ class Search:
                 self._made[name, exponents[name]] = quantized(values, exponents[name])
         return {name: self._made[name, exponents[name]] for name in self.floats}
 
-    def _cost(self, networks: Mapping[str, Quantized], price: float) -> float:
+    def _cost(self, networks: Mapping[str, Quantized], lmbda: float) -> float:
         """D + lambda R in mean squared error on [0, 1] and bits per pixel; infinity where a file
         may not have these, or what they give is no number."""
         keys = [self._key(part, networks) for part in PARTS]
@@ -255,9 +255,9 @@ class Search:
         if not valid:
             return math.inf
         error, rate = (self._judged[key] for key in keys)
-        cost = error * self.step.counted + price * rate
+        cost = error * self.step.counted + lmbda * rate
         cost = self._free + self._counts * (cost - self._free)
-        cost += price * bits / self.step.pixels
+        cost += lmbda * bits / self.step.pixels
         return math.inf if math.isnan(cost) else cost
 
     def _key(self, part: Part, networks: Mapping[str, Quantized]) -> tuple[Part, bytes]:
@@ -302,11 +302,11 @@ class Refinement:
     they are by now.
     """
 
-    def __init__(self, step: LatentStep, networks: Mapping[str, Quantized], price: float) -> None:
+    def __init__(self, step: LatentStep, networks: Mapping[str, Quantized], lmbda: float) -> None:
         self.step, self._first = step, networks
-        self._bit = price / step.pixels  # D + lambda R of a bit
+        self._bit = lmbda / step.pixels  # D + lambda R of a bit
         self._unanswered = 0
-        self._price = price
+        self._lmbda = lmbda
         self._flat = _flat(networks)
         places = networks_of(np.arange(len(self._flat)), step.shapes)
         self._places = np.concatenate([places[name].ravel() for name in networks])
@@ -368,7 +368,7 @@ class Refinement:
 
     def _answer(self, part: Part) -> float:
         self._unanswered -= 1
-        return self.step.answer() * (self.step.counted if part == "error" else self._price)
+        return self.step.answer() * (self.step.counted if part == "error" else self._lmbda)
 
     def _forget(self) -> None:
         while self._unanswered:
@@ -381,7 +381,7 @@ class Refinement:
         Costs bend upwards, so that no move gains more than the gradient says; one that was tried
         gains less by what was seen then, of which a part counts, as others have moved since.
         """
-        slopes = self.step.slopes(self._flat, self._price)[self._places] * self._sizes
+        slopes = self.step.slopes(self._flat, self._lmbda)[self._places] * self._sizes
         found = []
         now = range_coder.costs(self._symbols, self._scales)
         for way in (-1, 1):

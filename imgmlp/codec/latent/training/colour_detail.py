@@ -1,7 +1,7 @@
 """How many grids of its own size a picture needs: one, if its channels tell of the same details.
 
 Most pictures' do, and one grid beside the coarser ones holds them. Noise, dithering to few colours
-and whatever is to be nearly exact have details of their own in each channel, which no price buys
+and whatever is to be nearly exact have details of their own in each channel, which no lambda buys
 as long as there is no grid for them.
 """
 
@@ -19,26 +19,26 @@ Array = np.ndarray[Any, Any]
 PIXELS = 2**18  # that are looked at, at most
 TILE_BLOCKS = 8  # blocks of 2 x 2 pixels, in a row and in a column, that have one principal axis
 # Bits a pixel of such details from which a grid for each channel pays (docs/compression-trials.md).
-# At a price of FINE_PRICE and less the coarser grids do not get as near as is wanted: one more does
-# from fewer bits on, and all of them only where there is little else than noise.
+# At FINE_LMBDA and less the coarser grids do not get as near as is wanted: one more does from fewer
+# bits on, and all of them only where there is little else than noise.
 MANY = 1.5
-FINE_PRICE, SOME, NOISE = 3e-5, 1.0, 4.0
+FINE_LMBDA, SOME, NOISE = 3e-5, 1.0, 4.0
 LEAST_STEPS = 150  # foreseen of a run, at least: what has fewer is large, or has no time for more
 
 
-def extra_grids(pixels: Array, price: float, steps: float) -> int:
-    """So many beside the finest, for uint8 [height, width, channels] at a price (lambda), in a run
+def extra_grids(pixels: Array, lmbda: float, steps: float) -> int:
+    """So many beside the finest, for uint8 [height, width, channels] at lambda `lmbda`, in a run
     of so many steps."""
     channels: int = pixels.shape[2]
     if steps < LEAST_STEPS:
         return 0
-    bits = detail_bits(pixels, price)
-    if bits >= (NOISE if price <= FINE_PRICE else MANY):
+    bits = detail_bits(pixels, lmbda)
+    if bits >= (NOISE if lmbda <= FINE_LMBDA else MANY):
         return channels - 1
-    return int(price <= FINE_PRICE and bits >= SOME)
+    return int(lmbda <= FINE_LMBDA and bits >= SOME)
 
 
-def detail_bits(pixels: Array, price: float) -> float:
+def detail_bits(pixels: Array, lmbda: float) -> float:
     """Of each pixel log2(1 + d / left), in the mean, where d is the square of what is neither in
     means of 2 x 2 pixels, nor along the channels' principal axis in a tile, which one grid can
     hold, if coarser ones tell of the axis.
@@ -48,7 +48,7 @@ def detail_bits(pixels: Array, price: float) -> float:
     """
     if min(pixels.shape[:2]) < 2:
         return 0.0
-    left = pixels.shape[2] / math.log(4) * price
+    left = pixels.shape[2] / math.log(4) * lmbda
     details = _details(pixels)  # [rows, columns, 4, channels]
     rows, columns = details.shape[:2]
     products = details.swapaxes(2, 3) @ details  # [rows, columns, channels, channels]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.model import HYPERLATENTS, MOST_ABOVE, ModelShape, usual_levels
-from imgmlp.codec.latent.starts import USUAL_PRICE, newest_start
+from imgmlp.codec.latent.starts import USUAL_LMBDA, newest_start
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.rooms import Place, Room, compiles_long
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
@@ -45,14 +45,14 @@ class Forms:
         place: Place,
         most_weights: float,
         hyper: bool = False,
-        price: float = USUAL_PRICE,
+        lmbda: float = USUAL_LMBDA,
     ) -> None:
         """`pixels` are uint8 [h, w, channels]; `hyper` says that a run is long enough for
-        hyperlatents, and `price` what a bit a pixel costs first."""
+        hyperlatents, and `lmbda` what a bit a pixel costs first."""
         self.pixels, self.place, self.device = pixels, place, place.device
         self.name = ""  # of the form that was taken; what a checkpoint has for it
         quick = is_quick(place.device, place.short)
-        self._widths, self._price = widths(pixels.shape, most_weights, quick), price
+        self._widths, self._lmbda = widths(pixels.shape, most_weights, quick), lmbda
         self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
 
     def first(self, name: str | None = None) -> LatentStep:
@@ -119,7 +119,7 @@ class Forms:
     @property
     def _start(self) -> int:
         few = self.pixels.shape[0] * self.pixels.shape[1] < LEAST_FOR_LOW
-        return newest_start(self._widths, USUAL_PRICE if few else self._price)
+        return newest_start(self._widths, USUAL_LMBDA if few else self._lmbda)
 
     def _whole(self, room: Room) -> LatentStep:
         hidden, entropy = self._widths

@@ -36,7 +36,7 @@ def coarser(networks: Mapping[str, Quantized]) -> dict[str, int]:
 def hardened(
     step: LatentStep,
     exponents: Mapping[str, int],
-    price: float,
+    lmbda: float,
     count: int,
     enough: Callable[[], bool],
 ) -> dict[str, Quantized]:
@@ -62,19 +62,19 @@ def hardened(
             step.flat.write(floats)
             step.free.write(free)
             if share < 1:
-                _learn(step, price, ends[number + 1] - ends[number], enough)
+                _learn(step, lmbda, ends[number + 1] - ends[number], enough)
     finally:
         step.free.write(np.ones_like(free))
     found = networks_of(floats, step.shapes)
     return {name: quantized(values, exponents[name]) for name, values in found.items()}
 
 
-def _learn(step: LatentStep, price: float, count: int, enough: Callable[[], bool]) -> None:
+def _learn(step: LatentStep, lmbda: float, count: int, enough: Callable[[], bool]) -> None:
     """Have the weights that are free make up for the others."""
     chunk, highest = 1, RATE / len(step.windows) ** RATE_BY_WINDOWS
     for done in range(0, count, STEPS_OF_A_RATE):
         rate = highest * (1 - FALLING * done / count)
-        step.steer(Control(price, latents=0.0, networks=rate, rounding=True, tiles=TILES))
+        step.steer(Control(lmbda, latents=0.0, networks=rate, rounding=True, tiles=TILES))
         left = min(STEPS_OF_A_RATE, count - done)
         while left:
             taken = min(step.together or chunk, left)

@@ -3,7 +3,7 @@
 The step moves grids and networks down the gradient of the mean squared error on [0, 1] plus
 lambda times bits per pixel, of latents and of weights; all are summed over pixels, so that no
 gradient is tiny. What the host decides while it is replayed stands in `Control`, so that one
-program serves all phases and all prices.
+program serves all phases and all lambdas.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class Steering(NamedTuple, Generic[T]):
     noise: T
     latents: T
     networks: T
-    price: T
+    lmbda: T
     rounding: T
     scale: T  # times what the loss is
     most: T  # that the norm of the networks' gradient may be
-    weights: T  # times the price that their bits cost
+    weights: T  # times lambda that their bits cost
     larger: T  # times what gradients are taken to be, beside EPSILON
     apart: T
     tiles: T
@@ -121,7 +121,7 @@ class Steering(NamedTuple, Generic[T]):
 class Control:
     """What the host decides while the step is replayed."""
 
-    price: float  # lambda
+    lmbda: float  # squared error on [0, 1] that a bit a pixel is worth
     temperature: float = 0.3  # of soft rounding
     share: float = 0.63  # of noise: 1 is uniform, 1/2 most around the middle
     noise: float = 1.0
@@ -138,7 +138,7 @@ class Control:
         to its next.
         """
         # Gradients in half precision need a loss that is large enough.
-        scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
+        scale = min(max(SCALED / max(self.lmbda, 1e-9), 1.0), MOST_SCALED * channels)
         steering = Steering(
             inverse=1 / self.temperature,
             spread=0.5 / math.tanh(0.5 / self.temperature),
@@ -146,12 +146,12 @@ class Control:
             noise=self.noise,
             latents=self.latents,
             networks=self.networks,
-            price=self.price,
+            lmbda=self.lmbda,
             rounding=float(self.rounding),
             scale=scale,
             most=CLIP * pixels,
             weights=weights,
-            larger=max(MEANT / max(self.price, 1e-9), 1.0),
+            larger=max(MEANT / max(self.lmbda, 1e-9), 1.0),
             apart=apart,
             tiles=self.tiles,
             memory=self.memory,
@@ -160,10 +160,10 @@ class Control:
         return np.array(steering, np.float32)
 
 
-def still(price: float) -> Control:
+def still(lmbda: float) -> Control:
     """Of a step by which nothing moves."""
     rates: dict[str, Any] = {"latents": 0.0, "networks": 0.0, "momentum": 0.0}
-    return Control(price, temperature=FLAT, noise=0.0, rounding=True, **rates)
+    return Control(lmbda, temperature=FLAT, noise=0.0, rounding=True, **rates)
 
 
 class LatentStep(Resumable):
@@ -332,12 +332,12 @@ class LatentStep(Resumable):
 
     def _step(self) -> dict[str, Tensor]:
         told = self.steering
-        price, scale, larger = told.price, told.scale, told.larger
+        lmbda, scale, larger = told.lmbda, told.scale, told.larger
         seen, slope = self._quantised()
         error, bits = (costs.sum() for costs in self._forward(seen, self.flat))
-        loss = (error * (1 / self.channels) + bits * price) * scale
+        loss = (error * (1 / self.channels) + bits * lmbda) * scale
         by_seen, slopes = loss.gradient([seen, self.flat])
-        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * told.weights)
+        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (lmbda * told.weights)
         self.adam_latents.apply([by_seen * (larger / scale) * slope])
         norm = by_flat.square().sum().sqrt()
         self.adam.apply([by_flat * (larger * told.most / norm.maximum(told.most))])
@@ -573,31 +573,31 @@ class LatentStep(Resumable):
         found = self.extent.samples(self._showing.read("pixels"))
         return np.ascontiguousarray(found.transpose(1, 2, 0))
 
-    def slopes(self, flat: Array, price: float) -> Array:
+    def slopes(self, flat: Array, lmbda: float) -> Array:
         """The gradient of D + lambda R of what `judge` gives by these networks, float32
         [parameters]."""
         found = np.zeros(flat.shape)
-        with self._standing_still(flat, price):
+        with self._standing_still(flat, lmbda):
             for extent in self._judges:
                 self._step_of(extent)
                 found += self.program.read("slopes") / Steering(*self.control.numpy()).scale
         return (found / sum(extent.pixels for extent in self._judges)).astype(np.float32)
 
-    def latent_slopes(self, extent: Extent, flat: Array, price: float) -> list[Array]:
+    def latent_slopes(self, extent: Extent, flat: Array, lmbda: float) -> list[Array]:
         """The gradient of D + lambda R, summed over pixels, by the rounded latents of a window,
         float32 [h, w] of every grid."""
-        with self._standing_still(flat, price):
+        with self._standing_still(flat, lmbda):
             self._step_of(extent)
             mean: Array = self.adam_latents.state()[0].numpy()  # of one gradient, as nothing stays
             return self.extent.parts(mean / Steering(*self.control.numpy()).larger)
 
     @contextmanager
-    def _standing_still(self, flat: Array, price: float) -> Iterator[None]:
+    def _standing_still(self, flat: Array, lmbda: float) -> Iterator[None]:
         """Steps with these networks by which nothing moves but means of gradients, which are the
         latest gradient's; afterwards everything is as it was."""
         before, steered = self._staying(), self._steered
         self.flat.write(flat)
-        self.steer(still(price))
+        self.steer(still(lmbda))
         try:
             yield
         finally:

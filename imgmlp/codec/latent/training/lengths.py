@@ -18,6 +18,7 @@ from imgmlp.codec.latent.training.forms import (
     widths,
 )
 from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.phases import (
     FEWEST_LIMITED,
     HURRIED,
@@ -26,7 +27,6 @@ from imgmlp.codec.latent.training.phases import (
     control,
     is_graphic,
 )
-from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rooms import Place, is_gpu
 from imgmlp.codec.latent.training.rounding_search import SHAVES, SHAVING_DOUBLINGS, Refining
@@ -114,8 +114,8 @@ LEAST_AGAIN, SOONER = 0.2, 0.6
 # Of a limited time, for the run before any pass: what misses its dB needs one, while a file of
 # somewhat too few bytes is better than one of shorter training.
 MAIN = {"lambda": 1.0, "psnr": 0.8, "bytes": 0.95}
-# Of a run of few colours towards dB whose price stays: such a share, as passes find that price; and
-# steps, up to which it does. With more of them latents follow its changes about as well.
+# Of a run of few colours towards dB whose lambda stays: such a share, as passes find lambda;
+# and steps, up to which it does. With more of them latents follow its changes about as well.
 MAIN_STEADY, MOST_STEADY = 0.65, 1000
 
 
@@ -261,7 +261,7 @@ def extra_of(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevi
     if workload.seconds is not None and workload.seconds < COMPILES:
         return 0
     steps = foreseen(picture.pixels.shape, workload, device)
-    return extra_grids(picture.pixels, Prices(picture, wanted).first(), steps)
+    return extra_grids(picture.pixels, Lambdas(picture, wanted).first(), steps)
 
 
 def beside_levels(
@@ -306,7 +306,7 @@ class Lengths:
         # Steps of a program for many sizes that a run begins with which goes over to its own.
         self.opening = self.place.opening_steps(operations_of(shape))
         self.opened = False  # whether it is there now
-        self.steady = False  # whether the price of the run stays, though it goes towards dB
+        self.steady = False  # whether lambda of the run stays, though it goes towards dB
         self.limit: float | None = None  # of the clock
         self.rounding = 0.0  # seconds that the latest file took, once there is one
         self._compiled = CompileTimes(device)
@@ -333,9 +333,9 @@ class Lengths:
         """That the latest file took."""
         self.rounding = seconds
 
-    def of(self, step: LatentStep, price: float) -> int:
+    def of(self, step: LatentStep, lmbda: float) -> int:
         """Steps of a run that begins with this one; says how long they take."""
-        pace = self.pace = self._tried(step, price)
+        pace = self.pace = self._tried(step, lmbda)
         self._note_speed(step, pace)
         if self.workload.seconds is not None:
             steps, self.steady = self.fitting(self.workload.seconds, pace)
@@ -447,7 +447,7 @@ class Lengths:
         return self.opened and self.place.goes_over(steps, self.opening, each)
 
     def fitting(self, seconds: float, pace: float) -> tuple[int, bool]:
-        """Steps that a time limit leaves room for, or what there must be; and whether the price
+        """Steps that a time limit leaves room for, or what there must be; and whether lambda
         stays in them."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
         steps = self.fitting_in(MAIN_STEADY * left, pace)
@@ -493,10 +493,10 @@ class Lengths:
     def _trained(self, steps: int) -> int:
         return trained_steps(steps, self.place)
 
-    def _tried(self, step: LatentStep, price: float) -> float:
+    def _tried(self, step: LatentStep, lmbda: float) -> float:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
         step.judge(step.flat.numpy())
-        step.steer(control(0, MOST_STEPS, price))
+        step.steer(control(0, MOST_STEPS, lmbda))
         decides = self.workload.seconds is not None or not self.workload.steps
         pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
         began = time.perf_counter()

@@ -52,7 +52,7 @@ NO_BUDGET = Budget()
 def optimise(
     step: LatentStep,
     flat: Array,
-    price: float,
+    lmbda: float,
     budget: Budget,
     enough: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -61,18 +61,18 @@ def optimise(
     for _, extent in product(range(budget.sweeps), step.windows):
         if enough():
             return
-        slopes = step.latent_slopes(extent, flat, price)
+        slopes = step.latent_slopes(extent, flat, lmbda)
         for level in range(min(GRIDS, step.levels) - 1, -1, -1):
-            _Moves(step, extent, flat, price, level).run(slopes[level], budget.looks, enough)
+            _Moves(step, extent, flat, lmbda, level).run(slopes[level], budget.looks, enough)
 
 
 class _Moves:
     """Those of one grid of a window."""
 
     def __init__(
-        self, step: LatentStep, extent: Extent, flat: Array, price: float, level: int
+        self, step: LatentStep, extent: Extent, flat: Array, lmbda: float, level: int
     ) -> None:
-        self.step, self.extent, self.flat, self.price = step, extent, flat, price
+        self.step, self.extent, self.flat, self.lmbda = step, extent, flat, lmbda
         self.level = level
         self.grid: Array = extent.cut(step.grids())[level].copy()  # [h, w]
 
@@ -102,7 +102,7 @@ class _Moves:
 
     def _ranked(self, gains: Array, moved: Array) -> Array:
         """int32 [h, w]: moves that could pay, the one that gains most last; 0 for all others."""
-        loss = LOST * self.price
+        loss = LOST * self.lmbda
         possible = (moved >= LEAST) & (moved <= LARGEST) & (gains > NEARLY * loss)
         for axis in (0, 1):
             begin, end = self.extent.span(axis, self.level)
@@ -122,7 +122,7 @@ class _Moves:
         self.step.put(self.extent, self.level, self.grid)
         errors, bits = self.step.costs(self.extent, self.flat)
         errors = _block_sums(errors, 2**self.level)
-        found = bits[self.level].astype(np.float64) * self.price + errors / self.step.channels
+        found = bits[self.level].astype(np.float64) * self.lmbda + errors / self.step.channels
         return np.pad(found, NEAR)
 
 

@@ -31,12 +31,12 @@ Array = np.ndarray[Any, Any]
 # Of a step: how far rounding latents towards zero may go, beyond which bits grow but after a short
 # run; and how far where nothing else is small enough.
 INWARDS, FURTHEST_INWARDS = 0.04, 0.5
-HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
+HALVINGS = 6.0  # of lambda at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
 # Share of the time left after which networks do not harden once more, which takes as long again.
 ONCE_MORE = 0.3
 REFINED = 0.65  # share of the time left that may go to single weights and latents before that
-# Trials of these at each price, so many doublings dearer, to save what is too much; a share
+# Trials of these at each lambda, so many doublings dearer, to save what is too much; a share
 # of the time.
 SHAVES, SHAVING_DOUBLINGS, SHAVED = 400, (2, 4, 6), 0.93
 
@@ -119,8 +119,8 @@ class Rounding:
         self._overhead = draft.size(picture, "latent", _empty())
         self._bytes, self._decibels = 1.0, 0.0  # what estimates are multiplied by, what is added
 
-    def best(self, price: float) -> tuple[Written, Written]:
-        """The file of the least D + lambda R, or of another price if that is nearer to the target.
+    def best(self, lmbda: float) -> tuple[Written, Written]:
+        """The file of the least D + lambda R, or of another lambda if that is nearer to the target.
 
         And the first of these. Where there is too much, latents are rounded towards zero, then
         networks to coarser steps, then latents further; where there is room, networks are rounded
@@ -128,36 +128,36 @@ class Rounding:
         """
         self._decided(0.0)
         how = self._refining
-        networks = self._search.settled(price, how.hardening, how.searching, self._hurried)
-        self._optimise_latents(networks, price)
-        networks = self._search.refined(networks, price, self._refined, how.trials)
-        self._optimise_latents(networks, price)
+        networks = self._search.settled(lmbda, how.hardening, how.searching, self._hurried)
+        self._optimise_latents(networks, lmbda)
+        networks = self._search.refined(networks, lmbda, self._refined, how.trials)
+        self._optimise_latents(networks, lmbda)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
         while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
             if self.wanted.hit_by(files[-1].size, files[-1].psnr):
                 break
             self._learn(trial, files[-1])
-            before, trial = trial, self._nearest(networks, price)
+            before, trial = trial, self._nearest(networks, lmbda)
             if _way(trial) == _way(before):
                 break
             files.append(self._written(trial))
         return min(files, key=lambda file: self.wanted.distance(file.size, file.psnr)), files[0]
 
-    def _optimise_latents(self, networks: Mapping[str, Quantized], price: float) -> None:
+    def _optimise_latents(self, networks: Mapping[str, Quantized], lmbda: float) -> None:
         """Have other whole latents where these are better."""
         before = self._decided(0.0)
-        self._search.optimise_latents(networks, price, self._refining.budget, self._refined)
+        self._search.optimise_latents(networks, lmbda, self._refining.budget, self._refined)
         for grid, old, new in zip(self._grids, before, self.step.grids(), strict=True):
             np.copyto(grid, new, where=new != old)
 
-    def _nearest(self, networks: dict[str, Quantized], price: float) -> Trial:
+    def _nearest(self, networks: dict[str, Quantized], lmbda: float) -> Trial:
         wanted, first = self.wanted, {n: q.exponent for n, q in networks.items()}
 
-        def priced(halvings: float) -> Trial:
+        def at_lmbda(halvings: float) -> Trial:
             self._decided(0.0)
             self._search.exponents = dict(first)
-            return self._trial(self._search.run(price / 2**halvings, rounds=1), 0.0)
+            return self._trial(self._search.run(lmbda / 2**halvings, rounds=1), 0.0)
 
         def inner(networks: dict[str, Quantized], share: float) -> Trial:
             return self._trial(networks, -share)
@@ -168,10 +168,10 @@ class Rounding:
             ends = (-INWARDS, 0.0)
             tried += approached(wanted, tried[0], ends, partial(inner, networks), self._enough)
         if over and not self._hit(tried) and self._shaving is not None:
-            tried += self._shaved(networks, price, self._shaving)
+            tried += self._shaved(networks, lmbda, self._shaving)
         if not self._hit(tried):
             ends = (-HALVINGS, 0.0) if over else (0.0, HALVINGS)
-            tried += approached(wanted, tried[0], ends, priced, self._enough)
+            tried += approached(wanted, tried[0], ends, at_lmbda, self._enough)
         if wanted.kind != "psnr" and all(too_much(wanted, trial) for trial in tried):
             coarsest, ends = tried[-1].networks, (-FURTHEST_INWARDS, 0.0)
             further = partial(inner, coarsest)
@@ -182,13 +182,13 @@ class Rounding:
         return any(self.wanted.hit_by(trial.size, trial.psnr) for trial in tried)
 
     def _shaved(
-        self, networks: dict[str, Quantized], price: float, enough: Callable[[], bool]
+        self, networks: dict[str, Quantized], lmbda: float, enough: Callable[[], bool]
     ) -> list[Trial]:
-        """Single weights moved at ever higher prices, until that is few enough bytes."""
+        """Single weights moved at ever higher lambdas, until that is few enough bytes."""
         tried = list[Trial]()
         for doublings in SHAVING_DOUBLINGS:
             self._decided(0.0)
-            dearer = price * 2**doublings
+            dearer = lmbda * 2**doublings
             networks = self._search.refined(networks, dearer, enough, SHAVES)
             tried.append(replace(self._trial(networks, 0.0), shaved=doublings))
             if self._hit(tried[-1:]) or not too_much(self.wanted, tried[-1]) or enough():

@@ -1,7 +1,7 @@
-"""A picture's cosine transform, which tells about how bits and errors go with their price.
+"""A picture's cosine transform, which tells about how bits and errors go with their lambda.
 
-A codec that only rounds it, in steps of one size, comes to the same prices as latents do, though
-to more bits: where a step gives the squared error wanted, the price is STEP times its square,
+A codec that only rounds it, in steps of one size, comes to the same lambdas as latents do, though
+to more bits: where a step gives the squared error wanted, lambda is STEP times its square,
 within a factor of 1.6 of 112 files' (docs/compression-trials.md).
 """
 
@@ -37,18 +37,18 @@ class Spectrum:
         self._samples: int = pixels.size
         self._magnitudes: Array = np.abs(_transformed(_blocks(pixels)))
 
-    def price_of_error(self, error: float) -> float:
+    def lmbda_of_error(self, error: float) -> float:
         """Where the squared error on [0, 1] is about that."""
-        return _price(lambda step: self._error(step) < error)
+        return _lmbda(lambda step: self._error(step) < error)
 
-    def price_of_bits(self, bits: float) -> float:
+    def lmbda_of_bits(self, bits: float) -> float:
         """Where a picture has about so many, but not below that of FINEST_ERROR, as networks take
         more of the bits of tiny pictures, and nothing reaches far beyond it."""
         left = bits - min(NETWORKS, SHARE * bits)
-        found = _price(lambda step: self._bits(step) > left)
+        found = _lmbda(lambda step: self._bits(step) > left)
         if self._error(math.sqrt(found / STEP)) >= FINEST_ERROR:
             return found
-        return max(found, self.price_of_error(FINEST_ERROR))
+        return max(found, self.lmbda_of_error(FINEST_ERROR))
 
     def _error(self, step: float) -> float:
         whole = np.floor(self._magnitudes / np.float32(step) + np.float32(UP))
@@ -61,7 +61,7 @@ class Spectrum:
         return BITS * float(np.mean(each)) * self._samples
 
 
-def _price(too_fine: Callable[[float], bool]) -> float:
+def _lmbda(too_fine: Callable[[float], bool]) -> float:
     """That of the step between those that are and those that are not."""
     low, high = LOW, HIGH
     for _ in range(HALVINGS):

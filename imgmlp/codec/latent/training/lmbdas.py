@@ -1,4 +1,4 @@
-"""What bits cost in a run: where its price begins, and where it goes for a target."""
+"""What bits cost in a run: where its lambda begins, and where it goes for a target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from imgmlp.image import Picture
 ABOVE, SAFELY_ABOVE = 0.05, 0.12
 # Of the bytes wanted, that training under a time limit aims at: a few too many cost a dB and more.
 SAFELY = 0.96
-SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
+SLOW = 1.3  # times lambda for every dB too much, each time that it is looked at
 # Of the error that a quality means, what a bit a pixel saves at least: were every sample of three
 # worth bits, ln 4 / 3 of it. Networks of short runs err as well, so that it is half of that. What
 # is trained too little may look as if less would do.
@@ -25,7 +25,7 @@ A_BIT = 0.2
 # Times that, which passes may go to for dB that are missing: below it latents get finer, which
 # took up to 6 dB from pictures of 48×40 and 64×64 pixels, and there was no time to learn them anew.
 IN_PASSES = 0.4
-# Of pictures of few colours the price stays in a short run towards dB: times the error that these
+# Of pictures of few colours lambda stays in a short run towards dB: times the error that these
 # mean, at least. Under a time limit, which may leave no time for what would be missing, it is below
 # that of the transform instead.
 STEADY, STEADY_LIMITED = 5.0, 0.6
@@ -36,8 +36,8 @@ SHARE = 0.3  # of the bytes wanted that networks may have at most
 _first: WeakKeyDictionary[Picture, dict[Goal, float]] = WeakKeyDictionary()
 
 
-class Prices:
-    """Of a picture's runs towards a target; a price is lambda."""
+class Lambdas:
+    """Of a picture's runs towards a target; `lmbda` is lambda."""
 
     def __init__(self, picture: Picture, wanted: Goal) -> None:
         self.wanted, self._picture = wanted, picture
@@ -56,9 +56,9 @@ class Prices:
             return value
         spectrum = Spectrum(self._picture.pixels)
         if self.wanted.kind == "psnr":
-            found = spectrum.price_of_error(self._error())
+            found = spectrum.lmbda_of_error(self._error())
         else:
-            found = spectrum.price_of_bits(8 * self._room())
+            found = spectrum.lmbda_of_bits(8 * self._room())
         return min(max(found, self.cheapest(), CHEAPEST), DEAREST)
 
     def cheapest(self) -> float:
@@ -82,7 +82,7 @@ class Prices:
         return max(IN_PASSES * self.cheapest(), CHEAPEST)
 
     def pricing(self, passes: int = 0, limited: bool = False) -> Pricing | None:
-        """How many times the price should become, by the bits and dB that it leads to before so
+        """How many times lambda should become, by the bits and dB that it leads to before so
         many passes, of which a limit may leave time for none; None where it stays."""
         value = self.wanted.value
         if self.wanted.kind == "lambda":
