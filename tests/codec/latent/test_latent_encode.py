@@ -714,7 +714,7 @@ def test_a_limit_leaves_time_for_moving_latents(
     assert until() - before == pytest.approx(taken, abs=1e-6)
 
 
-@pytest.mark.parametrize(("share", "lambdas"), [(0.99, 1), (0.5, 3)])
+@pytest.mark.parametrize(("share", "lmbdas"), [(0.99, 1), (0.5, 3)])
 def test_single_weights_save_bytes_at_ever_higher_lambdas(share: float, lmbdas: int) -> None:
     """Until they are few enough; one after the other, as what one saved is kept."""
     step = LatentStep(small_pixels(), 0, open_device("numpy"), hidden=8, entropy=8)
