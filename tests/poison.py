@@ -28,10 +28,10 @@ def run_poisoned(program: Program) -> None:
 def _spoil_free_bytes(program: Program, device: Device, position: int) -> None:
     plan = program.stages.memory
     free = np.ones(plan.arena_bytes, np.bool_)
-    for storage in plan.holding(position):
+    for storage in plan.live_before(position):
         begin = plan.offsets[storage]
         free[begin : begin + storage.nbytes] = False
-    for start, allocation in zip(plan.starts(), program.arena, strict=True):
+    for start, allocation in zip(plan.allocation_offsets(), program.arena, strict=True):
         content = np.empty(allocation.nbytes, np.uint8)
         device.read(allocation, content)
         content[free[start : start + allocation.nbytes]] = POISON

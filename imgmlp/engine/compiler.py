@@ -1,7 +1,7 @@
-"""All forms of one step, from Nodes to OpenCL C, and how to look at them.
+"""The compiler: Nodes go in; OpenCL C and a memory plan come out.
 
-This is the flow of the compiler in one function; it needs no device, only the facts of one that
-target.py names.
+`lower` runs all passes in order. The compiler needs no device, only the facts about one that
+ir/target.py lists. `Stages` has every intermediate form, and prints each.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from imgmlp.engine.ir.target import Multiply, Target
 from imgmlp.engine.ir.uops import Code, render_uops
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.lowering.linearize import linearize
-from imgmlp.engine.passes.halo_tiles import in_tiles
+from imgmlp.engine.passes.halo_tiles import fuse_in_halo_tiles
 from imgmlp.engine.passes.horizontal_fusion import fuse
-from imgmlp.engine.passes.memory_plan import Plan, plan
+from imgmlp.engine.passes.memory_plan import MemoryPlan, plan_memory
 from imgmlp.engine.passes.persistent import make_persistent
 from imgmlp.engine.passes.schedule import schedule
-from imgmlp.engine.passes.side_queue import fuse_aside
-from imgmlp.engine.passes.simplify import OFTEN, simplify
+from imgmlp.engine.passes.side_queue import fuse_in_two_queues
+from imgmlp.engine.passes.simplify import MIN_TABLE_REUSE, simplify
 from imgmlp.engine.tiling.block import block_procedure, is_staged
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What a step becomes, stage by stage."""
+    """All forms of one step, from Nodes to OpenCL C."""
 
     nodes: tuple[Node, ...]  # new values of all states and outputs, simplified
     procedure: Procedure
-    memory: Plan
-    codes: tuple[Code, ...]  # a kernel's UOps each
+    memory: MemoryPlan
+    codes: tuple[Code, ...]  # the UOps of each kernel
     source: str  # OpenCL C
-    functions: tuple[str, ...]  # the function of `source` that each kernel calls
-    seconds: dict[str, float]  # that each pass took
+    functions: tuple[str, ...]  # the name in `source` of each kernel's function
+    seconds: dict[str, float]  # time that each pass took, by its name
 
     def show(self, form: str) -> str:
-        """One of FORMS as text. Raises ValueError for another."""
+        """The text of one of FORMS. Raises ValueError if `form` is none of them."""
         if form not in FORMS:
             raise misuse(ValueError, f"show: {form!r} is none of the forms {', '.join(FORMS)}")
         return FORMS[form](self)
@@ -51,9 +51,9 @@ class Stages:
     def figures(self) -> dict[str, int | float]:
         """Counts and bytes of the step.
 
-        `intermediate_bytes` is what every operation's value would take if each were stored,
-        `saved` the share of it that fusion and the memory plan avoid, `saved_by_packing`
-        what sharing bytes alone saves of the intermediates that are left.
+        `intermediate_bytes` would be needed if every operation's value were stored. `saved` is the
+        fraction of it that fusion and the memory plan avoid, `saved_by_packing` the fraction of the
+        remaining intermediates' bytes that the memory plan alone saves.
         """
         unfused = sum(n.size * n.dtype.itemsize for n in computed(self.nodes))
         arena, separate = self.memory.arena_bytes, self.memory.separate_bytes
@@ -67,13 +67,17 @@ class Stages:
         }
 
 
-# Times that a table's rows are taken, from which to multiply the table, in a launch of its own. On
-# an H200 it took longer than for matrix units to multiply the rows at 32 times ("split") and 128
-# ("half"), and less at 512.
-TABLES: dict[Multiply, int] = {"float32": OFTEN, "split": 64, "half": 256}
+# How often each row of a table is gathered from where on the whole table is multiplied, in a launch
+# of its own. On an H200 matrix units multiplied the gathered rows faster at 32 ("split") and at 128
+# times ("half"), and the table faster at 512.
+MIN_TABLE_REUSE_BY_MULTIPLY: dict[Multiply, int] = {
+    "float32": MIN_TABLE_REUSE,
+    "split": 64,
+    "half": 256,
+}
 
-# Why lanes multiply float32 where there are matrix units.
-TOO_LARGE = "no matrix units: a tile's factors have no room in local memory"
+# Note of a Procedure whose float32 products do not run on the device's matrix units.
+NO_ROOM_FOR_MATRIX_UNITS = "no matrix units: a tile's factors have no room in local memory"
 
 FORMS: dict[str, Callable[[Stages], str]] = {
     "dot": lambda stages: render_dot(stages.nodes),
@@ -87,46 +91,56 @@ FORMS: dict[str, Callable[[Stages], str]] = {
 
 
 def lower(updates: Sequence[Update], target: Target, general: bool = False) -> Stages:
-    """Every stage of a step that gives each Buffer its new value; `general` leaves out the block
-    program."""
+    """Compile a step that gives each Buffer its new value.
+
+    `general` leaves out the block program, and uses the general scheduler alone.
+    """
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
 
-    def scheduled(nodes: Sequence[Node]) -> Procedure:
+    def to_procedure(nodes: Sequence[Node]) -> Procedure:
         step = list(zip(states, nodes, strict=True))
         if general or not target.joins:
-            return schedule(step, target.lanes == "group")
+            return schedule(step, split_products=target.lanes == "group")
         return block_procedure(step, target)
 
-    with _clock(seconds, "simplify"):
-        nodes = simplify(values, TABLES[target.multiply])
-    with _clock(seconds, "schedule"):
-        procedure, lacking = scheduled(nodes), ""
-        if target.multiply == "split" and not _pays(procedure):
+    with _timed(seconds, "simplify"):
+        nodes = simplify(values, MIN_TABLE_REUSE_BY_MULTIPLY[target.multiply])
+    with _timed(seconds, "schedule"):
+        procedure = to_procedure(nodes)
+        if target.multiply == "split" and not _matrix_units_pay(procedure):
             target = replace(target, multiply="float32")
-            before, large = nodes, _blocks(procedure)
-            nodes = simplify(values, TABLES[target.multiply])
-            if large or nodes != before:
-                procedure = scheduled(nodes)
-            lacking = f"; {TOO_LARGE}" if large else ""
-        procedure = replace(procedure, note=f"{procedure.note}{lacking}")
+            nodes_for_units, blocks = nodes, _blocks(procedure)
+            nodes = simplify(values, MIN_TABLE_REUSE_BY_MULTIPLY[target.multiply])
+            if blocks or nodes != nodes_for_units:
+                procedure = to_procedure(nodes)
+            if blocks:
+                note = f"{procedure.note}; {NO_ROOM_FOR_MATRIX_UNITS}"
+                procedure = replace(procedure, note=note)
     if target.joins:
-        with _clock(seconds, "fuse"):
-            procedure = in_tiles(procedure) if target.lanes == "group" else procedure
-            aside = fuse_aside(procedure) if target.queues else None
-            procedure = aside or fuse(procedure)
-            procedure = make_persistent(procedure) if target.stays else procedure
-    with _clock(seconds, "linearize"):
+        with _timed(seconds, "fuse"):
+            procedure = _fuse_launches(procedure, target)
+    with _timed(seconds, "linearize"):
         codes = tuple(linearize(k, target) for k in procedure.kernels)
-    with _clock(seconds, "render"):
+    with _timed(seconds, "render"):
         source, functions = render(codes, target)
-    with _clock(seconds, "plan"):
-        memory = plan(procedure, target.align, target.slices)
+    with _timed(seconds, "plan"):
+        memory = plan_memory(procedure, target.align, target.slices)
     return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions), seconds)
 
 
-def _pays(procedure: Procedure) -> bool:
-    """Whether matrix units gain by float32: in blocks whose tiles have their factors at hand."""
+def _fuse_launches(procedure: Procedure, target: Target) -> Procedure:
+    """The same kernels in as few launches as the device gains from."""
+    if target.lanes == "group":
+        procedure = fuse_in_halo_tiles(procedure)
+    in_two_queues = fuse_in_two_queues(procedure) if target.queues else None
+    procedure = in_two_queues or fuse(procedure)
+    return make_persistent(procedure) if target.stays else procedure
+
+
+def _matrix_units_pay(procedure: Procedure) -> bool:
+    """Whether float32 products gain from matrix units: in blocks that have all factors of a tile
+    in local memory."""
     blocks = _blocks(procedure)
     return bool(blocks) and all(is_staged(b.kernels) for b in blocks)
 
@@ -136,8 +150,8 @@ def _blocks(procedure: Procedure) -> list[Block]:
 
 
 @contextmanager
-def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Note down how long what is done within takes."""
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Note the time that the body of a `with` statement takes."""
     begin = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - begin

@@ -1,7 +1,7 @@
-"""Kernels of one launch that are computed tile by tile, with a halo of what the next ones read.
+"""Lowering of a Tiled launch: a chain of kernels on one tile with halos (passes/halo_tiles.py).
 
-Each leaves what these read in local memory, zeros where there is no element, and stores what is the
-tile's own.
+Each kernel leaves what later ones read in local memory, with zeros where there is no element, and
+stores the elements of the tile itself to global memory.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, split, unravel
 from imgmlp.engine.ir.target import GPU_LANES, Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Lowering, put
-from imgmlp.engine.passes.halo_tiles import Arrays, Window, apart
+from imgmlp.engine.passes.halo_tiles import LocalArrays, StencilChain, row_column_distance
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """An element of a tile, or of the halo around it."""
+    """An element of a tile with its halo, by its row and column."""
 
-    row: Expr  # from the halo's first on
+    row: Expr  # counted from the first row of the halo
     column: Expr
-    halo: int
+    halo: int  # rows and columns around the tile
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A value in local memory."""
+class _LocalValue:
+    """A tile of a value in local memory, with its halo."""
 
-    array: int
-    begin: int  # of its first element in the Buffer
+    array: int  # the LOCAL instruction
+    begin: int  # the first element of the value in its Buffer
     halo: int
-    rows: int  # of the tile and the halo
+    rows: int  # of the tile with its halo
     columns: int
 
-    def at(self, cell: _Cell, away: tuple[int, int] = (0, 0)) -> Expr:
-        """Where that of so many rows and columns away from a cell is."""
-        rows, columns = (self.halo - cell.halo + n for n in away)
+    def at(self, cell: _Cell, distance: tuple[int, int] = (0, 0)) -> Expr:
+        """The index in the array of the element some (rows, columns) away from a cell."""
+        rows, columns = (self.halo - cell.halo + n for n in distance)
         return (cell.row + rows) * self.columns + cell.column + columns
 
     def has(self, cell: _Cell) -> Expr:
-        """Whether a cell is within its halo."""
+        """Whether a cell lies within this value's tile and halo."""
         more = cell.halo - self.halo
         row, column = cell.row - more, cell.column - more
         limits = less(row, self.rows), less(column, self.columns)
@@ -57,33 +57,33 @@ class _Kept:
 
 
 @dataclass(frozen=True)
-class _Local:
-    """What a group has in local memory: by the Buffers where it would be otherwise."""
+class _LocalValues:
+    """What a work-group has in local memory, by the Buffers that would hold it otherwise."""
 
-    shared: Mapping[Buffer, tuple[int, range]]  # an array, and which elements it has
-    kept: dict[Buffer, list[_Kept]]
+    uniform: Mapping[Buffer, tuple[int, range]]  # an array, and which elements it has
+    values: dict[Buffer, list[_LocalValue]]
     pitch: int
 
     def place(self, storage: Buffer, offset: Expr, cell: _Cell) -> tuple[int, Expr] | None:
-        """An array and where in that an element is, seen from a cell."""
+        """The array of an element of a Buffer and the index there, relative to a cell."""
         at, terms = split(offset)
         if not terms:
-            array, elements = self.shared.get(storage, (0, range(0)))
+            array, elements = self.uniform.get(storage, (0, range(0)))
             return (array, Const(at - elements.start)) if at in elements else None
-        if storage not in self.kept:
+        if storage not in self.values:
             return None
-        value = min(self.kept[storage], key=lambda one: abs(at - one.begin))
-        return value.array, value.at(cell, apart(at - value.begin, self.pitch))
+        value = min(self.values[storage], key=lambda one: abs(at - one.begin))
+        return value.array, value.at(cell, row_column_distance(at - value.begin, self.pitch))
 
 
-class _Near(Lowering):
-    """Reads from local memory what is there."""
+class _LocalReads(Lowering):
+    """Lowering that reads from local memory what is there, and all else from global memory."""
 
     def __init__(
-        self, build: Builder, target: Target, local: _Local, cell: _Cell, there: Expr
+        self, build: Builder, target: Target, local: _LocalValues, cell: _Cell, exists: Expr
     ) -> None:
         super().__init__(build, None, target)
-        self.local, self.cell, self.there = local, cell, there
+        self.local, self.cell, self.exists = local, cell, exists
 
     def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
         source, moved = through(node)
@@ -92,70 +92,67 @@ class _Near(Lowering):
         if not known:
             return super()._moved(node, indices, guard)
         array, place = known
-        if isinstance(place, Const):  # read where it is used: there are too few registers for all
+        if isinstance(place, Const):  # loaded at each use, as registers cannot hold all of them
             found, guard = self.build.effect(U.LANE, (array,), place, f32), conj(valid, guard)
-        else:  # where that is not valid are zeros
+        else:  # the halo has zeros where `valid` is false
             found = self.build.emit(U.LANE, f32, (array,), place, [place])
-        return found if guard is self.there else self.or_zero(guard, found, f32)
+        return found if guard is self.exists else self.or_zero(guard, found, f32)
 
 
 def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int]:
-    """The launch's global and local size."""
-    window = Window.of(tiled.members)
-    assert window is not None
+    """Lower a Tiled launch; returns its global and local size."""
+    stencil = StencilChain.of(tiled.members)
+    assert stencil is not None
     (height, width), pitch = tiled.tile, tiled.pitch
     across, down = -(-pitch // width), -(-tiled.size // (pitch * height))
     group = build.open(Range("t", across * down, "group"))
     top, left = group // across * height, group % across * width
-    arrays = Arrays.of(window, tiled.tile)
-    found = [build.effect(U.LOCAL, (), size, f32) for size in arrays.sizes]
-    local = _Local(_shared(window, build), {}, pitch)
+    layout = LocalArrays.of(stencil, tiled.tile)
+    arrays = [build.effect(U.LOCAL, (), size, f32) for size in layout.sizes]
+    local = _LocalValues(_load_uniform(stencil, build), {}, pitch)
     for number, (kernel, halo) in enumerate(zip(tiled.members, tiled.halos, strict=True)):
-        if number or local.shared:
+        if number or local.uniform:
             build.effect(U.BARRIER, ())
         rows, columns = height + 2 * halo, width + 2 * halo
         lane = build.open(Range("l", GPU_LANES, "lane"))
         count = build.open(Range("r", -(-rows * columns // GPU_LANES))) * GPU_LANES + lane
-        with _where(build, "x", less(count, rows * columns)):
-            count = _defined(build, f"c{number}", count, rows * columns)
+        with _if(build, "x", less(count, rows * columns)):
+            count = _define(build, f"c{number}", count, rows * columns)
             cell = _Cell(count // columns, count % columns, halo)
             row, column = cell.row - halo, cell.column - halo
             place = (top + row) * pitch + left + column
-            element = _defined(build, f"p{number}", place, tiled.size)  # if it is one
+            element = _define(build, f"p{number}", place, tiled.size)  # in range if it exists
             place = Var(element.name, place.lo, place.hi)
-            there = conj(at_least(place, 0), less(place, tiled.size))
+            exists = conj(at_least(place, 0), less(place, tiled.size))
             indices = unravel(element, kernel.shape)
-            near = _Near(build, target, local, cell, there)
-            values = [near.value(store.value, indices, there) for store in kernel.stores]
+            lower = _LocalReads(build, target, local, cell, exists)
+            values = [lower.value(store.value, indices, exists) for store in kernel.stores]
             for n, value in enumerate(values):
-                if (around := window.around.get((number, n))) is None:
+                if (reach := stencil.value_halos.get((number, n))) is None:
                     continue
-                array, begin = found[arrays.holding[number, n]], window.begins[number, n]
-                one = _Kept(array, begin, around, height + 2 * around, width + 2 * around)
-                local.kept.setdefault(kernel.stores[n].target, []).append(one)
-                kept = near.or_zero(there, value, f32)
-                with _where(build, "z", one.has(cell)):
-                    build.effect(U.KEEP, (array, kept), one.at(cell), f32)
+                array, begin = arrays[layout.array_of[number, n]], stencil.begins[number, n]
+                kept = _LocalValue(array, begin, reach, height + 2 * reach, width + 2 * reach)
+                local.values.setdefault(kernel.stores[n].target, []).append(kept)
+                value_or_zero = lower.or_zero(exists, value, f32)
+                with _if(build, "z", kept.has(cell)):
+                    build.effect(U.KEEP, (array, value_or_zero), kept.at(cell), f32)
             pairs = zip(kernel.stores, values, strict=True)
             stored = [(s, value) for s, value in pairs if not isinstance(s.target, LocalBuffer)]
             if stored:
-                rest = [
-                    at_least(row, 0),
-                    less(row, height),
-                    at_least(column, 0),
-                    less(column, width),
-                ]
-                with _where(build, "y", conj(there, less(left + column, pitch), *rest)):
+                in_rows = at_least(row, 0), less(row, height)
+                in_columns = at_least(column, 0), less(column, width)
+                in_tile = conj(exists, less(left + column, pitch), *in_rows, *in_columns)
+                with _if(build, "y", in_tile):
                     put(build, [s for s, _ in stored], [value for _, value in stored], indices)
         build.close(2)
     build.close()
     return across * down * GPU_LANES, GPU_LANES
 
 
-def _shared(window: Window, build: Builder) -> dict[Buffer, tuple[int, range]]:
-    """Bring to local memory what is the same for all elements."""
+def _load_uniform(stencil: StencilChain, build: Builder) -> dict[Buffer, tuple[int, range]]:
+    """Copy the elements of Buffers that all elements read alike to local memory."""
     found = {}
-    for storage, elements in window.shared.items():
+    for storage, elements in stencil.uniform.items():
         array = build.effect(U.LOCAL, (), len(elements), f32)
         lane = build.open(Range("l", len(elements), "lane"))
         place = lane + elements.start
@@ -167,16 +164,16 @@ def _shared(window: Window, build: Builder) -> dict[Buffer, tuple[int, range]]:
     return found
 
 
-def _defined(build: Builder, name: str, value: Expr, count: int) -> Var:
-    """A variable of the innermost loop, for a value in [0, count)."""
+def _define(build: Builder, name: str, value: Expr, count: int) -> Var:
+    """Define a variable in the innermost loop, for a value in [0, count)."""
     number = build.emit(U.INDEX, i32, (), value, [value])
     build.define(name, number, len(build.scopes) - 1)
     return Var(name, 0, count - 1)
 
 
 @contextmanager
-def _where(build: Builder, name: str, condition: Expr) -> Iterator[None]:
-    """What is done under a condition."""
+def _if(build: Builder, name: str, condition: Expr) -> Iterator[None]:
+    """Instructions that run under a condition only."""
     if condition is not ONE:
         build.open(Range(name, 1, limit=condition))
     yield

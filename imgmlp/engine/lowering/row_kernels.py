@@ -26,7 +26,7 @@ from imgmlp.engine.lowering.expressions import (
     store_all,
 )
 from imgmlp.engine.lowering.map_kernels import GRAIN
-from imgmlp.engine.passes.row_fusion import COSTLY, kept
+from imgmlp.engine.passes.row_fusion import MIN_COST_TO_KEEP, values_to_keep
 
 MOST_KEPT = 1 << 13  # elements of a row's private arrays on a CPU
 MOST_REGISTERS = 64  # of the arrays of a lane
@@ -42,7 +42,7 @@ def row_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
         return max(1, min(4 * lower.target.units, size * count // GRAIN, size)), 1
     alone = count < FEW
     own = count if alone else -(-count // GPU_LANES)
-    _Row(kernel, lower, COSTLY, MOST_REGISTERS // own).on_lanes(alone, own)
+    _Row(kernel, lower, MIN_COST_TO_KEEP, MOST_REGISTERS // own).on_lanes(alone, own)
     if alone and not lower.inside:
         return -(-size // 64) * 64, 64
     return size * GPU_LANES, GPU_LANES
@@ -60,7 +60,7 @@ class _Row:
         self.count = math.prod(self.shape) // self.size
         roots = [[core.src[0]] for core in kernel.rows] + [[s.value for s in kernel.stores]]
         nothing: list[list[Node]] = [[] for _ in roots]
-        plans = (kept(roots, loads), kept(roots, 0), nothing)
+        plans = (values_to_keep(roots, loads), values_to_keep(roots, 0), nothing)
         self.arrays: dict[Node, int] = {}
         self.results: dict[Node, Store] = {}  # values that are kept where a result will be
         for plan in plans:

@@ -1,6 +1,7 @@
-"""Kernels while they are merged and ordered: which wait for which, and how deep they are.
+"""The dependency graph of kernel drafts, while passes merge and order them.
 
-A step may have thousands of them, so nothing here looks at all of them for each.
+Drafts are known by their `order`, a number. A step may have thousands of them, so no operation
+here visits all drafts for each draft: levels bound every search.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from collections.abc import Iterable, Sequence
 from imgmlp.engine.ir.graph import Node, toposort
 from imgmlp.engine.ir.kernel import KernelDraft
 
-# Operations that one expression goes down: lowering walks it recursively, and a driver's compiler
-# takes long for one that has thousands.
-DEEPEST = 128
+# Operations on the longest path through a kernel's expression. Lowering walks the expression
+# recursively, and a driver's compiler is slow for expressions of thousands of operations.
+MAX_EXPRESSION_DEPTH = 128
 
 
-class Drafts:
-    """Those that are left, by order."""
+class DraftGraph:
+    """The drafts that have not been merged into others, by order, and their users."""
 
     def __init__(self, drafts: Iterable[KernelDraft]) -> None:
         self.alive = {d.order: d for d in drafts}
         self._users: dict[int, set[int]] = {order: set() for order in self.alive}
-        self._levels = dict.fromkeys(self.alive, 0)  # each above those of what it waits for
+        self._levels = dict.fromkeys(self.alive, 0)  # above the levels of all dependencies
         self._depths: dict[int, int] = {}
         for order, d in self.alive.items():
             for before in d.after:
                 self._users[before].add(order)
-        for d in ordered(list(self.alive.values())):
+        for d in topological_order(list(self.alive.values())):
             self._levels[d.order] = 1 + max((self._levels[o] for o in d.after), default=-1)
 
-    def waits(self, starts: Iterable[int], target: int) -> bool:
-        """Whether a draft of `starts` is the target or runs after it."""
+    def depends_on(self, starts: Iterable[int], target: int) -> bool:
+        """Whether one of the drafts `starts` is the target or depends on it."""
         least = self._levels[target]
         stack = list(starts)
         seen = set(stack)
@@ -43,8 +44,8 @@ class Drafts:
                 stack.extend(more)
         return target in seen
 
-    def around(self, draft: KernelDraft, others: Sequence[KernelDraft]) -> set[int]:
-        """Those of some others that it waits for by way of another one; perhaps more."""
+    def indirect_dependencies(self, draft: KernelDraft, others: Sequence[KernelDraft]) -> set[int]:
+        """A set of drafts that has those of `others` on which this one depends indirectly."""
         found: set[int] = set()
         if not others:
             return found
@@ -59,11 +60,11 @@ class Drafts:
         return found
 
     def users(self, draft: KernelDraft) -> set[int]:
-        """Those that wait for it."""
+        """The drafts that depend directly on this one."""
         return self._users[draft.order]
 
-    def join(self, gone: KernelDraft, into: KernelDraft) -> None:
-        """One draft does what another did: it waits as that did, and is waited for instead."""
+    def merge_into(self, gone: KernelDraft, into: KernelDraft) -> None:
+        """Remove a draft whose work another one now does: that one gets its edges."""
         into.needs |= gone.needs
         into.after = (into.after | gone.after) - {into.order, gone.order}
         users = self._users.pop(gone.order) - {into.order}
@@ -80,16 +81,16 @@ class Drafts:
         self._depths.pop(into.order, None)
         level = max(self._levels.pop(gone.order), self._levels[into.order])
         self._levels[into.order] = -1
-        self._raise(into.order, level)
+        self._raise_level(into.order, level)
 
     def depth(self, draft: KernelDraft) -> int:
-        """The most operations from what it stores down to memory."""
+        """Operations on the longest path from a draft's stores down to memory."""
         if draft.order not in self._depths:
             self._depths[draft.order] = depth([s.value for s in (*draft.stores, *draft.totals)])
         return self._depths[draft.order]
 
-    def _raise(self, order: int, level: int) -> None:
-        """Lift a draft to a level, and above it what waits for it."""
+    def _raise_level(self, order: int, level: int) -> None:
+        """Raise a draft to a level, and its users above it."""
         pending = [(order, level)]
         while pending:
             order, level = pending.pop()
@@ -99,15 +100,15 @@ class Drafts:
 
 
 def depth(values: Sequence[Node]) -> int:
-    """The most operations that lead from one of these down to what has no sources."""
+    """Operations on the longest path from one of these values down to a leaf."""
     found: dict[Node, int] = {}
     for node in toposort(values):
         found[node] = 1 + max((found[s] for s in node.src), default=-1)
     return max(found.values(), default=0)
 
 
-def ordered(drafts: Sequence[KernelDraft]) -> list[KernelDraft]:
-    """Each draft after those it waits for, otherwise in the order of the graph."""
+def topological_order(drafts: Sequence[KernelDraft]) -> list[KernelDraft]:
+    """Each draft after its dependencies, otherwise by `order`, which follows the graph."""
     by_order = {d.order: d for d in drafts}
     missing = {d.order: len(d.after) for d in drafts}
     users: dict[int, list[int]] = {d.order: [] for d in drafts}

@@ -1,4 +1,9 @@
-"""State that a step replaces: in place where every reader of the old value can run before."""
+"""In-place updates: a state is overwritten directly if all readers of its old value can run before.
+
+In: the materialised graph and the updates of states. Out: a place for every stored value, the
+states that are overwritten directly, and the updates that are copied at the end of the step.
+A kernel must never read a state after its new value was stored there.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,9 @@ def choose_places(
 ) -> tuple[dict[Node, Node], set[Buffer], list[Update]]:
     """All places; the states that are overwritten directly; updates to copy at the end.
 
-    A state may be overwritten by the kernel of its new value if every other kernel that reads
-    the old value can run before, that kernel reads it element by element, and no other state
-    takes the old value as it is. So may it by a loop that carries it.
+    The kernel of a new value may overwrite the state if every other kernel that reads the old value
+    can run before it, if it reads the old value only at the element that it writes, and if no other
+    state takes the old value unchanged. The same holds for a loop that carries the state.
     """
     trial = graph.places({})
     copied_from = {value.arg for _, value in updates if value.op is Op.BUFFER}
@@ -45,7 +50,10 @@ def _can_overwrite(
     drafts: list[KernelDraft],
     edges: dict[int, set[int]],
 ) -> bool:
-    """Whether what would fill `place` may be done in the state; if so, after its readers."""
+    """Whether the kernel that fills `place` may write to the state instead.
+
+    If so, `edges` from it to the readers of the old value are added.
+    """
     if value.shape != state.shape or value.dtype is not state.dtype:
         return False
     needed = [d for d in drafts if not _only_copies(d, state, place)]
@@ -64,8 +72,8 @@ def _can_overwrite(
 
 
 def _only_copies(draft: KernelDraft, state: Buffer, place: Buffer) -> bool:
-    """Whether a draft only brings a state where its new value goes: a loop's first value, or
-    one of a COND's."""
+    """Whether a draft only copies a state to the place of its new value, as the initial value of a
+    loop or as one branch of a COND does."""
     (first, *more) = draft.stores
     value = first.value
     copies = value.op is Op.BUFFER and value.arg is state
@@ -81,18 +89,18 @@ def _reads_at_element_only(writer: KernelDraft, state: Buffer) -> bool:
 
 
 def order_after_readers(drafts: list[KernelDraft], in_place: set[Buffer]) -> None:
-    """Whoever overwrites a state runs after all who read what it was."""
+    """Add dependencies: a draft that overwrites a state runs after all readers of the old value."""
     for writer in drafts:
         for state in in_place & {s.target for s in writer.stores}:
             writer.after |= {d.order for d in drafts if state in d.old and d is not writer}
 
 
-def copies_at_the_end(
+def final_copies(
     drafts: list[KernelDraft], places: dict[Node, Node], copied: Sequence[Update]
 ) -> list[KernelDraft]:
-    """Updates that could not be made in place: after everything else, from where they stand.
+    """Drafts that copy new values to states that could not be updated in place, after all others.
 
-    A new value may itself be the old value of another state, so all are first set aside.
+    A new value may be the old value of another state, so such values are first copied aside.
     """
     found: list[KernelDraft] = []
     first = max((d.order for d in drafts), default=-1) + 1

@@ -1,4 +1,10 @@
-"""Fewer kernels: several outputs of one."""
+"""Merging: kernels of one shape become one kernel with several outputs.
+
+In and out: kernel drafts. A kernel may be merged with an earlier one if nothing must run between
+them, and if each reads what the other stores only at its own element: that value then stays in a
+register. The nearest candidates are tried first, as far as the merged expression does not get too
+deep. Merging must not join two products or reductions, which need loops of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +14,33 @@ from collections.abc import Iterable
 from imgmlp.engine.ir.graph import Node, Shape, substitute
 from imgmlp.engine.ir.kernel import KernelDraft, Store, read_at_element_only, storage
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.passes.drafts import DEEPEST, Drafts
+from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, DraftGraph
 
-MOST_PARTNERS = 128  # of one shape that a kernel may be merged with, the nearest ones
+MAX_MERGE_CANDIDATES = 128  # the nearest kernels of the same shape, with which merging is tried
 
 
-def merge(drafts: list[KernelDraft]) -> list[KernelDraft]:
-    """Kernels of one shape become one with several stores, where nothing must run between."""
-    left = Drafts(drafts)
-    partners = _Partners(drafts)
+def merge_drafts(drafts: list[KernelDraft]) -> list[KernelDraft]:
+    """Merge kernels of one shape until no two can be merged any more."""
+    graph = DraftGraph(drafts)
+    candidates = _MergeCandidates(drafts)
     merged = True
     while merged:
         merged = False
-        for second in sorted(left.alive.values(), key=lambda d: d.order):
-            near = [f for f in partners.of(second) if _alike(f, second, left)]
-            blocked = left.around(second, near)
+        for second in sorted(graph.alive.values(), key=lambda d: d.order):
+            near = [f for f in candidates.of(second) if _is_worthwhile(f, second, graph)]
+            blocked = graph.indirect_dependencies(second, near)
             free = (f for f in near if f.order not in blocked)
-            first = next((f for f in free if _mergeable(f, second, left)), None)
+            first = next((f for f in free if _can_merge(f, second, graph)), None)
             if first is not None:
-                partners.forget(first, second)
-                _absorb(first, second, left)
-                partners.add(first)
+                candidates.forget(first, second)
+                _merge_into(first, second, graph)
+                candidates.add(first)
                 merged = True
-    return list(left.alive.values())
+    return list(graph.alive.values())
 
 
-class _Partners:
-    """Drafts by shape, those with a reduction or product and those without."""
+class _MergeCandidates:
+    """Drafts by shape, and by whether they have a core (a reduction or product)."""
 
     def __init__(self, drafts: Iterable[KernelDraft]) -> None:
         self._found: dict[tuple[Shape, bool], list[KernelDraft]] = {}
@@ -52,68 +58,69 @@ class _Partners:
             del same[bisect.bisect_left(same, draft.order, key=_order)]
 
     def of(self, second: KernelDraft) -> list[KernelDraft]:
-        """Those before it that it might join, the nearest ones first."""
+        """Earlier drafts of the same shape, the nearest first. Two cores never meet."""
         if second.loop is not None:
             return []
         found: list[KernelDraft] = []
         for core in (False, True) if second.core is None else (False,):
             same = self._found.get((second.shape, core), [])
             end = bisect.bisect_left(same, second.order, key=_order)
-            found += same[max(0, end - MOST_PARTNERS) : end]
-        return sorted(found, key=lambda d: -d.order)[:MOST_PARTNERS]
+            found += same[max(0, end - MAX_MERGE_CANDIDATES) : end]
+        return sorted(found, key=lambda d: -d.order)[:MAX_MERGE_CANDIDATES]
 
 
 def _order(draft: KernelDraft) -> int:
     return draft.order
 
 
-def _alike(first: KernelDraft, second: KernelDraft, left: Drafts) -> bool:
-    """Whether one kernel of both would be worth it."""
+def _is_worthwhile(first: KernelDraft, second: KernelDraft, graph: DraftGraph) -> bool:
+    """Whether merging saves a read, or a launch of work with the same guards."""
     if first.guards != second.guards:
         return False
     if first.order in second.after or second.order in first.after:
-        return left.depth(first) + left.depth(second) <= DEEPEST
+        return graph.depth(first) + graph.depth(second) <= MAX_EXPRESSION_DEPTH
     return not (first.core or second.core) or not first.shape
 
 
-def _mergeable(first: KernelDraft, second: KernelDraft, left: Drafts) -> bool:
-    """Whether they may be one, if the second waits for the first at most directly."""
-    if left.waits(first.after - {second.order}, second.order):
+def _can_merge(first: KernelDraft, second: KernelDraft, graph: DraftGraph) -> bool:
+    """Whether two drafts may be merged, given that the second has no indirect dependency on the
+    first."""
+    if graph.depends_on(first.after - {second.order}, second.order):
         return False
-    return _harmless(first, second) and _harmless(second, first)
+    return _reads_only_own_element(first, second) and _reads_only_own_element(second, first)
 
 
-def _harmless(writer: KernelDraft, reader: KernelDraft) -> bool:
-    """Whether the reader meets what the writer stores only at the element being computed."""
+def _reads_only_own_element(writer: KernelDraft, reader: KernelDraft) -> bool:
+    """Whether the reader reads the writer's stores only at the element being computed."""
     values, places = [s.value for s in reader.stores], {s.place for s in writer.stores}
     return all(read_at_element_only(values, s.target, places) for s in writer.stores)
 
 
-def _absorb(first: KernelDraft, second: KernelDraft, left: Drafts) -> None:
-    """The second's stores join the first's; who needs the other's values has them in registers."""
+def _merge_into(first: KernelDraft, second: KernelDraft, graph: DraftGraph) -> None:
+    """Add the second draft's stores to the first; values of either stay in registers."""
     if second.order in first.after:
-        first.stores = _from_registers(first, second.stores) + second.stores
+        first.stores = _with_values_in_registers(first, second.stores) + second.stores
     else:
-        first.stores += _from_registers(second, first.stores)
+        first.stores += _with_values_in_registers(second, first.stores)
     first.core = first.core or second.core
     first.old |= second.old
-    left.join(second, first)
+    graph.merge_into(second, first)
 
 
-def _from_registers(reader: KernelDraft, stores: list[Store]) -> list[Store]:
-    """The reader's stores, with what is read where these stores go replaced by their values."""
+def _with_values_in_registers(reader: KernelDraft, stores: list[Store]) -> list[Store]:
+    """The reader's stores, which take the values of other stores instead of reading them back."""
     needed = {storage(p) for p in reader.needs}
     known = {s.place: s.value for s in stores if s.target in needed}
     values = substitute([s.value for s in reader.stores], known)
     return [Store(s.place, v) for s, v in zip(reader.stores, values, strict=True)]
 
 
-def attach_sums(drafts: list[KernelDraft]) -> list[KernelDraft]:
-    """Column sums of a product's right factor become a second output of that product.
+def attach_column_sums(drafts: list[KernelDraft]) -> list[KernelDraft]:
+    """Make column sums of a product's right factor a second output of that product.
 
-    So a bias gradient comes with the weight gradient, whose kernel reads the same rows.
+    This fuses a bias gradient with the weight gradient, whose kernel reads the same rows.
     """
-    left = Drafts(drafts)
+    graph = DraftGraph(drafts)
     by_factor: dict[Node, list[KernelDraft]] = {}
     for draft in drafts:
         if draft.core is not None and draft.core.op is Op.DOT:
@@ -123,13 +130,13 @@ def attach_sums(drafts: list[KernelDraft]) -> list[KernelDraft]:
         for first in by_factor.get(summed, []) if summed is not None else []:
             orders = first.order, second.order
             if not _sums_right_factor(first, second) or any(
-                left.waits([a], b) for a, b in (orders, orders[::-1])
+                graph.depends_on([a], b) for a, b in (orders, orders[::-1])
             ):
                 continue
             (first.sums,) = second.stores
-            left.join(second, first)
+            graph.merge_into(second, first)
             break
-    return list(left.alive.values())
+    return list(graph.alive.values())
 
 
 def _sums_right_factor(product: KernelDraft, second: KernelDraft) -> bool:

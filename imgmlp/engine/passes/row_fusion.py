@@ -1,8 +1,12 @@
-"""Reductions of rows and what follows from them become one kernel.
+"""Row fusion: reductions of rows and what is computed from their results become one kernel.
 
-A softmax needs the maximum of a row, the sum of what follows from that, and then both for each
-element. No row needs another one, so a kernel can compute all three for one row after the other
-while it is at hand, and keep for the next stage what is costly to compute again (row_kernels.py).
+In and out: kernel drafts. A fused draft has `rows`, its reductions in order, instead of a core.
+
+A softmax needs the maximum of a row, the sum of the exponentials, and then both for each element.
+No row needs another one, so one kernel can do all three stages row by row while the row is in
+cache, and keep values for the next stage that are costly to recompute (lowering/row_kernels.py).
+The pass must not fuse kernels where elements need results of other rows, nor where a transposed
+read would gain from tiles of its own.
 """
 
 from __future__ import annotations
@@ -15,26 +19,29 @@ from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import KernelDraft, Store
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import ZERO, Expr, Var, unravel
-from imgmlp.engine.passes.drafts import DEEPEST, Drafts
-from imgmlp.engine.passes.materialize import COSTS
+from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, DraftGraph
+from imgmlp.engine.passes.materialize import OPERATION_COSTS
 
-LEAST_ROWS = 64  # fewer long rows would leave work-groups idle that separate kernels keep busy
-COSTLY = 8  # operations from which a value is worth keeping
-FAR = 16  # elements of an axis that make it worth a tile where it is read along
-SMALL = 1 << 14  # elements up to which a launch less counts for more than that
+MIN_ROWS = 64  # fewer rows leave work-groups idle that separate kernels would keep busy
+MAX_SMALL_SIZE = 1 << 14  # elements up to which saving a launch is worth idle work-groups
+MIN_COST_TO_KEEP = 8  # operations; cheaper values are recomputed in the next stage
+MIN_TRANSPOSED_LENGTH = 16  # elements of an axis from which a transposed read is done in tiles
 
 
 def fuse_rows(drafts: list[KernelDraft], lasting: set[Buffer]) -> list[KernelDraft]:
-    """Each reduction of rows joins what alone needs it at the same row; `lasting` is kept."""
-    left = Drafts(drafts)
+    """Fuse reductions of rows with the drafts that use them at the same row.
+
+    Totals are still stored if other drafts read them or if they go to `lasting` Buffers.
+    """
+    graph = DraftGraph(drafts)
     for last in drafts:
-        while last.order in left.alive and (first := _partner(last, left)) is not None:
-            _fuse(first, last, left, lasting)
-    return list(left.alive.values())
+        while last.order in graph.alive and (first := _fusion_partner(last, graph)) is not None:
+            _fuse(first, last, graph, lasting)
+    return list(graph.alive.values())
 
 
-def _full(draft: KernelDraft) -> Shape | None:
-    """The shape whose rows a draft computes or reduces; None if it does something else."""
+def _full_shape(draft: KernelDraft) -> Shape | None:
+    """The shape whose rows a draft computes or reduces; None if it does neither."""
     if draft.loop is not None:
         return None
     if draft.core is None:
@@ -46,43 +53,43 @@ def _full(draft: KernelDraft) -> Shape | None:
 
 
 def _totals(draft: KernelDraft) -> list[Store]:
-    """What a draft stores once a row, if it reduces rows."""
+    """The stores of one value for each row, of a draft that reduces rows."""
     return draft.totals if draft.core is None else draft.stores
 
 
-def _partner(last: KernelDraft, left: Drafts) -> KernelDraft | None:
-    full = _full(last)
-    before = (left.alive[order] for order in sorted(last.after, reverse=True))
-    return next((d for d in before if full and _fits(d, last, full, left)), None)
+def _fusion_partner(last: KernelDraft, graph: DraftGraph) -> KernelDraft | None:
+    full = _full_shape(last)
+    before = (graph.alive[order] for order in sorted(last.after, reverse=True))
+    return next((d for d in before if full and _can_fuse(d, last, full, graph)), None)
 
 
-def _fits(first: KernelDraft, last: KernelDraft, full: Shape, left: Drafts) -> bool:
+def _can_fuse(first: KernelDraft, last: KernelDraft, full: Shape, graph: DraftGraph) -> bool:
     totals = _totals(first)
     if not totals or (first.rows and first.stores):
         return False
-    if _full(first) != full or first.guards != last.guards:
+    if _full_shape(first) != full or first.guards != last.guards:
         return False
     reduced = totals[0].value.shape
     if any(s.value.shape != reduced for s in _totals(last)):
         return False
     rows, size = math.prod(reduced), math.prod(full)
-    if size == rows or (rows < LEAST_ROWS and size > SMALL):
+    if size == rows or (rows < MIN_ROWS and size > MAX_SMALL_SIZE):
         return False
-    if left.waits(last.after - {first.order}, first.order):
+    if graph.depends_on(last.after - {first.order}, first.order):
         return False
-    if left.depth(first) + left.depth(last) > DEEPEST:
+    if graph.depth(first) + graph.depth(last) > MAX_EXPRESSION_DEPTH:
         return False
-    values = _values([*_known(first, last), *totals])
+    values = _values([*_stores_with_values(first, last), *totals])
     written = {s.target for s in (*totals, *last.stores, *last.totals)}
     if any(n.op is Op.BUFFER and n.arg in written for n in toposort(values)):
         return False
-    if last.core is None and _reads_across(values[: len(last.stores)], _cores(values)):
+    if last.core is None and _reads_transposed(values[: len(last.stores)], _cores(values)):
         return False
     return _by_row(values, reduced, full)
 
 
-def _known(first: KernelDraft, last: KernelDraft) -> list[Store]:
-    """The stores of `last`, totals after the others, with what `first` computes in its place."""
+def _stores_with_values(first: KernelDraft, last: KernelDraft) -> list[Store]:
+    """The stores of `last`, totals at the end, with the totals of `first` computed, not read."""
     stores = [*last.stores, *last.totals]
     known: dict[Node, Node] = {}
     for total in _totals(first):
@@ -97,12 +104,12 @@ def _values(stores: Iterable[Store]) -> list[Node]:
 
 
 def _cores(values: Sequence[Node]) -> list[Node]:
-    """Reductions inside, each after those that it needs."""
+    """The reductions inside some values, in topological order."""
     return [n for n in toposort(values) if n.op in REDUCE]
 
 
 def _by_row(values: Sequence[Node], reduced: Shape, full: Shape) -> bool:
-    """Whether totals are needed only where their own row is computed."""
+    """Whether every use of a reduction is in the row that it reduces."""
     every = tuple(Var(f"i{a}", 0, n - 1) if n > 1 else ZERO for a, n in enumerate(full))
     row, cores = every[: len(reduced)], set(_cores(values))
     wanted: list[tuple[Node, tuple[Expr, ...]]] = [(core.src[0], every) for core in cores]
@@ -126,11 +133,14 @@ def _by_row(values: Sequence[Node], reduced: Shape, full: Shape) -> bool:
     return True
 
 
-def _reads_across(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
-    """Whether elements need again what lies along another axis, as in a transpose, and is not kept:
-    a kernel of their own does that in tiles.
+def _reads_transposed(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
+    """Whether elements read values that are not kept along another axis, as in a transpose.
+
+    A separate kernel does that in tiles.
     """
-    known = {n for keeps in kept([*([c.src[0]] for c in cores), elements], 0) for n in keeps}
+    known = {
+        n for keeps in values_to_keep([*([c.src[0]] for c in cores), elements], 0) for n in keeps
+    }
     stack, seen = list(elements), set(known)
     while stack:
         node = stack.pop()
@@ -141,20 +151,22 @@ def _reads_across(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
             stack += node.src
         elif node.op in MOVEMENT:
             views = through(node)[1].views
-            if len(views) > 1:  # their strides say nothing of what is read
+            if len(views) > 1:  # the strides of one view do not say what is read
                 continue
             strides = [abs(s) for s in views[0].strides]
-            long = [s for s, n in zip(strides, node.shape, strict=True) if n >= FAR]
+            long = [
+                s for s, n in zip(strides, node.shape, strict=True) if n >= MIN_TRANSPOSED_LENGTH
+            ]
             if strides and strides[-1] > 1 and strides[-1] in long and 1 in long:
                 return True
     return False
 
 
-def _fuse(first: KernelDraft, last: KernelDraft, left: Drafts, lasting: set[Buffer]) -> None:
-    """All that `first` does, `last` does too; who waited for the one waits for the other."""
-    full, stores, totals = _full(last), _known(first, last), _totals(first)
+def _fuse(first: KernelDraft, last: KernelDraft, graph: DraftGraph, lasting: set[Buffer]) -> None:
+    """Merge `first` into `last`, which then depends on all that `first` depended on."""
+    full, stores, totals = _full_shape(last), _stores_with_values(first, last), _totals(first)
     assert full is not None
-    others = left.users(first) - {last.order}
+    others = graph.users(first) - {last.order}
     kept = [s for s in totals if others or s.target in lasting]
     elements = len(last.stores) if last.core is None else 0
     last.stores, last.totals = stores[:elements], [*stores[elements:], *kept]
@@ -162,14 +174,14 @@ def _fuse(first: KernelDraft, last: KernelDraft, left: Drafts, lasting: set[Buff
     last.shape, last.core = full, None
     last.needs -= {s.place for s in totals}
     last.old |= first.old
-    left.join(first, last)
+    graph.merge_into(first, last)
 
 
-# --- what is kept ---
+# --- values to keep from stage to stage ---
 
 
-def kept(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Node]]:
-    """Which values of each stage are kept for later ones; `loads` is what a load costs."""
+def values_to_keep(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Node]]:
+    """For each stage, the values to keep for later stages; a load costs `loads` operations."""
     first: dict[Node, int] = {}
     found: list[list[Node]] = [[] for _ in roots]
     costs: dict[Node, int] = {}
@@ -182,7 +194,7 @@ def kept(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Node]]:
                 continue
             seen.add(node)
             known = first.get(node, stage) < stage
-            if known and _cost(node, size, loads, costs) >= COSTLY:
+            if known and _cost(node, size, loads, costs) >= MIN_COST_TO_KEEP:
                 found[first[node]].append(node)
             elif node.op in ELEMENTWISE:
                 stack += node.src
@@ -192,12 +204,12 @@ def kept(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Node]]:
 
 
 def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:
-    """Operations that each element of a row takes: none where all elements share one value."""
+    """Operations for one element of a row; a value that all elements of a row share costs none."""
     if node not in known:
         known[node] = 0
         if node.op in ELEMENTWISE:
             inner = sum(_cost(s, size, loads, known) for s in node.src)
-            own = COSTS.get(node.op, 1) if any(_varies(s, size) for s in node.src) else 0
+            own = OPERATION_COSTS.get(node.op, 1) if any(_varies(s, size) for s in node.src) else 0
             known[node] = inner + own
         elif node.op in MOVEMENT and _varies(node, size):
             known[node] = _cost(base(node), size, loads, known)
@@ -207,5 +219,5 @@ def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:
 
 
 def _varies(node: Node, size: int) -> bool:
-    """Whether a value is one of each element, not one that many share."""
+    """Whether a value has an element of its own for each of `size` elements."""
     return base(node).size >= size

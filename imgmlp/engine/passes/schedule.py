@@ -1,8 +1,12 @@
-"""Which kernels, in which order: a Node graph becomes a Procedure.
+"""Scheduling: a Node graph becomes a Procedure, a list of kernels in order.
 
-Elementwise chains fuse with each other, with the reduction before them and with the reads
-after it (materialize.py); values of one shape share a kernel (merge.py). This module knows
-neither devices nor instructions.
+In: states and the Nodes of their new values. Out: Kernels, and Loops of them, that compute every
+new value from the old ones.
+
+The passes run in this order: long reductions are split (below), materialize.py decides which values
+are stored, in_place.py which states are overwritten directly, merge.py fuses kernels of one shape,
+split_concat.py splits users of a concatenation, and row_fusion.py fuses reductions of rows with
+what follows. This module must know neither devices nor instructions.
 """
 
 from __future__ import annotations
@@ -31,33 +35,36 @@ from imgmlp.engine.ir.kernel import (
     storage,
 )
 from imgmlp.engine.ir.op import REDUCE, Op
-from imgmlp.engine.passes.drafts import ordered
-from imgmlp.engine.passes.in_place import choose_places, copies_at_the_end, order_after_readers
+from imgmlp.engine.passes.drafts import topological_order
+from imgmlp.engine.passes.in_place import choose_places, final_copies, order_after_readers
 from imgmlp.engine.passes.materialize import Graph
-from imgmlp.engine.passes.merge import attach_sums, merge
-from imgmlp.engine.passes.parts import cut_like_sources
+from imgmlp.engine.passes.merge import attach_column_sums, merge_drafts
 from imgmlp.engine.passes.row_fusion import fuse_rows
+from imgmlp.engine.passes.split_concat import split_at_concatenations
 
-LONG_REDUCTION = 1 << 14  # elements from which a full reduction takes two stages
-PARTS = 64  # partial results of the first stage, at least
-PART_ELEMENTS = 1 << 12  # of each, where many compute units share them
-PART_TERMS = 64  # least terms of each part of a split product
-MANY_SUMS = 1 << 11  # columns that keep all compute units busy without parts
-MOST_GROUPS = 1 << 10  # partial results of the first stage, at most
-MOST_PARTS = 512  # work-groups that a split product is spread over
+# A reduction to one value takes two stages: partial results, then their reduction.
+MIN_TWO_STAGE_ELEMENTS = 1 << 14  # fewer elements are reduced in one stage
+MIN_PARTIAL_RESULTS = 64  # results of the first stage
+MAX_PARTIAL_RESULTS = 1 << 10  # likewise, on a device with many compute units
+ELEMENTS_PER_PARTIAL_RESULT = 1 << 12  # at least, where there are more than the fewest results
+
+# A product or column sum over a long axis is split into parts that work-groups compute separately.
+MIN_TERMS_PER_PART = 64
+MAX_PRODUCT_PARTS = 512
+MIN_BUSY_COLUMNS = 1 << 11  # column sums of so many columns occupy a device without being split
 
 
 def schedule(updates: Sequence[Update], split_products: bool = False) -> Procedure:
-    """Kernels that give each Buffer its new value, all computed from the old ones.
+    """Kernels that give each Buffer its new value, all computed from the old values.
 
-    `split_products` also spreads what has few results and many terms over more work-groups, as a
-    device with many compute units needs.
+    `split_products` spreads products and sums of few results and many terms over more work-groups,
+    for devices with many compute units.
     """
     return _Scheduler(split_products).procedure(updates)
 
 
 class _Scheduler:
-    """Numbers kernels and places through a Procedure and the bodies of its loops."""
+    """Schedules a step and the bodies of its loops, with one numbering of kernels and places."""
 
     def __init__(self, split_products: bool) -> None:
         self.split_products = split_products
@@ -74,13 +81,15 @@ class _Scheduler:
         drafts = graph.drafts(places)
         order_after_readers(drafts, in_place)
         lasting = {storage(places[root]) for root in roots if root in places}
-        drafts = merge(drafts)
-        cut_like_sources(drafts)
-        drafts = merge(drafts)
-        drafts = fuse_rows(attach_sums(drafts), lasting)
-        drafts += copies_at_the_end(drafts, places, copied)
-        _leave_out(drafts, lasting)
-        return Procedure(tuple(self._freeze(d, d.guards | guards) for d in ordered(drafts)))
+        drafts = merge_drafts(drafts)
+        split_at_concatenations(drafts)
+        drafts = merge_drafts(drafts)
+        drafts = fuse_rows(attach_column_sums(drafts), lasting)
+        drafts += final_copies(drafts, places, copied)
+        _drop_unread_stores(drafts, lasting)
+        return Procedure(
+            tuple(self._freeze(d, d.guards | guards) for d in topological_order(drafts))
+        )
 
     def _freeze(self, draft: KernelDraft, guards: frozenset[Guard]) -> Kernel | Loop:
         if draft.loop is not None:
@@ -89,7 +98,7 @@ class _Scheduler:
         return freeze(draft, self.kernels - 1, guards)
 
     def _loop(self, iteration: Iteration, guards: frozenset[Guard]) -> Loop:
-        """Each iteration is a step of its own, whose states are the carried values."""
+        """A Loop whose body is scheduled like a step: its states are the carried values."""
         body, places = iteration.body, iteration.places
         values = substitute(body.values, dict(zip(body.parameters, places, strict=True)))
         carried = [storage(place) for place in places[: len(values)]]
@@ -98,32 +107,34 @@ class _Scheduler:
         return Loop(body.count, self.procedure(updates, guards), lasting)
 
 
-def _leave_out(drafts: Sequence[KernelDraft], lasting: Set[Buffer]) -> None:
-    """Store nothing that nobody reads, as its readers have become part of its kernel."""
-    wanted = [guard.condition for d in drafts for guard in d.guards]
+def _drop_unread_stores(drafts: Sequence[KernelDraft], lasting: Set[Buffer]) -> None:
+    """Drop stores whose readers have all been fused into the kernel; `lasting` Buffers stay."""
+    used = [guard.condition for d in drafts for guard in d.guards]
     for d in drafts:
-        wanted += d.loop.places if d.loop is not None else ()
-        wanted += [s.value for s in (*d.stores, *d.totals)] + ([d.sums.value] if d.sums else [])
-    read = {n.arg for n in toposort(wanted) if n.op is Op.BUFFER} | lasting
+        used += d.loop.places if d.loop is not None else ()
+        used += [s.value for s in (*d.stores, *d.totals)] + ([d.sums.value] if d.sums else [])
+    read = {n.arg for n in toposort(used) if n.op is Op.BUFFER} | lasting
     for d in drafts:
         if d.loop is None:
             d.stores = [s for s in d.stores if s.target in read] or d.stores[:1]
 
 
 def freeze(draft: KernelDraft, number: int, guards: frozenset[Guard] = frozenset()) -> Kernel:
-    """A finished kernel, named by its number and what is inside."""
+    """The immutable Kernel of a draft, named by its number and kind."""
     kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
     name = f"k{number}_{'rows' if draft.rows else kind}"
-    ordered = tuple(sorted(guards, key=lambda g: (g.condition.number, g.wanted)))
+    sorted_guards = tuple(sorted(guards, key=lambda g: (g.condition.number, g.wanted)))
     stores, totals = tuple(draft.stores), tuple(draft.totals)
-    return Kernel(name, draft.shape, stores, draft.core, draft.sums, ordered, draft.rows, totals)
+    return Kernel(
+        name, draft.shape, stores, draft.core, draft.sums, sorted_guards, draft.rows, totals
+    )
 
 
 # --- rewriting before scheduling ---
 
 
 def _prepare(roots: Sequence[Node], split_products: bool) -> list[Node]:
-    """Functions give way to their answers; long reductions and products get two stages."""
+    """Replace FUNCTIONs by their answers, and split long reductions and products."""
     done: dict[Node, Node] = {}
     for node in toposort(roots):
         if node.op is Op.FUNCTION:
@@ -131,7 +142,9 @@ def _prepare(roots: Sequence[Node], split_products: bool) -> list[Node]:
             continue
         new = rebuild(node, tuple(done[s] for s in node.src))
         if new.op in REDUCE:
-            new = _two_stages(new, MOST_GROUPS if split_products else PARTS)
+            new = _reduce_in_two_stages(
+                new, MAX_PARTIAL_RESULTS if split_products else MIN_PARTIAL_RESULTS
+            )
         if split_products and new.op is Op.DOT:
             new = _split_product(new)
         elif split_products and new.op is Op.SUM and new.arg == (0,):
@@ -140,17 +153,17 @@ def _prepare(roots: Sequence[Node], split_products: bool) -> list[Node]:
     return [done[r] for r in roots]
 
 
-def _two_stages(node: Node, most: int) -> Node:
-    """A reduction to one value by way of 64 partial results, or twice as many, up to `most`."""
-    source, count = node.src[0], PARTS
-    if node.size > 1 or source.size < LONG_REDUCTION:
+def _reduce_in_two_stages(node: Node, max_partial_results: int) -> Node:
+    """Reduce to one value by way of partial results: 64 doubled as needed, up to a maximum."""
+    source, count = node.src[0], MIN_PARTIAL_RESULTS
+    if node.size > 1 or source.size < MIN_TWO_STAGE_ELEMENTS:
         return node
-    while count < most and source.size >= 2 * count * PART_ELEMENTS:
+    while count < max_partial_results and source.size >= 2 * count * ELEMENTS_PER_PARTIAL_RESULT:
         count *= 2
     flat = move(Op.RESHAPE, source, (source.size,))
     rest = -source.size % count
     if rest and node.op is not Op.SUM:
-        return node  # zeros would not be neutral
+        return node  # the padding, zeros, is neutral for sums only
     if rest:
         flat = move(Op.PAD, flat, ((0, rest),))
     parts = reduce(node.op, move(Op.RESHAPE, flat, (count, -1)), (1,))
@@ -158,11 +171,11 @@ def _two_stages(node: Node, most: int) -> Node:
 
 
 def _split_product(node: Node) -> Node:
-    """A sum of products over parts of the inner axis, if that axis is by far the longest."""
+    """Split a product along its inner axis and sum the parts, if that axis is by far longest."""
     left, right = node.src
     rows, inner, columns = *left.shape[-2:], right.shape[-1]
-    parts = _parts(inner)
-    if len(node.shape) != 2 or parts == 1 or rows * columns > inner * PART_TERMS:
+    parts = _count_parts(inner)
+    if len(node.shape) != 2 or parts == 1 or rows * columns > inner * MIN_TERMS_PER_PART:
         return node
     left = move(Op.PERMUTE, move(Op.RESHAPE, left, (rows, parts, inner // parts)), (1, 0, 2))
     right = move(Op.RESHAPE, right, (parts, inner // parts, columns))
@@ -170,16 +183,16 @@ def _split_product(node: Node) -> Node:
 
 
 def _split_sum(node: Node) -> Node:
-    """Column sums [inner, columns] -> [columns] over the same parts as products, if few."""
+    """Split column sums [inner, columns] -> [columns] like products, unless there are many."""
     source = node.src[0]
-    parts = _parts(source.shape[0])
-    if len(source.shape) != 2 or parts == 1 or source.shape[1] >= MANY_SUMS:
+    parts = _count_parts(source.shape[0])
+    if len(source.shape) != 2 or parts == 1 or source.shape[1] >= MIN_BUSY_COLUMNS:
         return node
     inner = move(Op.RESHAPE, source, (parts, source.shape[0] // parts, source.shape[1]))
     return reduce(Op.SUM, reduce(Op.SUM, inner, (1,)), (0,))
 
 
-def _parts(terms: int) -> int:
-    """Into how many equal parts so many terms are split; 1 if that does not pay."""
-    most = min(MOST_PARTS, terms // PART_TERMS)
+def _count_parts(terms: int) -> int:
+    """How many equal parts a sum of `terms` is split into; 1 if splitting does not pay."""
+    most = min(MAX_PRODUCT_PARTS, terms // MIN_TERMS_PER_PART)
     return next((p for p in range(most, 3, -1) if terms % p == 0), 1)

@@ -1,9 +1,12 @@
-"""Rewrite rules, applied to a Node graph until none fires.
+"""Algebraic simplification: rewrite rules, applied to a Node graph until none fires.
 
-What nothing needs is never visited, what is computed twice is one Node already; the rules
-here fold constants, drop operations that change nothing, and bring constants together.
-Values stay what they were, but for rounding where constants meet, for the sign of a zero,
-and that a product with zero is zero even where the other factor is infinite or NaN.
+In: roots of a graph. Out: equivalent roots of the same shapes and dtypes.
+
+The rules fold constants, drop operations that change nothing, merge constants, and multiply tables
+instead of rows gathered from them. Dead code needs no rule, as it is never visited, nor do common
+subexpressions, as Nodes are hash-consed. Values must stay the same, with three exceptions: rounding
+where constants are merged, the sign of a zero, and a product with zero, which is zero even if the
+other factor is infinite or NaN.
 """
 
 from __future__ import annotations
@@ -31,76 +34,81 @@ from imgmlp.engine.ir.graph import (
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.oracle.interpret import evaluate
 
-OFTEN = 16  # times that each row of a table is taken, from which to multiply the table
+# How often each row of a table is gathered, on average, from where on the table is multiplied
+# instead of the gathered rows.
+MIN_TABLE_REUSE = 16
 ASSOCIATIVE = frozenset({Op.ADD, Op.MUL, Op.MAX, Op.XOR, Op.AND, Op.OR})
 COMMUTATIVE = ASSOCIATIVE | {Op.EQ}
 
 
-def simplify(roots: Sequence[Node], often: int = OFTEN) -> list[Node]:
+def simplify(roots: Sequence[Node], min_table_reuse: int = MIN_TABLE_REUSE) -> list[Node]:
     """Equivalent roots of the same shapes and dtypes, to which no rule applies.
 
-    Tables of which each row is taken so `often` are multiplied instead of their rows.
+    Tables whose rows are gathered at least `min_table_reuse` times each are multiplied before.
     """
     done: dict[Node, Node] = {}
     for node in toposort(roots):
-        done[node] = _to_fixed_point(rebuild(node, tuple(done[s] for s in node.src)), often)
+        done[node] = _to_fixed_point(
+            rebuild(node, tuple(done[s] for s in node.src)), min_table_reuse
+        )
     found = [done[r] for r in roots]
-    return found if found == list(roots) else simplify(found, often)
+    return found if found == list(roots) else simplify(found, min_table_reuse)
 
 
-def _to_fixed_point(node: Node, often: int) -> Node:
-    while (better := _rewrite(node, often)) is not None and better is not node:
+def _to_fixed_point(node: Node, min_table_reuse: int) -> Node:
+    while (better := _rewrite(node, min_table_reuse)) is not None and better is not node:
         node = better
     return node
 
 
-def _rewrite(node: Node, often: int) -> Node | None:
-    """The Node after one rule, or None if none applies."""
+def _rewrite(node: Node, min_table_reuse: int) -> Node | None:
+    """The Node after one rule, or None if no rule applies."""
     if node.op is Op.FUNCTION:
         return node.src[0]
     if node.op in ELEMENTWISE:
         if all(s.op is Op.CONST for s in node.src):
-            return _folded(node)
+            return _fold_constants(node)
         if node.op in COMMUTATIVE and node.src[0].op is Op.CONST:
             return rebuild(node, (node.src[1], node.src[0]))
-        if (before := _before_reshape(node)) is not None:
+        if (before := _move_reshape_after(node)) is not None:
             return before
-        return _unary(node) if len(node.src) == 1 else _elementwise(node)
+        return _unary(node) if len(node.src) == 1 else _binary_or_ternary(node)
     if node.op in MOVEMENT:
         return _movement(node)
     if node.op is Op.DOT:
-        return _product(node, often)
+        return _multiply_tables_first(node, min_table_reuse)
     if node.op in REDUCE and node.src[0].op is Op.CONST:
         terms = node.src[0].size // node.size if node.op is Op.SUM else 1
         return const(node.src[0].arg * terms, node.dtype, node.shape)
     if node.op is Op.COND:
         return _where(node)
-    return _loop(node, often) if node.op is Op.LOOP else None
+    return _simplify_loop(node, min_table_reuse) if node.op is Op.LOOP else None
 
 
-def _loop(node: Node, often: int) -> Node:
-    """The body simplified; constants that it captures become its own."""
+def _simplify_loop(node: Node, min_table_reuse: int) -> Node:
+    """A LOOP with a simplified body, in which captured constants become constants."""
     body: Body = node.arg
     carried = len(body.values)
     pairs = list(zip(body.parameters, node.src, strict=True))
     inside = {p: s for p, s in pairs[carried:] if s.op is Op.CONST}
-    values = simplify(substitute(body.values, inside), often)
+    values = simplify(substitute(body.values, inside), min_table_reuse)
     kept = [(p, s) for p, s in pairs if p not in inside]
     new = Body(body.count, tuple(p for p, _ in kept), tuple(values))
     return make(Op.LOOP, tuple(s for _, s in kept), new, (), node.dtype)
 
 
-def _folded(node: Node) -> Node:
-    """The constant that an operation on constants gives, computed at the dtype's width."""
+def _fold_constants(node: Node) -> Node:
+    """The constant result of an operation on constants, computed in the dtype's own width."""
     scalars = tuple(const(s.arg, s.dtype) for s in node.src)
     (value,) = evaluate([make(node.op, scalars, node.arg, (), node.dtype)], {})
     return const(value.item(), node.dtype, node.shape)
 
 
-def _before_reshape(node: Node) -> Node | None:
-    """The operation done before its sources are reshaped, if all are in the same way.
+def _move_reshape_after(node: Node) -> Node | None:
+    """op(reshape(x), reshape(y)) -> reshape(op(x, y)), if all sources are reshaped alike.
 
-    So it meets the product or the reduction that they came from, and can share its kernel.
+    The operation then has the shape of the product or reduction before it, and can share its
+    kernel.
     """
     shapes = {
         s.src[0].shape if s.op is Op.RESHAPE else None for s in node.src if s.op is not Op.CONST
@@ -118,13 +126,13 @@ def _unary(node: Node) -> Node | None:
         case Op.NEG if x.op is Op.NEG:
             (inner,) = x.src
             return inner
-        case Op.CAST if x.op is Op.CAST and _keeps_all(x.src[0].dtype, x.dtype):
+        case Op.CAST if x.op is Op.CAST and _is_exact_cast(x.src[0].dtype, x.dtype):
             return cast(x.src[0], node.dtype)
     return None
 
 
-def _keeps_all(narrow: DType, wide: DType) -> bool:
-    """Whether every value of one dtype is one of the other."""
+def _is_exact_cast(narrow: DType, wide: DType) -> bool:
+    """Whether every value of one dtype is a value of the other."""
     if narrow is bool_:
         return True
     if narrow.is_int and wide.is_int:
@@ -132,14 +140,14 @@ def _keeps_all(narrow: DType, wide: DType) -> bool:
     return narrow.is_float and wide.is_float and narrow.itemsize <= wide.itemsize
 
 
-def _elementwise(node: Node) -> Node | None:
+def _binary_or_ternary(node: Node) -> Node | None:
     x, y, *rest = node.src
     value: float | None = y.arg if y.op is Op.CONST else None
     zero = const(0, node.dtype, node.shape)
     match node.op:
-        case Op.AND if y is _ones(node):
+        case Op.AND if y is _all_bits_set(node):
             return x
-        case Op.OR if y is _ones(node):
+        case Op.OR if y is _all_bits_set(node):
             return y
         case Op.ADD | Op.SUB | Op.OR | Op.XOR | Op.SHL | Op.SHR if value == 0:
             return x
@@ -158,27 +166,27 @@ def _elementwise(node: Node) -> Node | None:
         case Op.MAX | Op.AND | Op.OR if x is y:
             return x
         case Op.XOR:
-            return _exclusive_or(x, y)
+            return _xor(x, y)
         case Op.WHERE:
             return _where(node)
         case Op.MULACC if value == 0:
             return rest[0]
         case Op.MULACC if value == 1:
             return x + rest[0]
-        case Op.MULACC if x.op is Op.CONST:  # which is not alone: all would have been folded
+        case Op.MULACC if x.op is Op.CONST:  # the other sources are not all constants
             return alu(Op.MULACC, y, x, rest[0]) if value is None else x * y + rest[0]
         case Op.MULACC if rest[0].op is Op.CONST and rest[0].arg == 0:
             return x * y
-    return _constants_together(node, x, y)
+    return _merge_constants(node, x, y)
 
 
-def _ones(node: Node) -> Node:
-    """Every bit set, in the dtype and shape of another Node."""
+def _all_bits_set(node: Node) -> Node:
+    """The constant with every bit set, in the dtype and shape of another Node."""
     return const(1 if node.dtype is bool_ else -1, node.dtype, node.shape)
 
 
 def _has_reciprocal(value: float, dtype: DType) -> bool:
-    """Whether 1 / value is exact, and neither of them subnormal, in a float dtype."""
+    """Whether 1 / value is exact in a float dtype, and neither of both is subnormal."""
     if not dtype.is_float or not math.isfinite(value):
         return False
     mantissa, exponent = math.frexp(value)
@@ -186,20 +194,20 @@ def _has_reciprocal(value: float, dtype: DType) -> bool:
     return abs(mantissa) == 0.5 and 2 - limit <= exponent <= limit
 
 
-def _product(node: Node, often: int) -> Node | None:
-    """Rows of tables, side by side, times a matrix: rows of the tables' products, added.
+def _multiply_tables_first(node: Node, min_table_reuse: int) -> Node | None:
+    """table[index] @ w -> (table @ w)[index], also for several tables side by side.
 
-    table[index] @ w is (table @ w)[index], which is less work where rows are taken so `often`.
+    That is less work if each row of the table is gathered at least `min_table_reuse` times.
     """
     left, right = node.src
-    beside = left.op is Op.CONCAT and left.arg == len(left.shape) - 1
-    parts = left.src if beside else (left,)
+    is_side_by_side = left.op is Op.CONCAT and left.arg == len(left.shape) - 1
+    parts = left.src if is_side_by_side else (left,)
     total, begin = None, 0
     for part in parts:
         if part.op is not Op.GATHER or len(part.shape) != 2 or len(part.src[0].shape) != 2:
             return None
         table, index = part.src
-        if table.shape[0] * often > index.size:
+        if table.shape[0] * min_table_reuse > index.size:
             return None
         end = begin + part.shape[1]
         factor = move(Op.SHRINK, right, ((begin, end), (0, right.shape[1])))
@@ -208,14 +216,14 @@ def _product(node: Node, often: int) -> Node | None:
     return total
 
 
-def _exclusive_or(x: Node, y: Node) -> Node | None:
+def _xor(x: Node, y: Node) -> Node | None:
     """x ^ x -> 0 and y ^ (y ^ x) -> x, on either side."""
     if x is y:
         return const(0, x.dtype, x.shape)
     for one, other in ((x, y), (y, x)):
         if one.op is Op.XOR and other in one.src:
             return one.src[1] if one.src[0] is other else one.src[0]
-    return _constants_together(alu(Op.XOR, x, y), x, y)
+    return _merge_constants(alu(Op.XOR, x, y), x, y)
 
 
 def _where(node: Node) -> Node | None:
@@ -229,21 +237,21 @@ def _where(node: Node) -> Node | None:
     return None
 
 
-def _constants_together(node: Node, x: Node, y: Node) -> Node | None:
-    """(x + 2) + 3 -> x + 5, and so for every operation that associates."""
+def _merge_constants(node: Node, x: Node, y: Node) -> Node | None:
+    """(x + 2) + 3 -> x + 5, and likewise for every associative operation."""
     if node.op not in ASSOCIATIVE or y.op is not Op.CONST:
         return None
     if node.dtype is f16 and node.op is not Op.MAX:  # each result is rounded
         return None
     if x.op is not node.op or x.src[1].op is not Op.CONST:
         return None
-    one, both = x.src[1], _folded(alu(node.op, x.src[1], y))
-    return alu(node.op, x.src[0], both) if _keeps_digits(one, y, both, node.op) else None
+    one, both = x.src[1], _fold_constants(alu(node.op, x.src[1], y))
+    return alu(node.op, x.src[0], both) if _can_merge_constants(one, y, both, node.op) else None
 
 
-def _keeps_digits(one: Node, other: Node, both: Node, op: Op) -> bool:
-    """Whether two constants became one without overflow, or underflow of a product; and whether
-    neither takes away what the other one rounded, as (x + 1) - 1 does on purpose."""
+def _can_merge_constants(one: Node, other: Node, both: Node, op: Op) -> bool:
+    """Whether two constants may be merged: without overflow, without underflow of a product, and
+    without undoing a rounding that is done on purpose, as in (x + 1) - 1."""
     if not both.dtype.is_float or op is Op.MAX:
         return True
     if op is Op.ADD and (one.arg < 0) != (other.arg < 0):
@@ -256,7 +264,7 @@ def _movement(node: Node) -> Node | None:
     source = node.src[0]
     if source.op is Op.CONST and (node.op is not Op.PAD or source.arg == 0):
         return const(source.arg, node.dtype, node.shape)
-    if node.shape == source.shape and _moves_nothing(node):
+    if node.shape == source.shape and _is_identity_movement(node):
         return source
     if node.op is source.op and node.op in (Op.RESHAPE, Op.EXPAND):
         return move(node.op, source.src[0], node.arg)
@@ -265,7 +273,7 @@ def _movement(node: Node) -> Node | None:
     return None
 
 
-def _moves_nothing(node: Node) -> bool:
+def _is_identity_movement(node: Node) -> bool:
     match node.op:
         case Op.PAD:
             return all(pair == (0, 0) for pair in node.arg)

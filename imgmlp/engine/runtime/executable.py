@@ -56,7 +56,11 @@ class Executable:
     @staticmethod
     def of(stages: Stages, given: Sequence[Buffer]) -> Executable:
         """What is left of a lowered step; `given` are the Buffers of its graph in their order."""
-        memory, procedure, starts = stages.memory, stages.procedure, stages.memory.starts()
+        memory, procedure, starts = (
+            stages.memory,
+            stages.procedure,
+            stages.memory.allocation_offsets(),
+        )
         places = []
         for storage, offset in memory.offsets.items():
             n = bisect_right(starts, offset) - 1

@@ -19,13 +19,13 @@ from imgmlp.engine.ir.kernel import CORES, Block, Kernel, Procedure, Update, sto
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import CONTROL, Op
 from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, MOST_UNITS, Multiply, Target
-from imgmlp.engine.passes.drafts import ordered
+from imgmlp.engine.passes.drafts import topological_order
 from imgmlp.engine.passes.materialize import Graph
-from imgmlp.engine.passes.merge import attach_sums, merge
-from imgmlp.engine.passes.persistent import MOST_WORK
+from imgmlp.engine.passes.merge import attach_column_sums, merge_drafts
+from imgmlp.engine.passes.persistent import MAX_OPERATIONS_PER_LAUNCH
 from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
-from imgmlp.engine.passes.side_queue import MOST_ASIDE, rows_aside
+from imgmlp.engine.passes.side_queue import MAX_SIDE_BLOCK_ROWS, side_block_rows
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
 from imgmlp.engine.tiling.batch_last import factors_batch_last
 from imgmlp.engine.tiling.left_out import guarded
@@ -72,9 +72,9 @@ def block_procedure(updates: Sequence[Update], target: Target) -> Procedure:
         return _blocks(updates, target)
     first = _first(updates)
     guessed = first.rows() if first is not None and first.other_products() >= MUCH else 0
-    guessed *= guessed <= MOST_ASIDE
+    guessed *= guessed <= MAX_SIDE_BLOCK_ROWS
     found = _blocks(updates, replace(target, aside=guessed), first=first)
-    aside = rows_aside(found)
+    aside = side_block_rows(found)
     if aside != guessed:
         found = _blocks(updates, replace(target, aside=aside), first=first)
     return found
@@ -205,7 +205,7 @@ class _Plan:
         """Groups of a CPU, a like number for each of its units; of short steps no more than may
         stay for several."""
         most = [MOST_SUMS // max(1, sum(n.size for n in self.sums)), cut.tiles // TILES_A_GROUP]
-        if 2 * self.kinds.work() <= MOST_WORK:
+        if 2 * self.kinds.work() <= MAX_OPERATIONS_PER_LAUNCH:
             most.append(MOST_UNITS)
         each = min(TAKEN_IN_TURN, *(n // self.target.units for n in most))
         return max(cut.groups, each * self.target.units)
@@ -322,8 +322,8 @@ def _kernels(
     graph = Graph(list(given))
     drafts = graph.drafts(graph.places(given, own))
     lasting = {storage(place) for place in given.values()}
-    drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
-    kernels = [freeze(d, i) for i, d in enumerate(ordered(drafts))]
+    drafts = fuse_rows(attach_column_sums(merge_drafts(drafts)), lasting)
+    kernels = [freeze(d, i) for i, d in enumerate(topological_order(drafts))]
     if when:
         left = guarded(kernels, when, set(buffers))
         if left is None:

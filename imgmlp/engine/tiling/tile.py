@@ -23,7 +23,7 @@ from imgmlp.engine.ir.graph import (
 from imgmlp.engine.ir.kernel import access
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
-from imgmlp.engine.passes.materialize import Graph, is_plain_chain, whole_buffer
+from imgmlp.engine.passes.materialize import Graph, is_strided_view, whole_buffer
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
 from imgmlp.engine.tiling.batch_last import TURNED, computed_transposed, of_rows, transposed
 from imgmlp.engine.tiling.left_out import chosen
@@ -108,7 +108,7 @@ class Tile:
         """
         ahead = {v: b for v, b in self.before.items() if v.op not in MOVEMENT}
         found = substitute(values, {**replaced, **ahead})
-        stored = {n for n in Graph(list(self.before)).kept if n.op not in MOVEMENT}
+        stored = {n for n in Graph(list(self.before)).materialized if n.op not in MOVEMENT}
         needed = toposort(found, lambda n: () if n in stored else n.src)  # nothing inside of these
         for node in needed:
             if node in stored:
@@ -175,7 +175,7 @@ class Tile:
         if self.last:  # a left one then
             return self._whole(node)
         strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
-        if strided and is_plain_chain(node) and _last_stride(node) != 1:
+        if strided and is_strided_view(node) and _last_stride(node) != 1:
             return self.prologue.copy(node) or self._ahead(node)
         return self._whole(node)
 

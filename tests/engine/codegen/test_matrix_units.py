@@ -52,7 +52,9 @@ def test_products_of_whole_numbers_are_exact(
     device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes that divide nothing, factors either way round, tiles of all heights, column sums."""
-    monkeypatch.setattr(compiler, "_pays", lambda _: True)  # float32 has them in blocks only
+    monkeypatch.setattr(
+        compiler, "_matrix_units_pay", lambda _: True
+    )  # float32 has them in blocks only
     rng, wanted, tensors = np.random.default_rng(0), {}, {}
     sizes = [(1, 3, 1), (9, 24, 70), (40, 130, 5), (64, 64, 64), (200, 17, 3), (130, 65, 100)]
     sizes += [(7, 40, 32), (13, 9, 24), (30, 70, 17), (100, 33, 32)]  # tiles of half the columns

@@ -117,7 +117,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is divided among work-groups as large work is."""
     monkeypatch.setattr(reduce_kernels, "GRAIN", 1)
     monkeypatch.setattr(map_kernels, "MANY", 1)
-    monkeypatch.setattr(schedule, "PART_TERMS", 4)
+    monkeypatch.setattr(schedule, "MIN_TERMS_PER_PART", 4)
 
 
 def check(make: Make, device: Judge) -> None:

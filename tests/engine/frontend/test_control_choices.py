@@ -61,7 +61,9 @@ def test_only_the_chosen_branch_computes(kernels: Device) -> None:
     program = compile(lambda: {"y": choice}, kernels)
     plan = program.stages.memory
     assert len(plan.offsets) >= 2  # the product in the branch, and the condition
-    arena = dict(zip(plan.starts(), program.arena, strict=True))  # one, or several allocations
+    arena = dict(
+        zip(plan.allocation_offsets(), program.arena, strict=True)
+    )  # one, or several allocations
     for allocation in arena.values():
         kernels.write(allocation, np.full(allocation.nbytes, 0x55, np.uint8))
     for taken in (False, True):

@@ -12,7 +12,7 @@ from imgmlp.engine import Program, Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Tiled, render_procedure
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.passes import halo_tiles
-from imgmlp.engine.passes.halo_tiles import apart
+from imgmlp.engine.passes.halo_tiles import row_column_distance
 
 GROUP = "numpy:uops-group"
 CHANNELS = 2
@@ -117,7 +117,7 @@ def test_values_two_rows_and_columns_away_are_near() -> None:
 
 
 def test_halos_that_become_too_wide_begin_another_launch() -> None:
-    most = halo_tiles.MOST_HALO
+    most = halo_tiles.MAX_HALO
     program, (wanted, got) = run(in_a_row(most + 3, 40), picture(30, 40), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-5)
     launches = tiled(program)
@@ -152,7 +152,7 @@ def test_tiles_take_no_more_local_memory_than_there_is(
 
 
 def test_a_launch_has_no_more_buffers_than_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halo_tiles, "MOST_BUFFERS", 4)
+    monkeypatch.setattr(halo_tiles, "MAX_LAUNCH_BUFFERS", 4)
     program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     assert [len([k for k in one.members if k.name != "copy"]) for one in tiled(program)] == [2]
@@ -259,4 +259,4 @@ def test_one_work_item_a_group_has_no_tiles() -> None:
      (-39, (-1, 1)), (80, (2, 0)), (-82, (-2, -2))],
 )  # fmt: skip
 def test_how_far_an_element_is(away: int, wanted: tuple[int, int]) -> None:
-    assert apart(away, 40) == wanted
+    assert row_column_distance(away, 40) == wanted

@@ -94,20 +94,22 @@ def test_boxes_that_have_an_element_in_common_overlap() -> None:
             axes = [(int(s), int(generator.integers(1, 5))) for s in steps]
             boxes.append((int(generator.integers(0, 30)), tuple(axes)))
         together = bool(elements(boxes[0]) & elements(boxes[1]))
-        said = fusion._overlap(*boxes)
+        said = fusion._boxes_overlap(*boxes)
         assert said or not together, boxes
         begin, axes = boxes[0]
-        assert elements((begin, fusion._joined(axes))) == elements(boxes[0])
+        assert elements((begin, fusion._merge_axes(axes))) == elements(boxes[0])
         apart, known = apart + (not together), known + (not said)
     assert apart > known > apart // 2
 
 
 def test_rows_and_columns_of_one_buffer_are_told_apart() -> None:
     rows = 12, ((12, 3), (1, 4))  # three rows of 12, four columns from the first
-    assert not fusion._overlap(rows, (16, ((12, 3), (1, 8))))  # what is beside them
-    assert fusion._overlap(rows, (15, ((12, 3), (1, 8))))
-    assert not fusion._overlap((0, ((2, 9),)), (1, ((2, 9),)))  # even and odd places
-    assert not fusion._overlap((0, ((7, 2), (3, 2))), (1, ((7, 2),)))  # 0, 3, 7 and 10; 1 and 8
+    assert not fusion._boxes_overlap(rows, (16, ((12, 3), (1, 8))))  # what is beside them
+    assert fusion._boxes_overlap(rows, (15, ((12, 3), (1, 8))))
+    assert not fusion._boxes_overlap((0, ((2, 9),)), (1, ((2, 9),)))  # even and odd places
+    assert not fusion._boxes_overlap(
+        (0, ((7, 2), (3, 2))), (1, ((7, 2),))
+    )  # 0, 3, 7 and 10; 1 and 8
 
 
 def test_a_part_of_several_axes_lies_beside_another_one() -> None:
@@ -118,7 +120,7 @@ def test_a_part_of_several_axes_lies_beside_another_one() -> None:
 
 
 def test_large_kernels_keep_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion, "LARGE", 100)
+    monkeypatch.setattr(fusion, "MIN_LARGE_KERNEL_OPERATIONS", 100)
     x = values(11, 11)
     large, other = dot(x, x), reduce(Op.SUM, x, (1,))
     assert launches(*outputs(large, other)) == [1, 1]
@@ -129,7 +131,7 @@ def test_a_launch_takes_no_more_buffers_than_devices_do() -> None:
     many = [values(n) * 2.0 for n in range(1, 41)]
     counts = launches(*outputs(*many))
     assert len(counts) == 2
-    assert max(counts) * 2 <= fusion.MOST_BUFFERS
+    assert max(counts) * 2 <= fusion.MAX_LAUNCH_BUFFERS
 
 
 def test_bodies_of_loops_are_fused_as_well() -> None:

@@ -11,7 +11,7 @@ from conftest import open_mapping
 from reference import close
 
 from imgmlp.engine import Tensor, compile
-from imgmlp.engine.passes.drafts import DEEPEST, depth
+from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, depth
 
 COUNT = 1500
 LINKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -76,7 +76,7 @@ def test_twenty_thousand_operations_compile(name: str) -> None:
     program.run()
     assert close(program.read("y"), np.full(3, np.sqrt(3 / 20_000)), roundings=1e6)
     kernels = program.stages.procedure.kernels
-    assert all(depth([s.value for s in k.all_stores()]) <= DEEPEST for k in kernels)  # type: ignore[union-attr]
+    assert all(depth([s.value for s in k.all_stores()]) <= MAX_EXPRESSION_DEPTH for k in kernels)  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("room")

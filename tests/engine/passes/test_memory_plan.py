@@ -14,7 +14,7 @@ from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.features import encoding
 from imgmlp.codec.float_mlp.fit import TrainingStep
 from imgmlp.engine import Device, Program, Tensor, compile, loop, nn, optim
-from imgmlp.engine.passes.memory_plan import Plan, plan
+from imgmlp.engine.passes.memory_plan import MemoryPlan, plan_memory
 from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
 
 
@@ -150,16 +150,18 @@ def test_no_kernel_reads_memory_that_the_plan_has_freed(program: Program) -> Non
 def test_a_value_freed_too_early_is_noticed(device: Device) -> None:
     program = chain(device)
     memory = program.stages.memory
-    shorter = {b: (first, first) for b, (first, _) in memory.lifetimes.items()}
-    program.__dict__["stages"] = replace(program.stages, memory=replace(memory, lifetimes=shorter))
+    shorter = {b: (first, first) for b, (first, _) in memory.live_ranges.items()}
+    program.__dict__["stages"] = replace(
+        program.stages, memory=replace(memory, live_ranges=shorter)
+    )
     run_poisoned(program)
     assert np.isnan(program.read("y")).any()
 
 
-def disjoint(found: Plan) -> bool:
+def disjoint(found: MemoryPlan) -> bool:
     """Whether no two Buffers that are alive together share a byte."""
     for a, b in combinations(found.offsets, 2):
-        (first, last), (begin, end) = found.lifetimes[a], found.lifetimes[b]
+        (first, last), (begin, end) = found.live_ranges[a], found.live_ranges[b]
         if first <= end and begin <= last:
             low, high = found.offsets[a], found.offsets[b]
             if low < high + b.nbytes and high < low + a.nbytes:
@@ -176,10 +178,10 @@ def test_buffers_in_use_together_share_nothing(program: Program) -> None:
 
 def test_without_slices_every_buffer_starts_an_allocation(program: Program) -> None:
     procedure = program.stages.procedure
-    packed, pooled = (plan(procedure, 128, slices) for slices in (True, False))
+    packed, pooled = (plan_memory(procedure, 128, slices) for slices in (True, False))
     assert len(packed.allocations) == 1
-    assert set(pooled.offsets.values()) == set(pooled.starts())
-    sizes = dict(zip(pooled.starts(), pooled.allocations, strict=True))
+    assert set(pooled.offsets.values()) == set(pooled.allocation_offsets())
+    sizes = dict(zip(pooled.allocation_offsets(), pooled.allocations, strict=True))
     assert all(b.nbytes <= sizes[offset] for b, offset in pooled.offsets.items())
     assert packed.arena_bytes <= pooled.arena_bytes <= pooled.separate_bytes
 

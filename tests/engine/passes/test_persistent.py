@@ -16,9 +16,9 @@ from imgmlp.engine.ir.kernel import Block, Guard, Kernel, Loop, Persistent, Proc
 from imgmlp.engine.ir.target import MOST_UNITS
 from imgmlp.engine.lowering import linearize
 from imgmlp.engine.passes import persistent
-from imgmlp.engine.passes.persistent import MOST_STEPS, make_persistent
+from imgmlp.engine.passes.persistent import MAX_STEPS_PER_LAUNCH, make_persistent
 
-STEPS = 2 * MOST_STEPS + 5
+STEPS = 2 * MAX_STEPS_PER_LAUNCH + 5
 
 
 @pytest.fixture(params=["pocl", *EMULATED[:2]])
@@ -134,14 +134,14 @@ def test_whoever_is_there_does_the_work(patience: int) -> None:
 def test_what_takes_long_is_left_in_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = make_persistent(parts()).kernels
     assert isinstance(found, Persistent)
-    assert found.steps == MOST_STEPS
-    work = persistent.MOST_WORK
-    while found.steps == MOST_STEPS:
+    assert found.steps == MAX_STEPS_PER_LAUNCH
+    work = persistent.MAX_OPERATIONS_PER_LAUNCH
+    while found.steps == MAX_STEPS_PER_LAUNCH:
         work //= 2
-        monkeypatch.setattr(persistent, "MOST_WORK", work)
+        monkeypatch.setattr(persistent, "MAX_OPERATIONS_PER_LAUNCH", work)
         (found,) = make_persistent(parts()).kernels
     assert found.steps >= 2
-    monkeypatch.setattr(persistent, "MOST_WORK", work // MOST_STEPS)
+    monkeypatch.setattr(persistent, "MAX_OPERATIONS_PER_LAUNCH", work // MAX_STEPS_PER_LAUNCH)
     assert len(make_persistent(parts()).kernels) > 1
 
 

@@ -16,7 +16,7 @@ from imgmlp.engine.ir.graph import Buffer, Node, alu, buffer, concat, dot, move,
 from imgmlp.engine.ir.kernel import Guard, Kernel, KernelDraft, Store, Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.oracle.interpret import evaluate
-from imgmlp.engine.passes.memory_plan import plan
+from imgmlp.engine.passes.memory_plan import plan_memory
 from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.runtime.buffers import read_buffer
 from imgmlp.engine.runtime.program import Program
@@ -324,9 +324,9 @@ def check_graph(device: AnyDevice, steps: list[tuple[int, int, int]], roots: lis
     for s in states:
         assert close(read_buffer(device, s), held[s], size, roundings=256), s.name
 
-    found_plan = plan(program.stages.procedure, device.align)
-    for a, (begin, end) in found_plan.lifetimes.items():
-        for b, (first_use, last_use) in found_plan.lifetimes.items():
+    found_plan = plan_memory(program.stages.procedure, device.align)
+    for a, (begin, end) in found_plan.live_ranges.items():
+        for b, (first_use, last_use) in found_plan.live_ranges.items():
             if a is not b and begin <= last_use and first_use <= end:  # alive together
                 low, high = found_plan.offsets[a], found_plan.offsets[b]
                 assert low + a.nbytes <= high or high + b.nbytes <= low

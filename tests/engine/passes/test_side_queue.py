@@ -13,8 +13,8 @@ from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.ir.kernel import Block, Procedure, Side
 from imgmlp.engine.passes import side_queue
-from imgmlp.engine.passes.memory_plan import overlap
-from imgmlp.engine.passes.side_queue import fuse_aside
+from imgmlp.engine.passes.memory_plan import spans_overlap
+from imgmlp.engine.passes.side_queue import fuse_in_two_queues
 from imgmlp.engine.tiling import batch_axis, block
 
 ROWS, WIDE = 4096, 16
@@ -115,10 +115,10 @@ def test_the_block_beside_others_leaves_room_for_them(
 def test_why_matrix_units_are_not_used_is_told_also_beside(
     queues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "_pays", lambda _: False)
+    monkeypatch.setattr(compiler, "_matrix_units_pay", lambda _: False)
     procedure = stages(queues, units=True).procedure
     assert (procedure.side is not None) is queues
-    assert procedure.note.count(compiler.TOO_LARGE) == 1
+    assert procedure.note.count(compiler.NO_ROOM_FOR_MATRIX_UNITS) == 1
 
 
 def test_what_runs_at_the_same_time_touches_nothing_that_the_other_writes(
@@ -151,7 +151,7 @@ def test_they_share_no_memory(side: Side) -> None:
     own, others = touched(side.begin, side.end), touched(side.end, side.join)
     for one in own:
         for other in others - {one}:
-            assert not overlap(places[one], places[other])
+            assert not spans_overlap(places[one], places[other])
 
 
 def test_without_queues_or_another_block_nothing_is_set_apart() -> None:
@@ -169,7 +169,7 @@ def test_without_queues_or_another_block_nothing_is_set_apart() -> None:
 
     procedure = compile(step, device).stages.procedure
     assert procedure.side is None
-    assert fuse_aside(procedure) is None
+    assert fuse_in_two_queues(procedure) is None
 
 
 @pytest.mark.parametrize(("most", "apart"), [(2 * ROWS, True), (2 * ROWS - 1, False)])
@@ -183,8 +183,8 @@ def test_blocks_of_many_rows_run_one_after_the_other_and_take_less_memory(
         cuts.append(given[1].aside)
         return cut(*given, **named)
 
-    monkeypatch.setattr(side_queue, "MOST_ASIDE", most)
-    monkeypatch.setattr(block, "MOST_ASIDE", most)
+    monkeypatch.setattr(side_queue, "MAX_SIDE_BLOCK_ROWS", most)
+    monkeypatch.setattr(block, "MAX_SIDE_BLOCK_ROWS", most)
     monkeypatch.setattr(block, "_blocks", counted)
     plain, count = stages(queues=False), len(cuts)
     found = stages(queues=True)
