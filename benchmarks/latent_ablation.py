@@ -27,8 +27,9 @@ import numpy as np
 from imgmlp import image
 from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, trained_order
 from imgmlp.codec.latent.starts import newest_start
-from imgmlp.codec.latent.training import bit_allocation, forms, latent_step, operations, phases
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.step import latent_step, operations
+from imgmlp.codec.latent.step.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training import bit_allocation, forms, phases
 from imgmlp.codec.latent.training.lengths import HARDENING, MOST_HARDENING, rdoq_budget
 from imgmlp.codec.latent.training.phases import LatentTrainer
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget

@@ -20,7 +20,7 @@ from PIL import Image
 from imgmlp.codec.latent.guess import GUESSED_BY, halved
 from imgmlp.codec.latent.model import LEVELS
 from imgmlp.codec.latent.starts import START_CHANNELS, widths_of
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import control
 from imgmlp.engine import AnyDevice, open_device
 

@@ -20,8 +20,8 @@ from PIL import Image
 
 from imgmlp.codec.latent.model import LEVELS, networks_of
 from imgmlp.codec.latent.starts import stored_start
-from imgmlp.codec.latent.training import latent_step
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.step import latent_step
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device

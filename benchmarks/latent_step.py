@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from imgmlp.codec.latent.starts import newest_start
-from imgmlp.codec.latent.training.latent_step import ENTROPY, HIDDEN, LatentStep
+from imgmlp.codec.latent.step.latent_step import ENTROPY, HIDDEN, LatentStep
 from imgmlp.codec.latent.training.phases import control
 from imgmlp.codec.latent.training.rooms import Place
 from imgmlp.engine import open_device

@@ -9,7 +9,7 @@ import numpy as np
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent import latents
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.step.latent_step import LatentStep
 
 Array = np.ndarray[Any, Any]
 

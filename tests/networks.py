@@ -14,7 +14,7 @@ from imgmlp.codec.latent.model import (
     usual_levels,
 )
 from imgmlp.codec.latent.starts import start_of, widths_of
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network, Shape
 from imgmlp.engine import Program
 

@@ -35,7 +35,9 @@ BELOW = {
     "codec.float_mlp": "image engine codec.training",
     "codec.mlp": "child image engine codec.bitstream codec.training",
     "codec.latent": "image engine codec.bitstream codec.training",
-    "codec.latent.training": "child text image engine codec.bitstream codec.training codec.latent",
+    "codec.latent.step": "image engine codec.bitstream codec.training codec.latent",
+    "codec.latent.training": "child text image engine codec.bitstream codec.training codec.latent "
+    "codec.latent.step",
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """

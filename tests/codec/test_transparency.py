@@ -8,7 +8,7 @@ from conftest import small_pixels
 
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded, encode
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.image import Picture, counted, psnr

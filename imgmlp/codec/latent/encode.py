@@ -12,8 +12,8 @@ import numpy as np
 
 from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.forms import Forms
-from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
     MOST_STEPS,
     TRIED_BRIEFLY,

@@ -22,6 +22,7 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import decode, sections, starts
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent.model import LatentModel, Quantized
+from imgmlp.codec.latent.step.latent_step import LatentStep, Steering
 from imgmlp.codec.latent.training import (
     bit_allocation,
     forms,
@@ -30,7 +31,6 @@ from imgmlp.codec.latent.training import (
     rooms,
     rounding_search,
 )
-from imgmlp.codec.latent.training.latent_step import LatentStep, Steering
 from imgmlp.codec.latent.training.lmbdas import IN_PASSES, Lambdas
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import Budget

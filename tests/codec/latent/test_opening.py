@@ -18,8 +18,8 @@ from imgmlp import child
 from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import plane
+from imgmlp.codec.latent.step.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training import forms, lengths, phases, rooms, rounding_search
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rooms import Place, room_compiler
 from imgmlp.codec.latent.training.windows import WindowedStep

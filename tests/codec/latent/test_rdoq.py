@@ -22,9 +22,10 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.latent.model import LARGEST, LEAST, Quantized, flat_of
 from imgmlp.codec.latent.plane import Extent, Plane
-from imgmlp.codec.latent.training import latent_step, lengths, rdoq, rounding_search
+from imgmlp.codec.latent.step import latent_step
+from imgmlp.codec.latent.step.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training import lengths, rdoq, rounding_search
 from imgmlp.codec.latent.training.bit_allocation import Search
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import GRIDS, NEAR, NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rounding_search import Refining, Rounding

@@ -32,10 +32,11 @@ from imgmlp.codec.latent.model import (
 )
 from imgmlp.codec.latent.plane import LEAST_SIDE, SIDE_UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.starts import start_of
+from imgmlp.codec.latent.step import latent_step, operations, upsampling
+from imgmlp.codec.latent.step.latent_step import PARTS, Control, LatentStep, Part, Steering
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.training import hardening, latent_step, operations, phases, upsampling
+from imgmlp.codec.latent.training import hardening, phases
 from imgmlp.codec.latent.training.bit_allocation import LARGEST_WEIGHT, Refinement, Search, part_of
-from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part, Steering
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rooms import Room
 from imgmlp.codec.latent.training.windows import WindowedStep

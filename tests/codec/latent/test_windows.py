@@ -20,10 +20,11 @@ from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import guess, starts
 from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import ModelShape, usual_levels
+from imgmlp.codec.latent.step import latent_step
+from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Steering
 from imgmlp.codec.latent.training import (
     forms,
     hardening,
-    latent_step,
     lengths,
     phases,
     rooms,
@@ -32,7 +33,6 @@ from imgmlp.codec.latent.training import (
 )
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.forms import Forms
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Steering
 from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.phases import (
     LatentTrainer,

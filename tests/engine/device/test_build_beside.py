@@ -16,7 +16,7 @@ import pytest
 from conftest import BUILT_TWICE, open_pocl
 
 from imgmlp import child
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.engine import Device, Tensor, compile, compiler, open_device, together
 from imgmlp.engine.device import build_beside, build_for, opencl
 from imgmlp.engine.device.build_beside import Builders

@@ -1,5 +1,5 @@
-"""How a latent model is trained and rounded: its step, as a whole or in windows, and the schedule.
+"""How a latent model is trained and rounded: schedules, targets, windows and the search for steps.
 
-Knows nothing of terminals and files. May import bitstream, training, latent, engine, text, image,
-child.
+Knows nothing of terminals and files. May import bitstream, training, latent, latent/step, engine,
+text, image, child.
 """

@@ -24,8 +24,8 @@ from imgmlp.codec.latent.model import (
     quantized,
 )
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
+from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
 from imgmlp.codec.latent.training import hardening, rdoq
-from imgmlp.codec.latent.training.latent_step import PARTS, LatentStep, Part
 from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError

@@ -15,7 +15,7 @@ import numpy as np
 
 from imgmlp.codec.latent.model import HYPERLATENTS, MOST_ABOVE, ModelShape, usual_levels
 from imgmlp.codec.latent.starts import USUAL_LMBDA, newest_start
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.rooms import Place, Room, compiles_long
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory

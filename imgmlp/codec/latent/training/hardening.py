@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from imgmlp.codec.latent.model import Quantized, networks_of, quantized
-from imgmlp.codec.latent.training.latent_step import TILES, Control, LatentStep
+from imgmlp.codec.latent.step.latent_step import TILES, Control, LatentStep
 from imgmlp.codec.training.replay import next_chunk
 
 # Weights of a tensor, above which its step is twice as coarse, where they are too few to look for

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from imgmlp.codec.latent.latents_kernel import has_processor
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, trials
 from imgmlp.codec.latent.training.colour_detail import extra_grids
 from imgmlp.codec.latent.training.forms import (
@@ -17,7 +18,6 @@ from imgmlp.codec.latent.training.forms import (
     operations_of,
     widths,
 )
-from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.phases import (
     FEWEST_LIMITED,

@@ -16,8 +16,8 @@ import numpy as np
 from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
 from imgmlp.codec.latent.starts import lmbda_of
+from imgmlp.codec.latent.step.latent_step import BETAS, MOMENTUM, TILES, Control, LatentStep
 from imgmlp.codec.latent.training.bit_allocation import Search
-from imgmlp.codec.latent.training.latent_step import BETAS, MOMENTUM, TILES, Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState

@@ -17,7 +17,7 @@ import numpy as np
 
 from imgmlp.codec.latent.model import LARGEST, LEAST
 from imgmlp.codec.latent.plane import Extent
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.step.latent_step import LatentStep
 
 Array = np.ndarray[Any, Any]
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from imgmlp import child
 from imgmlp.codec.latent.plane import SMALL_SIDE, common_side
-from imgmlp.codec.latent.training.latent_step import LatentStep, levels_of
+from imgmlp.codec.latent.step.latent_step import LatentStep, levels_of
 from imgmlp.engine import AnyDevice, open_device
 
 Room = tuple[int, int] | None  # rows and columns; None for those of the picture alone

@@ -15,9 +15,9 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Container, Section
 from imgmlp.codec.latent import decode, sections
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.synthesis import corner, synthesize
 from imgmlp.codec.latent.training.bit_allocation import MOST_TRIALS, Search
-from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much

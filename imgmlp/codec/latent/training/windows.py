@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.plane import Extent, Plane, Span
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part, joined
+from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Part, joined
 from imgmlp.codec.latent.training.rooms import Place, is_gpu
 from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
 from imgmlp.image import counted

@@ -29,7 +29,7 @@ from imgmlp.codec.latent.model import (
 )
 from imgmlp.codec.latent.plane import AROUND, LEAST_SIDE, TILE, Extent, Plane
 from imgmlp.codec.latent.starts import OF_PIXELS, start_of
-from imgmlp.codec.latent.training import hyperlatents, operations, upsampling
+from imgmlp.codec.latent.step import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, Some, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
