@@ -10,7 +10,6 @@ from typing import Any
 from imgmlp.codec.latent.latents_kernel import has_processor
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, trials
-from imgmlp.codec.latent.training.colour_detail import extra_grids
 from imgmlp.codec.latent.training.forms import (
     SMALL_PICTURE,
     has_hyperlatents,
@@ -27,6 +26,7 @@ from imgmlp.codec.latent.training.phases import (
     control,
     is_graphic,
 )
+from imgmlp.codec.latent.training.picture_analysis import extra_grids
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rooms import Place, is_gpu
 from imgmlp.codec.latent.training.rounding_search import SHAVES, SHAVING_DOUBLINGS, Refining

@@ -6,7 +6,7 @@ import math
 from weakref import WeakKeyDictionary
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.training.spectrum import Spectrum
+from imgmlp.codec.latent.training.picture_analysis import Spectrum
 from imgmlp.codec.training.passes import AIM, SAVED
 from imgmlp.codec.training.target import Goal
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing

@@ -12,8 +12,12 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode, workload
 from imgmlp.codec.latent import decode as latent_decode
-from imgmlp.codec.latent.training import colour_detail, lengths
-from imgmlp.codec.latent.training.colour_detail import LEAST_STEPS, detail_bits, extra_grids
+from imgmlp.codec.latent.training import lengths, picture_analysis
+from imgmlp.codec.latent.training.picture_analysis import (
+    MIN_STEPS_FOR_EXTRA_GRIDS,
+    detail_bits,
+    extra_grids,
+)
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload, choose
 from imgmlp.engine import open_device
@@ -31,15 +35,19 @@ def test_noise_of_its_own_in_each_channel_has_a_grid_for_each() -> None:
         pixels = noise(40, 50, channels)
         if channels in (2, 4):
             pixels[..., -1] |= 1  # alpha that hides nothing
-        assert extra_grids(pixels, QUALITY_60, LEAST_STEPS) == extra
-        assert extra_grids(pixels, 1.0, LEAST_STEPS) == 0  # as nothing of it is worth its bits
-        assert extra_grids(pixels, QUALITY_60, LEAST_STEPS - 1) == 0  # which are too few for any
+        assert extra_grids(pixels, QUALITY_60, MIN_STEPS_FOR_EXTRA_GRIDS) == extra
+        assert (
+            extra_grids(pixels, 1.0, MIN_STEPS_FOR_EXTRA_GRIDS) == 0
+        )  # as nothing of it is worth its bits
+        assert (
+            extra_grids(pixels, QUALITY_60, MIN_STEPS_FOR_EXTRA_GRIDS - 1) == 0
+        )  # which are too few for any
 
 
 def test_channels_that_tell_of_the_same_details_share_a_grid() -> None:
     gray, slow = noise(40, 50, 1) / 2, np.linspace(0, 50, 50)[None, :, None]
     pixels = np.concatenate([gray, gray * 0.5 + slow, 100 - gray * 0.7], -1).astype(np.uint8)
-    assert extra_grids(pixels, QUALITY_60, LEAST_STEPS) == 0
+    assert extra_grids(pixels, QUALITY_60, MIN_STEPS_FOR_EXTRA_GRIDS) == 0
     assert detail_bits(pixels, QUALITY_60) < 0.1
 
 
@@ -54,8 +62,8 @@ def test_so_many_bits_make_so_many_grids(
     lmbda: float, bits: float, extra: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them where so little error is wanted that coarser grids do not get there."""
-    monkeypatch.setattr(colour_detail, "detail_bits", lambda *_: bits)
-    assert extra_grids(noise(4, 4, 3), lmbda, LEAST_STEPS) == extra
+    monkeypatch.setattr(picture_analysis, "detail_bits", lambda *_: bits)
+    assert extra_grids(noise(4, 4, 3), lmbda, MIN_STEPS_FOR_EXTRA_GRIDS) == extra
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
@@ -85,7 +93,7 @@ def test_nothing_is_seen_in_what_nobody_sees() -> None:
     pixels[..., 3] = 0
     assert detail_bits(pixels, 1e-4) == 0
     for size in ((1, 9, 3), (9, 1, 3), (1, 1, 3)):
-        assert extra_grids(noise(*size), 1e-5, LEAST_STEPS) == 0
+        assert extra_grids(noise(*size), 1e-5, MIN_STEPS_FOR_EXTRA_GRIDS) == 0
 
 
 def test_a_large_picture_is_looked_at_in_parts() -> None:

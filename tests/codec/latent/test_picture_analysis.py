@@ -8,9 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent.training import lmbdas, spectrum
+from imgmlp.codec.latent.training import lmbdas, picture_analysis
 from imgmlp.codec.latent.training.lmbdas import Lambdas
-from imgmlp.codec.latent.training.spectrum import STEP, UP, Spectrum
+from imgmlp.codec.latent.training.picture_analysis import (
+    LMBDA_PER_SQUARED_STEP,
+    ROUNDING_OFFSET,
+    Spectrum,
+)
 from imgmlp.codec.training.target import Goal
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
 from imgmlp.image import Picture
@@ -32,8 +36,8 @@ def smooth(height: int, width: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_transform_keeps_the_energy(size: tuple[int, int, int]) -> None:
-    blocks = spectrum._blocks(noise(*size))
-    found = spectrum._transformed(blocks)
+    blocks = picture_analysis._blocks(noise(*size))
+    found = picture_analysis._transformed(blocks)
     assert found.shape == blocks.shape
     assert np.sum(found**2) == pytest.approx(np.sum(blocks**2), rel=1e-4)
 
@@ -41,23 +45,23 @@ def test_the_transform_keeps_the_energy(size: tuple[int, int, int]) -> None:
 def test_channels_are_told_apart_by_how_they_vary_and_not_by_what_they_are() -> None:
     shared, own = np.random.default_rng(0).normal(0, 0.1, (2, 500))
     colours = np.stack([shared + 0.9, own + 0.5, own + shared], -1)  # [blocks, channels]
-    found = spectrum._transformed(np.float32(colours)[:, None, None])[:, 0, 0]
+    found = picture_analysis._transformed(np.float32(colours)[:, None, None])[:, 0, 0]
     covariance = np.cov(found, rowvar=False)
     assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-6
 
 
 def test_a_plane_has_one_number_a_block() -> None:
-    found = spectrum._transformed(np.full((4, 16, 16, 1), 0.5, np.float32))
+    found = picture_analysis._transformed(np.full((4, 16, 16, 1), 0.5, np.float32))
     assert np.abs(found[:, 0, 0, 0]) == pytest.approx(8.0, rel=1e-5)  # half of the side
     assert np.sum(np.abs(found) > 1e-5) == 4
 
 
 def test_noise_has_the_error_of_numbers_that_are_rounded_alike() -> None:
-    """Uniform from UP - 1 to UP of a step."""
+    """Uniform from ROUNDING_OFFSET - 1 to ROUNDING_OFFSET of a step."""
     step = 0.01
-    error = step**2 * (UP**3 + (1 - UP) ** 3) / 3
+    error = step**2 * (ROUNDING_OFFSET**3 + (1 - ROUNDING_OFFSET) ** 3) / 3
     found = Spectrum(noise(64, 64, 3)).lmbda_of_error(error)
-    assert found == pytest.approx(STEP * step**2, rel=0.03)
+    assert found == pytest.approx(LMBDA_PER_SQUARED_STEP * step**2, rel=0.03)
 
 
 @pytest.mark.parametrize("pixels", [noise(48, 48, 3), smooth(48, 48)], ids=["noise", "smooth"])
@@ -78,8 +82,8 @@ def test_smooth_pictures_have_their_error_at_higher_lambdas() -> None:
 def test_parts_of_a_large_picture_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = smooth(512, 768)
     whole = [Spectrum(pixels).lmbda_of_error(1e-4), Spectrum(pixels).lmbda_of_bits(1e5)]
-    monkeypatch.setattr(spectrum, "PIXELS", 2**14)
-    assert spectrum._blocks(pixels).shape[0] * 16**2 <= 2**15
+    monkeypatch.setattr(picture_analysis, "MAX_ANALYSED_PIXELS", 2**14)
+    assert picture_analysis._blocks(pixels).shape[0] * 16**2 <= 2**15
     part = [Spectrum(pixels).lmbda_of_error(1e-4), Spectrum(pixels).lmbda_of_bits(1e5)]
     assert np.log2(np.divide(part, whole)) == pytest.approx([0, 0], abs=0.3)
 
@@ -144,5 +148,5 @@ def test_colours_that_nobody_sees_are_as_those_seen_are_in_the_mean(side: int) -
     """Which would drift if as many as that were added up in 32 bits."""
     pixels = np.full((side, side, 4), 200, np.uint8)
     pixels[:, side * 7 // 8 :] = 0
-    found = spectrum._blocks(pixels)
+    found = picture_analysis._blocks(pixels)
     np.testing.assert_allclose(found[..., :-1], 200 / 255, rtol=1e-6)
