@@ -12,9 +12,10 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend.tensor import Seed, Tensor
+from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.dtype import Array, DType, concrete, f16, f32, promote
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.creation import Seed
 from imgmlp.engine.operations.elementwise import dtype_of
 from imgmlp.engine.operations.operands import check_rows, hold_rows
 

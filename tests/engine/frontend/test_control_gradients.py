@@ -13,7 +13,7 @@ from small_programs import symmetric
 from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, cond, dtype, loop
 from imgmlp.engine.ir.kernel import Fused
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.operations.autograd import MOST_UNROLLED
+from imgmlp.engine.operations.autograd import MAX_UNROLLED_OPERATIONS
 
 
 def computed(*tensors: Tensor) -> list[np.ndarray]:
@@ -179,7 +179,7 @@ def test_gradients_through_a_choice_in_a_loop(device: AnyDevice) -> None:
 @pytest.mark.parametrize("device", MAPPINGS, indirect=True)  # long
 def test_a_loop_that_does_not_depend_on_the_parameters_stays_a_loop(device: AnyDevice) -> None:
     x, w = Tensor([2.0], device), Tensor([5.0], device)
-    y = loop(MOST_UNROLLED, lambda i, y: y * 0.5 + 1.0, x)
+    y = loop(MAX_UNROLLED_OPERATIONS, lambda i, y: y * 0.5 + 1.0, x)
     (slope,) = (y * w).sum().gradient([w])
     assert slope.numpy() == [2.0]
     (slope,) = (y * w).sum().gradient([y])  # up to the loop's result, not through it
