@@ -1,4 +1,7 @@
-"""Expressions become UOps: a kernel's value at given indices, and where it is stored."""
+"""Lowering of expressions: UOps for the value of a Node at given indices, and for its stores.
+
+All kinds of kernels share this: each opens its own loops, and asks for values at their indices.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +21,30 @@ from imgmlp.engine.ir.uops import Builder, Range, U
 
 
 class Lowering:
-    """Emits a kernel's expression at given indices."""
+    """Emits UOps for the expressions of one kernel."""
 
     def __init__(
-        self, build: Builder, core: Node | None, target: Target, inside: bool = False,
-        beside: bool = False,
+        self, build: Builder, core: Node | None, target: Target, in_block: bool = False,
+        in_fused_launch: bool = False,
     ) -> None:  # fmt: skip
         self.build = build
         self.core = core
         self.target = target
-        self.inside = inside  # a block, whose groups and lanes are given
-        self.beside = beside  # other kernels of a launch, whose groups are of one size
-        self.bounds: Expr = ONE  # a guard that keeps loads within a Buffer, and does nothing else
-        self.core_value: int | None = None
-        self.totals: dict[Node, int] = {}  # of the row that is being computed
-        self.memo: dict[Any, int] = {}
+        self.in_block = in_block  # whether the kernel is part of a Block, which opened its loops
+        self.in_fused_launch = in_fused_launch  # whether other kernels set the size of groups
+        self.bounds: Expr = ONE  # a guard that only keeps loads within their Buffer
+        self.core_value: int | None = None  # the UOp of the core's result
+        self.totals: dict[Node, int] = {}  # UOps of the reductions of the current row
+        self.memo: dict[Any, int] = {}  # (Node, indices, guard) -> UOp
 
-    def outermost(self, name: str, count: int, kind: str) -> Var:
-        """Open the loop over a kernel's work; inside a block one group does all of it."""
-        if self.inside:
-            kind = {"share": "loop", "group": "loop", "item": "lane"}[kind]
-        return self.build.open(Range(name, count, kind))
+    def open_outermost(self, name: str, count: int, dtype: str) -> Var:
+        """Open the loop over a kernel's work; in a block one group does all of it."""
+        if self.in_block:
+            dtype = {"share": "loop", "group": "loop", "item": "lane"}[dtype]
+        return self.build.open(Range(name, count, dtype))
 
     def value(self, node: Node, indices: Sequence[Expr], guard: Expr = ONE) -> int:
+        """The UOp of a Node's element at some indices; nothing is loaded unless `guard` is 1."""
         key = (node, tuple(indices), guard)
         if self.memo.get(key) not in self.build.live:
             self.memo[key] = self._emit(node, tuple(indices), guard)
@@ -84,16 +88,16 @@ class Lowering:
         if valid is ONE:
             return self.value(source, inner, guard)
         found = self.value(source, inner, conj(valid, guard))
-        return self.or_zero(valid, found, node.dtype)
+        return self.select_or_zero(valid, found, node.dtype)
 
-    def or_zero(self, condition: Expr, value: int, dtype: DType) -> int:
-        """The value where the condition is 1, else 0."""
+    def select_or_zero(self, condition: Expr, value: int, dtype: DType) -> int:
+        """The value if the condition is 1, else 0."""
         zero = self.build.emit(U.CONST, dtype, (), 0)
         chosen = self.build.emit(U.INDEX, i32, (), condition, [condition])
         return self.build.emit(U.ALU, dtype, (chosen, value, zero), Op.WHERE)
 
     def _masked(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int | None:
-        """A selection between a load and zero, by indices alone: nothing else is read."""
+        """A WHERE between a load and 0 by a condition on indices: a guarded load, or None."""
         condition, a, b = node.src
         chosen = index_value(condition, indices)
         if chosen is None:
@@ -117,8 +121,8 @@ class Lowering:
         return self.value(table, (Var(name, 0, table.shape[0] - 1), *indices[rank:]), guard)
 
 
-def trial() -> Lowering:
-    """What only shows the instructions that it emits, also of parts of a block."""
+def trial_lowering() -> Lowering:
+    """A Lowering for looking at the UOps that it emits, also for kernels of a block."""
     build = Builder()
     for variable in ("group", "tile"):
         build.open(Range(variable, 1))
@@ -128,11 +132,11 @@ def trial() -> Lowering:
 _offsets: WeakKeyDictionary[Node, tuple[list[Var], list[Expr]]] = WeakKeyDictionary()
 
 
-def offsets_read(value: Node) -> tuple[Sequence[Var], Sequence[Expr]]:
-    """An index for each axis of a value, and where all that is loaded for it lies at these."""
+def load_offsets(value: Node) -> tuple[Sequence[Var], Sequence[Expr]]:
+    """An index for each axis of a value, and the offsets of all loads for the element there."""
     found = _offsets.get(value)
     if found is None:
-        lower = trial()
+        lower = trial_lowering()
         indices = [lower.build.open(Range(f"x{a}", n)) for a, n in enumerate(value.shape)]
         lower.value(value, indices)
         uops = (u for scope in lower.build.scopes for _, u in scope)
@@ -140,18 +144,18 @@ def offsets_read(value: Node) -> tuple[Sequence[Var], Sequence[Expr]]:
     return found
 
 
-def store_all(lower: Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:
-    """All values first, then all stores: what is overwritten has been read."""
+def lower_stores(lower: Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:
+    """Compute all values at some indices, then store them: nothing is overwritten before a read."""
     values = [lower.value(s.value, indices) for s in stores]
-    put(lower.build, stores, values, indices)
+    store_values(lower.build, stores, values, indices)
 
 
-def put(
+def store_values(
     build: Builder, stores: Sequence[Store], values: Sequence[int], indices: Sequence[Expr]
 ) -> None:
-    """Store values that are computed already, at given indices."""
+    """Store computed values at given indices."""
     for store, value in zip(stores, values, strict=True):
-        offset = destination(store, indices)
+        offset = store_offset(store, indices)
         names = sorted({v.name for v in offset.variables()})
         extra = [n for v in names if (n := build.variables[v][1]) is not None]
         op = U.ADD if store.adds else U.STORE
@@ -159,50 +163,53 @@ def put(
 
 
 class Accumulators:
-    """Those of a reduction: so many for each lane, or for the only work-item."""
+    """The accumulators of a reduction: `count` for each lane, or for the only work-item."""
 
     def __init__(self, build: Builder, core: Node, count: int = 1) -> None:
         self.build, self.core = build, core
         nothing = 0 if core.op is Op.SUM else core.dtype.min
-        self.found = build.effect(U.ACC, (), (count, nothing), core.dtype)
+        self.acc = build.effect(U.ACC, (), (count, nothing), core.dtype)
 
     def add(self, term: int, number: Expr = ZERO) -> None:
-        """A term to one of them."""
+        """Add a term to the accumulator with some number."""
         core = self.core
-        self.build.effect(U.ACCUMULATE, (self.found, term), (core.op, number), core.dtype)
+        self.build.effect(U.ACCUMULATE, (self.acc, term), (core.op, number), core.dtype)
 
     def total(self, shared: int = 0) -> int:
-        """All of them as one value; if `shared`, those of all lanes of a group as so many."""
+        """All accumulators combined: of this lane, or of the group's lanes as `shared` values.
+
+        Lane i then has value i % shared.
+        """
         core = self.core
-        own = self.build.effect(U.COMBINE, (self.found,), core.op, core.dtype)
+        own = self.build.effect(U.COMBINE, (self.acc,), core.op, core.dtype)
         if not shared:
             return own
         return self.build.effect(U.GROUP, (own,), (core.op, shared), core.dtype)
 
 
-class Kept:
-    """What the stores of a kernel will store, `count` values of a lane each, in its registers.
+class DeferredStores:
+    """Values of a kernel's stores that each lane keeps in registers, `count` for each Store.
 
-    A lane that has all of its values before it stores the first waits once for what it reads: the
-    compiler of a GPU's driver moves no load before a store to local memory.
+    A lane that computes all its values before it stores the first waits for its loads only once:
+    a GPU driver's compiler does not move a load before a store to local memory.
     """
 
     def __init__(self, build: Builder, stores: Sequence[Store], count: int) -> None:
         self.build, self.stores = build, stores
-        kinds = [store.value.dtype for store in stores]
-        self.found = [(build.effect(U.ACC, (), (count, None), kind), kind) for kind in kinds]
+        dtypes = [store.value.dtype for store in stores]
+        self.acc = [(build.effect(U.ACC, (), (count, None), dtype), dtype) for dtype in dtypes]
 
-    def keep(self, values: Sequence[int], place: Expr) -> None:
-        """The `place`th of the lane's values of each Store."""
-        for (kept, kind), value in zip(self.found, values, strict=True):
-            self.build.effect(U.KEEP, (kept, value), place, kind)
+    def defer(self, values: Sequence[int], place: Expr) -> None:
+        """Keep the `place`th value of the lane for each Store."""
+        for (array, dtype), value in zip(self.acc, values, strict=True):
+            self.build.effect(U.KEEP, (array, value), place, dtype)
 
-    def put(self, place: Expr, indices: Sequence[Expr]) -> None:
-        """Store them."""
-        taken = [self.build.effect(U.LANE, (kept,), place, kind) for kept, kind in self.found]
-        put(self.build, self.stores, taken, indices)
+    def store_values(self, place: Expr, indices: Sequence[Expr]) -> None:
+        """Store the `place`th value of the lane for each Store."""
+        taken = [self.build.effect(U.LANE, (array,), place, dtype) for array, dtype in self.acc]
+        store_values(self.build, self.stores, taken, indices)
 
 
-def destination(store: Store, indices: Sequence[Expr]) -> Expr:
-    """Where in its Buffer a Store writes the element at some indices."""
+def store_offset(store: Store, indices: Sequence[Expr]) -> Expr:
+    """The offset in its Buffer at which a Store writes the element at some indices."""
     return access(store.place).index(indices)[0] + part_begin(store.place)

@@ -20,7 +20,7 @@ from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, split, unravel
 from imgmlp.engine.ir.target import GPU_LANES, Target
 from imgmlp.engine.ir.uops import Builder, Range, U
-from imgmlp.engine.lowering.expressions import Lowering, put
+from imgmlp.engine.lowering.expressions import Lowering, store_values
 from imgmlp.engine.passes.halo_tiles import LocalArrays, StencilChain, row_column_distance
 
 
@@ -96,7 +96,7 @@ class _LocalReads(Lowering):
             found, guard = self.build.effect(U.LANE, (array,), place, f32), conj(valid, guard)
         else:  # the halo has zeros where `valid` is false
             found = self.build.emit(U.LANE, f32, (array,), place, [place])
-        return found if guard is self.exists else self.or_zero(guard, found, f32)
+        return found if guard is self.exists else self.select_or_zero(guard, found, f32)
 
 
 def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int]:
@@ -133,7 +133,7 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
                 array, begin = arrays[layout.array_of[number, n]], stencil.begins[number, n]
                 kept = _LocalValue(array, begin, reach, height + 2 * reach, width + 2 * reach)
                 local.values.setdefault(kernel.stores[n].target, []).append(kept)
-                value_or_zero = lower.or_zero(exists, value, f32)
+                value_or_zero = lower.select_or_zero(exists, value, f32)
                 with _if(build, "z", kept.has(cell)):
                     build.effect(U.KEEP, (array, value_or_zero), kept.at(cell), f32)
             pairs = zip(kernel.stores, values, strict=True)
@@ -143,7 +143,9 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
                 in_columns = at_least(column, 0), less(column, width)
                 in_tile = conj(exists, less(left + column, pitch), *in_rows, *in_columns)
                 with _if(build, "y", in_tile):
-                    put(build, [s for s, _ in stored], [value for _, value in stored], indices)
+                    store_values(
+                        build, [s for s, _ in stored], [value for _, value in stored], indices
+                    )
         build.close(2)
     build.close()
     return across * down * GPU_LANES, GPU_LANES

@@ -1,8 +1,12 @@
-"""How a kernel runs: a Kernel becomes UOps.
+"""Lowering: a launch becomes UOps, the instructions of its loop nest.
 
-There are two mappings, chosen by the device: `one` work-item a group that loops over its
-share (CPUs, whose compiler vectorises the innermost loop), or a `group` of lanes with an
-element each (GPUs).
+In: a launch of a Procedure, and the Target. Out: its Code: UOps, and the size of the launch.
+
+The device chooses one of two mappings. With lanes "one" a work-group has one work-item, which loops
+over its share of the elements (CPUs, whose compiler vectorises the innermost loop). With lanes
+"group" its lanes have an element each (GPUs). The modules beside this one lower one kind of kernel
+each. Values and the order of additions must be those of the kernel, up to the partial sums of the
+mapping.
 """
 
 from __future__ import annotations
@@ -21,24 +25,24 @@ from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.lowering.expressions import Lowering
 from imgmlp.engine.lowering.halo_tiles import tiled_kernel
 from imgmlp.engine.lowering.map_kernels import map_kernel
-from imgmlp.engine.lowering.matmul_kernels import Sums, keep_sums, product
-from imgmlp.engine.lowering.reduce_kernels import Totals, keep_totals, reduce_kernel
+from imgmlp.engine.lowering.matmul_kernels import RegisterSums, matmul_kernel, sums_in_registers
+from imgmlp.engine.lowering.reduce_kernels import RegisterTotals, reduce_kernel, totals_in_registers
 from imgmlp.engine.lowering.row_kernels import row_kernel
 
-# of each lane, for sums that a block keeps from tile to tile; in float32 more lanes pay more
-KEPT_REGISTERS: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
-
-
-MOST_ELEMENTS = INT  # of what a kernel reads, writes or counts: an index is an int of C
+# Registers of each lane for sums that a block accumulates over its tiles. In float32 by lanes, more
+# work-groups at a time gain more than sums in registers do (docs/performance-notes.md, "One tile on
+# a GPU").
+SUM_REGISTERS_PER_LANE: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
+MAX_ELEMENTS = INT  # of a Buffer or a loop: an index is an int in OpenCL C
 
 
 # --- kernels ---
 
 
-def linearize(kernel: Launch, target: Target, beside: bool = False) -> Code:
-    """UOps of a kernel, which may be `beside` others in a launch."""
+def linearize(kernel: Launch, target: Target, in_fused_launch: bool = False) -> Code:
+    """The UOps of a launch, or of a member of a Fused one."""
     if isinstance(kernel, Fused):
-        members = [linearize(k, target, beside=True) for k in kernel.members]
+        members = [linearize(k, target, in_fused_launch=True) for k in kernel.members]
         return _fused(kernel.name, members)
     if isinstance(kernel, Persistent):
         phases = [linearize(p, target) for p in kernel.phases]
@@ -47,21 +51,21 @@ def linearize(kernel: Launch, target: Target, beside: bool = False) -> Code:
     for written in kernel.writes():
         build.parameter(written, True)
     if isinstance(kernel, Block):
-        sizes = _block(kernel, build, target)
+        sizes = _lower_block(kernel, build, target)
     elif isinstance(kernel, Tiled):
         sizes = tiled_kernel(kernel, build, target)
     else:
-        lower = Lowering(build, kernel.core, target, beside=beside)
+        lower = Lowering(build, kernel.core, target, in_fused_launch=in_fused_launch)
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.condition, ()),), guard.wanted)
-        sizes = _body(kernel, lower)
+        sizes = _lower_kernel(kernel, lower)
     code = Code(kernel.name, build.finish(), build.buffers, *sizes)
     _check_indices(code)
     return code
 
 
 def _check_indices(code: Code) -> None:
-    """Refuse, as a ValueError, what has more elements than an index can count."""
+    """Raise a ValueError if a Buffer or an index is larger than an int of C."""
     for u in code.uops:
         most = 0
         if u.op is U.GLOBAL:
@@ -69,44 +73,47 @@ def _check_indices(code: Code) -> None:
         elif u.op is U.RANGE:
             most = u.arg.count
         elif u.op in (U.LOAD, U.STORE, U.ADD, U.INDEX):
-            most = max(map(_most, u.arg if u.op is U.LOAD else (u.arg,)))
-        if most > MOST_ELEMENTS:
+            most = max(map(_largest_magnitude, u.arg if u.op is U.LOAD else (u.arg,)))
+        if most > MAX_ELEMENTS:
             raise misuse(
                 ValueError,
                 f"{code.name}: {most:,} elements are more than a kernel can count, which is "
-                f"{MOST_ELEMENTS:,}; cut the Tensor in parts, or use device 'numpy'",
+                f"{MAX_ELEMENTS:,}; cut the Tensor in parts, or use device 'numpy'",
             )
 
 
-def _most(index: Expr) -> int:
-    """The largest magnitude that an index has, or meets on the way if that is none of a long."""
+def _largest_magnitude(index: Expr) -> int:
+    """The largest magnitude of an index, or of an intermediate result if no long can hold it."""
     way = reach(index)
     return way if way > LONG else max(index.hi, -index.lo)
 
 
 def _fused(name: str, codes: Sequence[Code]) -> Code:
-    """One launch of several: members of few groups come first, as what begins last should be short
-    and is a part of a large one then."""
+    """One launch of several kernels, side by side.
+
+    Members of few work-groups come first: the groups that start last should be short, as those of a
+    member with many groups are.
+    """
     local = max(c.local_size for c in codes)
     members, first = [], 0
     for code in sorted(codes, key=lambda c: c.global_size // c.local_size):
         groups = -(-code.global_size // local)
         members.append((code, Range("group", groups, "member", first=first)))
         first += groups
-    return Code(name, *_joined(codes, members), first * local, local)
+    return Code(name, *_concatenate(codes, members), first * local, local)
 
 
 def _persistent(name: str, codes: Sequence[Code], units: int) -> Code:
-    """One launch whose groups of one work-item each take what were groups of several launches."""
+    """One launch whose groups, of one work-item each, run the work-groups of several launches."""
     phases = [(c, Range("unit", c.global_size, "phase", first=i)) for i, c in enumerate(codes)]
     shares = tuple(min(c.global_size, MOST_UNITS) for c in codes)
-    return Code(name, *_joined(codes, phases), min(units, max(shares)), 1, shares)
+    return Code(name, *_concatenate(codes, phases), min(units, max(shares)), 1, shares)
 
 
-def _joined(
+def _concatenate(
     codes: Sequence[Code], parts: Sequence[tuple[Code, Range]]
 ) -> tuple[tuple[UOp, ...], tuple[Buffer, ...]]:
-    """Kernels one after the other, each in its Range, behind the Buffers that all of them have."""
+    """The UOps of several kernels, each in its own Range, after the parameters of all of them."""
     buffers = tuple(dict.fromkeys(b for c in codes for b in c.buffers))
     given = [u.arg for c in codes for u in c.uops if u.op is U.GLOBAL]
     uops = [UOp(U.GLOBAL, b.dtype, (), (b, (b, True) in given)) for b in buffers]
@@ -123,58 +130,63 @@ def _joined(
     return tuple(uops), buffers
 
 
-def _body(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
+def _lower_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     if kernel.rows:
         return row_kernel(kernel, lower)
     if kernel.core is None:
         return map_kernel(kernel, lower)
     if kernel.core.op is Op.DOT:
-        return product(kernel, lower)
+        return matmul_kernel(kernel, lower)
     return reduce_kernel(kernel, lower)
 
 
-def _block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
-    """Kernels one after the other on each tile; what one stores, the next ones load anew."""
+def _lower_block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
+    """Lower the kernels of a block one after the other for each tile.
 
-    lanes, alone = target.lanes, replace(target, units=1)
+    On a GPU, sums over rows may stay in registers from tile to tile: `accumulated` has their
+    kernels, which store once, after the last tile.
+    """
+    lanes, one_unit = target.lanes, replace(target, units=1)
 
-    def inside(kernel: Kernel) -> Lowering:
-        return Lowering(build, kernel.core, alone, inside=True)
+    def lowering(kernel: Kernel) -> Lowering:
+        return Lowering(build, kernel.core, one_unit, in_block=True)
 
     build.open(Range("group", block.groups, "group"))
-    kept: dict[Kernel, Sums | Totals] = {}
+    accumulated: dict[Kernel, RegisterSums | RegisterTotals] = {}
     if lanes == "group":
-        registers = KEPT_REGISTERS[target.multiply]
-        kept |= keep_sums(block.kernels, Lowering(build, None, alone, inside=True), registers)
-        kept |= keep_totals(block.kernels, build)
-    once = _targets(kept) - _targets(k for k in block.kernels if k not in kept)
+        registers = SUM_REGISTERS_PER_LANE[target.multiply]
+        lower = Lowering(build, None, one_unit, in_block=True)
+        accumulated |= sums_in_registers(block.kernels, lower, registers)
+        accumulated |= totals_in_registers(block.kernels, build)
+    others = (k for k in block.kernels if k not in accumulated)
+    stored_once = _added_buffers(accumulated) - _added_buffers(others)
     for kernel in block.prologue:
-        if not once.issuperset(kernel.writes()):  # as that sets to zero what is stored once
-            _body(kernel, inside(kernel))
-    _wait(build, lanes)
+        if not stored_once.issuperset(kernel.writes()):  # these need not be cleared before
+            _lower_kernel(kernel, lowering(kernel))
+    _barrier(build, lanes)
     build.open(Range("tile", block.tiles, "share"))
-    order = _Order(build, lanes)
+    barriers = _BarrierPlacer(build, lanes)
     for number, kernel in enumerate(block.kernels):
-        order.before(kernel, kernel not in kept)
-        if kernel in kept:
-            kept[kernel].add(inside(kernel))
+        barriers.wait_before(kernel, stores=kernel not in accumulated)
+        if kernel in accumulated:
+            accumulated[kernel].add(lowering(kernel))
         else:
-            lower = inside(kernel)
-            _enter(kernel, lower, number)
-            _body(kernel, lower)
+            lower = lowering(kernel)
+            _open_guards(kernel, lower, number)
+            _lower_kernel(kernel, lower)
             build.close(len(kernel.guards))
-    _wait(build, lanes)
+    _barrier(build, lanes)
     build.close()
-    for kernel, sums in kept.items():
-        whole = kernel.adding_to(_targets([kernel]) - once)
-        sums.leave(whole, inside(whole))
+    for kernel, sums in accumulated.items():
+        storing = kernel.adding_to(_added_buffers([kernel]) - stored_once)
+        sums.store_totals(storing, lowering(storing))
     build.close()
     local = 1 if lanes == "one" else GPU_LANES
     return block.groups * local, local
 
 
-def _enter(kernel: Kernel, lower: Lowering, number: int) -> None:
-    """Open a loop of one round for each guard of a kernel in a block, or of none."""
+def _open_guards(kernel: Kernel, lower: Lowering, number: int) -> None:
+    """Open a loop for each guard of a kernel in a block, which runs once or not at all."""
     build = lower.build
     for depth, guard in enumerate(kernel.guards):
         found, name = lower.value(guard.condition, ()), f"holds{number}_{depth}"
@@ -183,29 +195,32 @@ def _enter(kernel: Kernel, lower: Lowering, number: int) -> None:
         build.open(Range(f"once{number}_{depth}", 1, limit=Var(name, 0, 1)), holds=True)
 
 
-def _targets(kernels: Iterable[Kernel]) -> set[Buffer]:
-    """What kernels add to."""
+def _added_buffers(kernels: Iterable[Kernel]) -> set[Buffer]:
+    """The Buffers that kernels add to."""
     return {s.target for k in kernels for s in k.all_stores() if s.adds}
 
 
-class _Order:
-    """Has lanes wait where a kernel of a block needs what another one read or stored."""
+class _BarrierPlacer:
+    """Puts barriers between kernels of a block, where one touches what another one stored or read.
+
+    They are needed on a GPU only, where the lanes of a group share each kernel.
+    """
 
     def __init__(self, build: Builder, lanes: Lanes) -> None:
         self.build, self.lanes = build, lanes
         self.read: set[Buffer] = set()
         self.written: set[Buffer] = set()
 
-    def before(self, kernel: Kernel, stores: bool) -> None:
-        """`stores` is false if it keeps what it computes until all tiles are done."""
+    def wait_before(self, kernel: Kernel, stores: bool) -> None:
+        """Emit a barrier before a kernel if it needs one; `stores` is whether it stores here."""
         read, written = set(kernel.reads()), set(kernel.writes()) if stores else set()
         if self.written & (read | written) or self.read & written:
-            _wait(self.build, self.lanes)
+            _barrier(self.build, self.lanes)
             self.read, self.written = set(), set()
         self.read |= read
         self.written |= written
 
 
-def _wait(build: Builder, lanes: Lanes) -> None:
+def _barrier(build: Builder, lanes: Lanes) -> None:
     if lanes == "group":
         build.effect(U.BARRIER, ())

@@ -1,8 +1,10 @@
-"""How a matrix product runs: its tiles as UOps.
+"""Lowering of matrix products: tiles with register blocking.
 
-On a CPU one work-item has a tile, most of them in registers until they are stored. On a GPU the
-lanes of a group share a tile's sums in registers and spread them over local memory to use them;
-inside of a block sums over rows may stay in registers from one tile of rows to the next.
+On a CPU one work-item computes a tile. Tiles of few enough terms stay in registers until they are
+stored; others are formed in a private array. On a GPU the lanes of a group share the sums of a tile
+in registers. Matrix units leave each lane elements that it stores itself; other sums go through
+local memory, so that each lane stores neighbours. In a block, sums over rows may stay in registers
+from one tile of rows to the next. The loops over terms are building blocks in kernels/*.cl.
 """
 
 from __future__ import annotations
@@ -21,49 +23,50 @@ from imgmlp.engine.ir.symbolic import ONE, Const, Expr, split, unravel
 from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, SLIM, Target
 from imgmlp.engine.ir.uops import Builder, Product, Range, U
 from imgmlp.engine.ir.view import View
-from imgmlp.engine.lowering.expressions import Kept, Lowering, store_all
+from imgmlp.engine.lowering.expressions import DeferredStores, Lowering, lower_stores
 
-TILE_ROWS = 64  # rows of a product's tile on a CPU
-# Most rows of a tile in registers by its columns, for vectors of 8 and for those of 16, which have
-# 32 registers instead of 16. (13 rows of 32 columns save 2% of a step, and take more to compile.)
-REGISTER_ROWS = {8: {16: 6, 8: 8}, 16: {32: 8, 16: 8, 8: 8}}
-# The same where neighbouring terms are taken at once: so many registers for sums and left vectors.
-ALONG_REGISTERS = {8: 11, 16: 22}
-MOST_ALONG = 8  # rows of such a tile
-ALONG_INNER = 128  # least terms, as the sums of each vector's elements follow
-REGISTER_INNER = 256  # most terms of a tile in registers: 16 KiB of the right factor, or 32
+CPU_TILE_ROWS = 64  # rows of a product's tile on a CPU
+# Rows of a tile in registers, by the elements of a vector and the tile's columns. Vectors of 16
+# come with 32 registers instead of 16. With them 13 rows of 32 columns save 2% of a step but take
+# longer to compile (docs/performance-notes.md, "One tile on one core", "Vectors of sixteen").
+MAX_REGISTER_ROWS = {8: {16: 6, 8: 8}, 16: {32: 8, 16: 8, 8: 8}}
+MAX_REGISTER_TERMS = 256  # of a tile in registers: 16 or 32 KiB of the right factor
+# Tiles whose vectors take neighbouring terms instead of neighbouring columns ("along").
+ALONG_REGISTERS = {8: 11, 16: 22}  # for sums and left vectors, by the elements of a vector
+MAX_ALONG_ROWS = 8
+MIN_ALONG_TERMS = 128  # fewer do not pay for adding up the elements of each vector
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A tile of a kernel's product: what it is made of, and where it belongs."""
+    """A tile of a kernel's product, and its position in the result."""
 
     product: Product
-    left: int  # globals of both factors
+    left: int  # the parameters of both factors
     right: int
     lead: tuple[Expr, ...]  # indices in a batch of products
-    row: Expr  # of the first element
+    row: Expr  # of the tile's first element
     column: Expr
-    below: Expr  # tiles above it, which have the same columns
+    row_tile: Expr  # how many tiles of the same columns lie above it
 
 
-def product(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
-    """A kernel around a product; the sizes of its launch."""
+def matmul_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
+    """Lower a kernel around a product; returns the launch's global and local size."""
     core, build = kernel.core, lower.build
     assert core is not None
-    wanted = 0 if lower.inside else 4 * lower.target.units
+    wanted = 0 if lower.in_block else 4 * lower.target.units
     if lower.target.lanes == "one":
-        panels = _panels(core, lower.target)
-        return max(_by_one(kernel, lower, each, wanted) for each in panels), 1
+        panels = _column_panels(core, lower.target)
+        return max(_lower_panel(kernel, lower, each, wanted) for each in panels), 1
     *batch, rows, columns = core.shape
-    size = _cut_for_lanes(core, wanted, lower.target)
+    size = _gpu_tile_size(core, wanted, lower.target)
     shape = (*batch, -(-rows // size[0]), -(-columns // size[1]))
     tiles = math.prod(shape)
-    number = lower.outermost("t", tiles, "group")
+    number = lower.open_outermost("t", tiles, "group")
     tile = _tile(core, unravel(number, shape), size, lower)
-    sums = Sums(tile, kernel.sums is not None, build)
+    sums = RegisterSums(tile, kernel.sums is not None, build)
     sums.add(lower)
-    sums.leave(kernel, lower)
+    sums.store_totals(kernel, lower)
     build.close()
     return tiles * GPU_LANES, GPU_LANES
 
@@ -71,7 +74,10 @@ def product(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
 def _tile(
     core: Node, index: Sequence[Expr], size: tuple[int, int], lower: Lowering, first: int = 0
 ) -> _Tile:
-    """Offsets and strides of both factors, which are plain views of Buffers; `first` column."""
+    """The tile at some index. Both factors are strided views of Buffers.
+
+    Columns are counted from `first` on.
+    """
     *lead, row_tile, column_tile = index
     row, column = row_tile * size[0], column_tile * size[1] + first
     rows, columns = core.shape[-2:]
@@ -95,24 +101,24 @@ def _tile(
         left_aligned=_aligned(a, begins[0], -1, -2),
         right_aligned=_aligned(b, begins[1], -2, -1),
         vector=min(size[1], lower.target.vector),
-        along=lower.target.lanes == "one" and _along(core, lower.target),
+        along=lower.target.lanes == "one" and _reads_along_terms(core, lower.target),
     )
     build = lower.build
     sources = build.parameter(storage(left)), build.parameter(storage(right))
     return _Tile(found, *sources, tuple(lead), row, column, row_tile)
 
 
-def _along(core: Node, target: Target) -> bool:
-    """Whether both factors have their terms side by side, in whole vectors."""
+def _reads_along_terms(core: Node, target: Target) -> bool:
+    """Whether the terms of both factors are contiguous, and whole vectors of them."""
     (_, left), (_, right) = (through(s) for s in core.src)
     steps = left.views[0].strides[-1], right.views[0].strides[-2], right.views[0].strides[-1]
     inner = core.src[0].shape[-1]
-    whole = inner >= ALONG_INNER and inner % target.vector == 0
+    whole = inner >= MIN_ALONG_TERMS and inner % target.vector == 0
     return whole and steps[0] == steps[1] == 1 < steps[2]
 
 
 def _aligned(view: View, begin: Expr, inner: int, outer: int) -> bool:
-    """Whether lines of neighbours along one of two axes all begin on 32 bytes of float32."""
+    """Whether all lines of contiguous float32 elements along one axis begin on 32 bytes."""
     along = inner if view.strides[inner] == 1 else outer
     others = [n for axis, n in enumerate(view.strides) if axis - len(view.strides) != along]
     pitches = [*others, view.offset, *(n for _, n in split(begin)[1])]
@@ -122,33 +128,34 @@ def _aligned(view: View, begin: Expr, inner: int, outer: int) -> bool:
 def _store_columns(
     sums: Store, lower: Lowering, tile: _Tile, found: Sequence[int], kind: str
 ) -> None:
-    """The second output, by the first tile of each column only."""
+    """Store column sums of the right factor, by the topmost tile of each column only."""
     build = lower.build
-    build.open(Range("first", 1, "loop", Const(1) - tile.below))
+    build.open(Range("first", 1, "loop", Const(1) - tile.row_tile))
     total = build.effect(U.COLUMNS, found, tile.product, f32)
     column = build.open(Range("s", tile.product.tile_columns, kind, tile.product.columns))
     core, value = lower.core, build.effect(U.LANE, (total,), column, f32)
     lower.core, lower.core_value = sums.value, value
-    store_all(lower, [sums], [*tile.lead, tile.column + column])
+    lower_stores(lower, [sums], [*tile.lead, tile.column + column])
     lower.core = core
     build.close(2)
 
 
-# --- one work-item ---
+# --- on a CPU: one work-item for a tile ---
 
 
-def _panels(core: Node, target: Target) -> Iterator[tuple[int, int, int]]:
-    """(first column, how many, columns of each): whole ones, then fewer columns for what is left.
+def _column_panels(core: Node, target: Target) -> Iterator[tuple[int, int, int]]:
+    """Panels of columns, as (first column, number of tiles, columns of each tile).
 
-    Factors too long for registers have whole ones only.
+    Narrower panels take the columns that do not fill a whole tile. Products of too many terms for
+    registers have tiles of full width only.
     """
     columns, inner, width = core.shape[-1], core.src[0].shape[-1], target.wide
-    if _along(core, target):
+    if _reads_along_terms(core, target):
         whole = columns // NARROW
         yield from [(0, whole, NARROW)] if whole else []
         yield from [(whole * NARROW, 1, left)] if (left := columns % NARROW) else []
         return
-    first, short = 0, inner <= REGISTER_INNER
+    first, short = 0, inner <= MAX_REGISTER_TERMS
     while (left := columns - first) > 0:
         if short and width > NARROW and left <= width - NARROW:
             width //= 2
@@ -158,35 +165,40 @@ def _panels(core: Node, target: Target) -> Iterator[tuple[int, int, int]]:
         first += count * width
 
 
-def _by_one(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wanted: int) -> int:
-    """Tiles of some columns, fewer rows each where fewer tiles than wanted would leave cores idle.
+def _lower_panel(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wanted: int) -> int:
+    """Lower the tiles of a panel; returns how many work-groups share them.
 
-    Returns how many work-groups may share them.
+    Tiles have fewer rows if there would be fewer tiles than `wanted`, to keep all cores busy.
     """
     core, build, (first, count, width) = kernel.core, lower.build, panels
     assert core is not None
     *batch, rows, _ = core.shape
-    parts, others = -(-rows // TILE_ROWS), math.prod(batch) * count
+    parts, others = -(-rows // CPU_TILE_ROWS), math.prod(batch) * count
     while others * parts < wanted and parts * 16 <= rows:
         parts *= 2
     height, inner = -(-rows // parts), core.src[0].shape[-1]
-    shared = parts > -(-rows // TILE_ROWS)  # among cores, of which none shall have much more
-    if rows % height and not shared and inner <= REGISTER_INNER and not _along(core, lower.target):
-        most = REGISTER_ROWS[lower.target.vector][width]
-        height += -height % most  # as the last has fewer anyway: one form of code, not two
+    shared = parts > -(-rows // CPU_TILE_ROWS)  # cut further, to balance the cores
+    if (
+        rows % height
+        and not shared
+        and inner <= MAX_REGISTER_TERMS
+        and not _reads_along_terms(core, lower.target)
+    ):
+        most = MAX_REGISTER_ROWS[lower.target.vector][width]
+        height += -height % most  # the last tile is short anyway; this avoids tiles of two heights
     shape = (*batch, -(-rows // height), count)
     tiles = math.prod(shape)
-    number = lower.outermost("t", tiles, "share")
+    number = lower.open_outermost("t", tiles, "share")
     tile = _tile(core, unravel(number, shape), (height, width), lower, first)
-    _one_tile(kernel, lower, tile)
+    _lower_cpu_tile(kernel, lower, tile)
     build.close()
     return min(tiles, wanted) or 1
 
 
-def _one_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
+def _lower_cpu_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     build, product = lower.build, tile.product
-    if product.along or product.inner <= REGISTER_INNER:
-        _in_registers(kernel, lower, tile)
+    if product.along or product.inner <= MAX_REGISTER_TERMS:
+        _tile_in_registers(kernel, lower, tile)
     else:
         found = build.effect(U.PRODUCT, (tile.left, tile.right), product, f32)
         _store_tile(kernel, lower, product, found, [*tile.lead, tile.row, tile.column])
@@ -194,17 +206,17 @@ def _one_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
         _store_columns(kernel.sums, lower, tile, (tile.right,), "vector")
 
 
-def _in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
-    """A tile, a few rows after the other, each stored right from registers."""
+def _tile_in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
+    """Lower a tile as parts of a few rows, each stored directly from registers."""
     build, product, right, done = lower.build, tile.product, tile.right, 0
     if product.along:
         fitting = ALONG_REGISTERS[lower.target.vector] // (product.tile_columns + 1)
-        most = min(MOST_ALONG, fitting)
+        most = min(MAX_ALONG_ROWS, fitting)
     else:
-        most = REGISTER_ROWS[lower.target.vector][product.tile_columns]
+        most = MAX_REGISTER_ROWS[lower.target.vector][product.tile_columns]
     if not (product.along or product.direct):
         right = build.effect(U.PANEL, (right,), product, f32)
-    for height, count in _heights(product.tile_rows, most):
+    for height, count in _row_parts(product.tile_rows, most):
         loops = [Range("b", count)] if count > 1 else []
         first = sum([build.open(loop) * height for loop in loops], Const(done))
         left = None if product.rows is None else product.rows - first
@@ -219,8 +231,8 @@ def _in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
         done += height * count
 
 
-def _heights(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """(rows, how many) of parts that have nearly the same height: 64 by 6 is 9 of 6, 2 of 5."""
+def _row_parts(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """(rows, number) of parts of nearly equal height: 64 rows by 6 are 9 parts of 6 and 2 of 5."""
     parts = -(-rows // most)
     height, larger = divmod(rows, parts)
     yield from ((h, n) for h, n in ((height + 1, larger), (height, parts - larger)) if n)
@@ -229,20 +241,20 @@ def _heights(rows: int, most: int) -> Iterator[tuple[int, int]]:
 def _store_tile(
     kernel: Kernel, lower: Lowering, tile: Product, found: int, begin: Sequence[Expr]
 ) -> None:
-    """What the kernel makes of each element of a product's tile."""
+    """Compute and store the kernel's values for each element of a product's tile."""
     build, (*lead, first_row, first_column) = lower.build, begin
     row = build.open(Range("m", tile.tile_rows, "row", tile.rows))
     column = build.open(Range("n", tile.tile_columns, "column", tile.columns))
     lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
-    store_all(lower, kernel.stores, [*lead, first_row + row, first_column + column])
+    lower_stores(lower, kernel.stores, [*lead, first_row + row, first_column + column])
     build.close(2)
 
 
-# --- lanes of a group ---
+# --- on a GPU: the lanes of a group for a tile ---
 
 
-def _cut_for_lanes(core: Node, wanted: int, target: Target) -> tuple[int, int]:
-    """Tile sizes: smaller ones where fewer tiles than wanted would leave units idle."""
+def _gpu_tile_size(core: Node, wanted: int, target: Target) -> tuple[int, int]:
+    """Rows and columns of a tile: fewer rows if there would be fewer tiles than `wanted`."""
     batch, (rows, columns) = math.prod(core.shape[:-2]), core.shape[-2:]
     on_units = target.multiply in FACTORS
     if columns <= NARROW and (on_units or 2 * rows >= GPU_TILE):
@@ -258,12 +270,15 @@ def _cut_for_lanes(core: Node, wanted: int, target: Target) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Fragments:
-    """Which of a tile's sums matrix units leave with a lane; kernels/product_matrix.cl says how."""
+    """Which sums of a tile matrix units leave in which lane, as kernels/product_matrix.cl has them.
 
-    down: int  # warps above one another, of four
-    blocks: int  # of 16 rows that each of them has
-    halves: int  # of such rows, 8 each
-    panels: int  # of 8 columns that a warp has
+    A group has four warps, some above one another and some side by side.
+    """
+
+    down: int  # warps above one another
+    blocks: int  # of 16 rows, for each warp
+    halves: int  # of a block, of 8 rows each
+    panels: int  # of 8 columns, for each warp
 
     @staticmethod
     def of(rows: int, columns: int) -> Fragments:
@@ -279,68 +294,68 @@ class Fragments:
         return row, (warp % across * self.panels + panel) * 8 + lane % 4 * 2
 
 
-class Sums:
-    """A tile of a product, whose sums a group's lanes have in registers."""
+class RegisterSums:
+    """A tile of a product, whose sums the lanes of a group have in registers."""
 
     def __init__(self, tile: _Tile, summed: bool, build: Builder) -> None:
         self.tile = replace(tile, product=replace(tile.product, summed=summed))
         self.build = build
         size = tile.product.tile_rows, tile.product.tile_columns
-        self.found = build.effect(U.TILE, (), size, f32)
+        self.sums = build.effect(U.TILE, (), size, f32)
 
     def add(self, lower: Lowering) -> None:
-        """The product of the tile's factors."""
+        """Add the product of the tile's factors to the sums."""
         tile = self.tile
-        self.build.effect(U.PRODUCT, (tile.left, tile.right, self.found), tile.product, f32)
+        self.build.effect(U.PRODUCT, (tile.left, tile.right, self.sums), tile.product, f32)
 
-    def leave(self, kernel: Kernel, lower: Lowering) -> None:
-        """Store what the kernel makes of the sums."""
+    def store_totals(self, kernel: Kernel, lower: Lowering) -> None:
+        """Compute and store the kernel's values from the sums."""
         if lower.target.multiply in FACTORS:
-            self._from_registers(kernel, lower)
+            self._store_from_registers(kernel, lower)
         else:
-            self._spread(kernel, lower)
+            self._store_from_local_memory(kernel, lower)
         if kernel.sums is not None:
-            _store_columns(kernel.sums, lower, self.tile, (self.tile.right, self.found), "lane")
+            _store_columns(kernel.sums, lower, self.tile, (self.tile.right, self.sums), "lane")
 
-    def _from_registers(self, kernel: Kernel, lower: Lowering) -> None:
-        """Each lane those that it has, two neighbours at a time."""
+    def _store_from_registers(self, kernel: Kernel, lower: Lowering) -> None:
+        """Each lane stores its own elements, two neighbours at a time."""
         build, tile, product = self.build, self.tile, self.tile.product
         size, left = (product.tile_rows, product.tile_columns), product.columns
         pairs = math.prod(size) // GPU_LANES // 2
         whole = left is None or (isinstance(left, Const) and left.value % 2 == 0)  # or odd ones too
         lane = build.open(Range("l", GPU_LANES, "lane"))
-        kept, depth = Kept(build, kernel.stores, 2 * pairs), len(build.scopes)
+        deferred, depth = DeferredStores(build, kernel.stores, 2 * pairs), len(build.scopes)
         for first, names in ((True, "en"), (False, "pq")):
             pair = build.open(Range(names[0], pairs, "vector"))
             row, begin = Fragments.of(*size).place(lane, pair)
-            both = self._inside(row, begin) if whole else ONE
+            both = self._exists(row, begin) if whole else ONE
             if not first and both is not ONE:
                 build.open(Range("x", 1, "loop", both))
             side = build.open(Range(names[1], 2, "vector"))
             column = begin + side
             indices = [*tile.lead, tile.row + row, tile.column + column]
-            inside = both if whole else self._inside(row, column)
+            inside = both if whole else self._exists(row, column)
             place = row, column, pair * 2 + side
             if first:
-                lower.core_value = build.effect(U.ELEMENT, (self.found,), place, f32)
+                lower.core_value = build.effect(U.ELEMENT, (self.sums,), place, f32)
                 values = [lower.value(s.value, indices, inside) for s in kernel.stores]
-                kept.keep(values, place[-1])
+                deferred.defer(values, place[-1])
             else:
                 if inside is not both:
                     build.open(Range("x", 1, "loop", inside))
-                kept.put(place[-1], indices)
+                deferred.store_values(place[-1], indices)
             build.close(len(build.scopes) - depth)
         build.close()
 
-    def _inside(self, row: Expr, column: Expr) -> Expr:
-        """Whether one of the tile's sums exists."""
+    def _exists(self, row: Expr, column: Expr) -> Expr:
+        """Whether an element of the tile exists in the result."""
         limits = (row, self.tile.product.rows), (column, self.tile.product.columns)
         return conj(*(less(at - left, 0) for at, left in limits if left is not None))
 
-    def _spread(self, kernel: Kernel, lower: Lowering) -> None:
-        """By way of local memory, so that each lane stores four neighbours at a time."""
+    def _store_from_local_memory(self, kernel: Kernel, lower: Lowering) -> None:
+        """Spread the sums over local memory, so that each lane stores four neighbours at a time."""
         build, tile, product = self.build, self.tile, self.tile.product
-        seen = build.effect(U.SPREAD, (self.found,), product, f32)
+        seen = build.effect(U.SPREAD, (self.sums,), product, f32)
         fours = product.tile_columns // 4
         limit = product.rows * fours if product.rows is not None else None
         four = build.open(Range("e", product.tile_rows * fours, "lane", limit))
@@ -348,27 +363,29 @@ class Sums:
         left = product.columns - begin if product.columns is not None else None
         column = begin + build.open(Range("n", 4, "vector", left))
         lower.core_value = build.effect(U.ELEMENT, (seen,), (row, column), f32)
-        store_all(lower, kernel.stores, [*tile.lead, tile.row + row, tile.column + column])
+        lower_stores(lower, kernel.stores, [*tile.lead, tile.row + row, tile.column + column])
         build.close(2)
 
 
-def only_added(kernel: Kernel) -> bool:
-    """Whether all that becomes of a reduction or a product is that it is added to something."""
+def is_only_added(kernel: Kernel) -> bool:
+    """Whether the result of a reduction or product is only added to Buffers, unchanged."""
     return all(s.adds and s.value is kernel.core for s in kernel.stores)
 
 
-def keep_sums(kernels: Sequence[Kernel], lower: Lowering, registers: int) -> dict[Kernel, Sums]:
-    """Products of a block that are only added up, for as many as a lane has registers."""
-    found: dict[Kernel, Sums] = {}
+def sums_in_registers(
+    kernels: Sequence[Kernel], lower: Lowering, registers: int
+) -> dict[Kernel, RegisterSums]:
+    """The products of a block that are only added to Buffers, as long as lanes have registers."""
+    found: dict[Kernel, RegisterSums] = {}
     for kernel in kernels:
         core = kernel.core
         if core is None or core.op is not Op.DOT or len(core.shape) != 2:
             continue
-        size = _cut_for_lanes(core, 0, lower.target)
+        size = _gpu_tile_size(core, 0, lower.target)
         alone = core.shape[0] <= size[0] and core.shape[1] <= size[1]
         needed = size[0] * size[1] // GPU_LANES
-        if alone and only_added(kernel) and needed <= registers:
+        if alone and is_only_added(kernel) and needed <= registers:
             registers -= needed
             tile = _tile(core, (Const(0), Const(0)), size, lower)
-            found[kernel] = Sums(tile, kernel.sums is not None, lower.build)
+            found[kernel] = RegisterSums(tile, kernel.sums is not None, lower.build)
     return found

@@ -1,9 +1,9 @@
-"""Kernels that reduce rows and compute their elements from the totals, a row at a time.
+"""Lowering of row kernels: reductions of a row, and elements computed from them, row by row.
 
-Stages follow each other on one row: a reduction each, then what is stored. A value that a
-later stage needs again is kept if it is costly to compute: on a CPU where the row's result will
-be, or in a private array, both in the cache; on a GPU in registers of lanes, to which a load from
-global memory is costly too.
+Stages follow each other on one row: one for each reduction, then one for the stores. A value that a
+later stage needs again is kept if it is costly to recompute. A CPU keeps it at the place of a
+result of the row or in a private array, which are in its cache. A GPU keeps it in registers; there
+a load from global memory counts as costly too.
 """
 
 from __future__ import annotations
@@ -21,38 +21,44 @@ from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.expressions import (
     Accumulators,
     Lowering,
-    destination,
-    put,
-    store_all,
+    lower_stores,
+    store_offset,
+    store_values,
 )
-from imgmlp.engine.lowering.map_kernels import GRAIN
+from imgmlp.engine.lowering.map_kernels import MIN_ELEMENTS_PER_GROUP
 from imgmlp.engine.passes.row_fusion import MIN_COST_TO_KEEP, values_to_keep
 
-MOST_KEPT = 1 << 13  # elements of a row's private arrays on a CPU
-MOST_REGISTERS = 64  # of the arrays of a lane
-FEW = 64  # elements below which a lane takes a row alone
+MAX_KEPT_ELEMENTS = 1 << 13  # of all values kept in private arrays of a row on a CPU
+MAX_KEPT_PER_LANE = 64  # registers of each lane of a GPU for kept values
+MIN_SHARED_ROW_ELEMENTS = 64  # elements of a row from which the lanes of a group share it
 
 
 def row_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
-    """The launch's global and local size."""
+    """Lower a kernel with `rows`; returns the launch's global and local size."""
     core = kernel.rows[0]
     size, count = core.size, core.src[0].size // core.size
     if lower.target.lanes == "one":
-        _Row(kernel, lower, 0, MOST_KEPT // count, in_results=True).by_one()
-        return max(1, min(4 * lower.target.units, size * count // GRAIN, size)), 1
-    alone = count < FEW
-    own = count if alone else -(-count // GPU_LANES)
-    _Row(kernel, lower, MIN_COST_TO_KEEP, MOST_REGISTERS // own).on_lanes(alone, own)
-    if alone and not lower.inside:
+        _RowLowering(
+            kernel, lower, 0, MAX_KEPT_ELEMENTS // count, in_results=True
+        ).on_one_work_item()
+        return max(1, min(4 * lower.target.units, size * count // MIN_ELEMENTS_PER_GROUP, size)), 1
+    one_lane = count < MIN_SHARED_ROW_ELEMENTS
+    own = count if one_lane else -(-count // GPU_LANES)
+    _RowLowering(kernel, lower, MIN_COST_TO_KEEP, MAX_KEPT_PER_LANE // own).on_lanes(one_lane, own)
+    if one_lane and not lower.in_block:
         return -(-size // 64) * 64, 64
     return size * GPU_LANES, GPU_LANES
 
 
-class _Row:
-    """Emits all stages of a row; `loads` is what a load costs, `most` how many values are kept."""
+class _RowLowering:
+    """Lowers all stages of a row.
+
+    A load counts as `loads` operations. At most `max_kept` values are kept in arrays, and one more
+    at the place of a result if `in_results`.
+    """
 
     def __init__(
-        self, kernel: Kernel, lower: Lowering, loads: int, most: int, in_results: bool = False
+        self, kernel: Kernel, lower: Lowering, loads: int, max_kept: int, in_results: bool = False
     ) -> None:
         self.kernel, self.lower, self.build = kernel, lower, lower.build
         self.reduced, self.shape = kernel.rows[0].shape, kernel.rows[0].src[0].shape
@@ -62,18 +68,18 @@ class _Row:
         nothing: list[list[Node]] = [[] for _ in roots]
         plans = (values_to_keep(roots, loads), values_to_keep(roots, 0), nothing)
         self.arrays: dict[Node, int] = {}
-        self.results: dict[Node, Store] = {}  # values that are kept where a result will be
+        self.results: dict[Node, Store] = {}  # values kept at the place of a result
         for plan in plans:
             self.keeps = plan
-            if in_results and (found := self._in_result(plan)) is not None:
+            if in_results and (found := self._value_in_result(plan)) is not None:
                 self.results = dict([found])
-            if sum(map(len, plan)) - len(self.results) <= most:
+            if sum(map(len, plan)) - len(self.results) <= max_kept:
                 break
-        self.stored: dict[Node, Store] = {}  # those of them that are there
-        self.lead: list[Expr] = []  # indices of the row
+        self.stored: dict[Node, Store] = {}  # those of them that have been stored
+        self.lead: list[Expr] = []  # indices of the current row
 
-    def by_one(self) -> None:
-        """One work-item: a loop that the compiler makes vectors of for each stage."""
+    def on_one_work_item(self) -> None:
+        """Lower for a CPU: a loop for each stage, which the driver's compiler vectorises."""
         self._open("share")
         for core, keeps in zip(self.kernel.rows, self.keeps, strict=False):
             arrays = self._declare(keeps, self.count)
@@ -83,51 +89,53 @@ class _Row:
                 self._keep(arrays, indices, column)
                 results = [self.results[n] for n in keeps if n in self.results]
                 values = [self.lower.value(n, indices) for n in keeps if n in self.results]
-                put(self.build, results, values, indices)
+                store_values(self.build, results, values, indices)
                 self.build.close()
             self.arrays |= arrays
             self.stored |= {n: self.results[n] for n in keeps if n in self.results}
             self.lower.totals[core] = accumulate(
                 self.lower, core, self.count, partial(self._term, core)
             )
-        store_all(self.lower, self.kernel.totals, self.lead)
+        lower_stores(self.lower, self.kernel.totals, self.lead)
         if self.kernel.stores:
             column = self.build.open(Range("c", self.count))
-            store_all(self.lower, self.kernel.stores, self._indices(column, column))
+            lower_stores(self.lower, self.kernel.stores, self._indices(column, column))
             self.build.close()
         self.build.close()
 
-    def on_lanes(self, alone: bool, own: int) -> None:
-        """Lanes of a GPU: each has `own` elements at most, of a row that it has `alone` or with
-        all others of its group."""
+    def on_lanes(self, one_lane: bool, own: int) -> None:
+        """Lower for a GPU: one lane has the whole row, or all lanes of a group share it.
+
+        `own` is the number of elements of each lane, at most.
+        """
         build = self.build
-        self._open("item" if alone else "group")
+        self._open("item" if one_lane else "group")
         for core, keeps in zip(self.kernel.rows, self.keeps, strict=False):
             arrays = self._declare(keeps, own)
             accumulators = Accumulators(build, core)
-            for place, at in self._elements(alone):
+            for place, at in self._elements(one_lane):
                 indices = self._indices(at, place)
                 self._keep(arrays, indices, place)
                 accumulators.add(self.lower.value(core.src[0], indices))
             self.arrays |= arrays
-            self.lower.totals[core] = accumulators.total(0 if alone else 1)
-            if not alone:
+            self.lower.totals[core] = accumulators.total(0 if one_lane else 1)
+            if not one_lane:
                 build.effect(U.BARRIER, ())  # the next stage uses the same local memory
-        if self.kernel.totals and not alone:
+        if self.kernel.totals and not one_lane:
             build.open(Range("first", 1, "lane"))
-        store_all(self.lower, self.kernel.totals, self.lead)
-        if self.kernel.totals and not alone:
+        lower_stores(self.lower, self.kernel.totals, self.lead)
+        if self.kernel.totals and not one_lane:
             build.close()
-        for place, at in self._elements(alone) if self.kernel.stores else ():
-            store_all(self.lower, self.kernel.stores, self._indices(at, place))
+        for place, at in self._elements(one_lane) if self.kernel.stores else ():
+            lower_stores(self.lower, self.kernel.stores, self._indices(at, place))
         build.close()
 
-    def _elements(self, alone: bool) -> Iterator[tuple[Expr, Expr]]:
-        """Loops over a lane's own elements: their numbers in its arrays and in the row."""
+    def _elements(self, one_lane: bool) -> Iterator[tuple[Expr, Expr]]:
+        """Open loops over a lane's elements; yields their numbers in its arrays and in the row."""
         build = self.build
-        rounds, rest = (self.count, 0) if alone else divmod(self.count, GPU_LANES)
-        kind = "vector" if rounds <= MOST_REGISTERS else "loop"
-        if alone:
+        rounds, rest = (self.count, 0) if one_lane else divmod(self.count, GPU_LANES)
+        kind = "vector" if rounds <= MAX_KEPT_PER_LANE else "loop"
+        if one_lane:
             place = build.open(Range("r", rounds, kind))
             yield place, place
             build.close()
@@ -144,20 +152,20 @@ class _Row:
     # --- parts of stages ---
 
     def _open(self, kind: str) -> None:
-        self.lead = unravel(self.lower.outermost("i", self.size, kind), self.reduced)
+        self.lead = unravel(self.lower.open_outermost("i", self.size, kind), self.reduced)
 
     def _declare(self, keeps: Sequence[Node], size: int) -> dict[Node, int]:
         private = [n for n in keeps if n not in self.results]
         return {n: self.build.effect(U.ACC, (), (size, None), n.dtype) for n in private}
 
-    def _in_result(self, plan: Sequence[Sequence[Node]]) -> tuple[Node, Store] | None:
-        """A kept value, and a store that can hold it as it is until then."""
+    def _value_in_result(self, plan: Sequence[Sequence[Node]]) -> tuple[Node, Store] | None:
+        """A value to keep, and a store of its dtype, whose place can hold it until the end."""
         stores = [s for s in self.kernel.stores if not s.adds and s.value.dtype is not f16]
         pairs = ((n, s) for keeps in plan for n in keeps for s in stores)
         return next(((n, s) for n, s in pairs if n.dtype is s.value.dtype), None)
 
     def _indices(self, at: Expr, place: Expr) -> list[Expr]:
-        """Those of an element, at which all that is kept is read from its array."""
+        """The indices of an element; kept values are read from their arrays at these."""
         indices = [*self.lead, *unravel(at, self.shape[len(self.reduced) :])]
         for node, array in self.arrays.items():
             found = self.build.effect(U.LANE, (array,), place, node.dtype)
@@ -165,7 +173,7 @@ class _Row:
             self.lower.memo[node, tuple(indices), ONE] = found
         for node, store in self.stored.items():
             data = self.build.parameter(store.target, True)
-            offset = destination(store, indices)
+            offset = store_offset(store, indices)
             found = self.build.effect(U.LOAD, (data,), (offset, ONE), node.dtype)
             self.build.live.add(found)
             self.lower.memo[node, tuple(indices), ONE] = found
@@ -181,7 +189,7 @@ class _Row:
 
 
 def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], int]) -> int:
-    """A reduction of `count` terms by one work-item, two vectors of them at once."""
+    """A reduction of `count` terms by one work-item, two vectors of terms at once."""
     build, wide = lower.build, lower.target.wide
     accumulators = Accumulators(build, core, wide if count >= NARROW else count)
 

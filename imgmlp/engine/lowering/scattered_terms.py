@@ -1,8 +1,9 @@
-"""Sums of values that each fill a part of a row and are zero elsewhere, on a CPU.
+"""Lowering of sums of padded values on a CPU: each term is added only where it is not zero.
 
-As gradients of slices are: of many places in a plane one for each slice. Element by element all
-conditions of all terms would be asked everywhere. So a row of such a sum is made before the loop
-over its columns: each term is added where it lies, and what is asked of it is asked once a row.
+The gradient of several slices is a sum of terms that are zero in most of a row. Computed element by
+element, each element would test the bounds of every term. Instead a whole row of the sum is formed
+in a private array before the loop over columns: each term is added where it lies, and its bounds
+are tested once for each row.
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from imgmlp.engine.ir.symbolic import ONE, Expr
 from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.expressions import Lowering
 
-FULL = 0.5  # share of a row that a term fills at most
-LONGEST = 1 << 13  # elements of a row that is kept
-MOST = 1 << 15  # of all rows of a kernel: they lie on a thread's stack, as little as 512 KiB
-MANY = 256  # terms of a sum at most: sums of sums that are read more than once have any number
+MAX_FILLED_FRACTION = 0.5  # of a row, by a term
+MAX_ROW_ELEMENTS = 1 << 13  # of a row in a private array
+# Of all such rows of a kernel: they lie on a thread's stack, which may be as small as 512 KiB.
+MAX_STACK_ELEMENTS = 1 << 15
+MAX_TERMS = 256  # of a sum; shared sums of sums may have any number when written out
 
 
-class Scattered:
-    """Such sums of a kernel, each as a row of so many elements, which a loop over columns reads."""
+class ScatteredSums:
+    """The sums of padded values in a kernel; a loop over columns reads their elements from rows."""
 
     def __init__(self, lower: Lowering, values: Sequence[Node], rows: Sequence[Expr]) -> None:
-        """`values` are a kernel's, of one shape; `rows` are the indices of a row."""
+        """Form the rows. `values` are those of a kernel's stores; `rows` are a row's indices."""
         self.lower, shape = lower, values[0].shape
-        found = _sums(values) if shape[-1] <= LONGEST and len(rows) == len(shape) - 1 else []
-        found = found[: MOST // max(shape[-1], 1)]
+        found = (
+            _sums(values) if shape[-1] <= MAX_ROW_ELEMENTS and len(rows) == len(shape) - 1 else []
+        )
+        found = found[: MAX_STACK_ELEMENTS // max(shape[-1], 1)]
         self._kept = [(node, self._row(node, rows)) for node in found]
 
     def at(self, indices: Sequence[Expr]) -> None:
-        """Have the sums' elements at these indices come from the rows."""
+        """Have the elements of the sums at these indices read from their rows."""
         lower, column = self.lower, indices[-1]
         for node, kept in self._kept:
             element = lower.build.emit(U.LANE, node.dtype, (kept,), column, [column])
@@ -51,7 +55,7 @@ class Scattered:
             build.open(Range("x", 1, "loop", conj(*inside)), holds=True)
             column = before + build.open(Range("p", term.src[0].shape[-1]))
             value = self.lower.value(term, [*rows, column])
-            so_far = build.effect(U.LANE, (kept,), column, dtype)  # which an earlier term changed
+            so_far = build.effect(U.LANE, (kept,), column, dtype)  # the sum of earlier terms
             value = build.emit(U.ALU, dtype, (so_far, value), Op.ADD)
             build.effect(U.KEEP, (kept, value), column, dtype)
             build.close(2)
@@ -59,7 +63,7 @@ class Scattered:
 
 
 def _sums(values: Sequence[Node]) -> list[Node]:
-    """The largest sums of two and more such terms that values of a kernel are made of."""
+    """The outermost sums of padded terms in some values."""
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     stack = list(values)
@@ -77,13 +81,13 @@ def _sums(values: Sequence[Node]) -> list[Node]:
 
 def _is_scattered(node: Node) -> bool:
     terms = _terms(node)
-    return len(terms) <= MANY and all(_fills_little(term) for term in terms)
+    return len(terms) <= MAX_TERMS and all(_is_mostly_zero(term) for term in terms)
 
 
 def _terms(node: Node) -> list[Node]:
-    """Of a sum of sums, in the order in which they are added; of MANY not all."""
+    """Of a sum of sums, in the order in which they are added, up to MAX_TERMS + 1."""
     found, stack = list[Node](), [node]
-    while stack and len(found) <= MANY:
+    while stack and len(found) <= MAX_TERMS:
         node = stack.pop()
         if node.op is Op.ADD:
             stack += reversed(node.src)
@@ -92,6 +96,6 @@ def _terms(node: Node) -> list[Node]:
     return found
 
 
-def _fills_little(node: Node) -> bool:
+def _is_mostly_zero(node: Node) -> bool:
     """Whether a value is zero in most columns."""
-    return node.op is Op.PAD and node.src[0].shape[-1] <= FULL * node.shape[-1]
+    return node.op is Op.PAD and node.src[0].shape[-1] <= MAX_FILLED_FRACTION * node.shape[-1]

@@ -1,9 +1,12 @@
-"""Tiles whose rows are neighbours in memory, as they are in what the tiles begin with.
+"""Tiles stored as [columns, rows], so that vectors take neighbouring rows of the batch.
 
-Inputs may have their batch as the last axis: an image's channels one after the other. A tile's
-values lie the same way then, [columns, rows], on processors whose vectors take neighbours:
-of layers with 24 or 3 columns no vector is half empty, and nothing is turned around to be stored.
-Each value of the graph is the same as before, as what is computed is only seen transposed.
+In: the Nodes of a step and their Kinds. Out: the inputs that have the batch as their last axis, and
+the rewriting of a tile's values to transposed ones.
+
+Inputs may have the batch last, such as an image whose channels are planes. On CPUs, a tile's values
+are then computed in the same layout: vectors of rows are full even in layers of 24 or 3 columns,
+and results are stored without a transpose. Values must not change: each is a transposed view of
+what is computed.
 """
 
 from __future__ import annotations
@@ -12,41 +15,44 @@ from collections.abc import Sequence
 
 from imgmlp.engine.ir.graph import Node, base, const, make, move
 from imgmlp.engine.ir.op import ELEMENTWISE, Op
-from imgmlp.engine.tiling.batch_axis import Kind, Kinds
+from imgmlp.engine.tiling.batch_axis import BatchKinds, Kind
 
-TURNED = (1, 0)
+TRANSPOSE = (1, 0)
 
 
-def factors_batch_last(nodes: Sequence[Node], kinds: Kinds) -> set[Node]:
-    """What products read of the batch's inputs, if all of it has the batch as its last axis."""
+def factors_batch_last(nodes: Sequence[Node], kinds: BatchKinds) -> set[Node]:
+    """Inputs of ROW products, if all of them have the batch as their last axis; else none."""
     found: dict[Node, bool] = {}
     for node in nodes:
-        if node.op is Op.DOT and kinds.of[node] is Kind.ROW and of_rows(node, kinds):
+        if node.op is Op.DOT and kinds.of[node] is Kind.ROW and is_rows_by_columns(node, kinds):
             factor = base(node.src[0])
-            if factor in kinds.light:
+            if factor in kinds.cheap:
                 rank = len(factor.shape)
                 found[factor] = kinds.axis(factor, rank) == rank - 1 > 0
     return set(found) if all(found.values()) else set()
 
 
-def of_rows(node: Node, kinds: Kinds) -> bool:
-    """Whether a value is [rows, columns]."""
+def is_rows_by_columns(node: Node, kinds: BatchKinds) -> bool:
+    """Whether a value has the axes [rows of the batch, columns]."""
     return len(node.shape) == 2 and kinds.axis(node, 2) == 0
 
 
 def transposed(node: Node) -> Node:
-    """[columns, rows] of a value [rows, columns], or the other way round."""
-    if node.op is Op.PERMUTE and node.arg == TURNED:
+    """The transpose of a value of two axes, without another movement where possible."""
+    if node.op is Op.PERMUTE and node.arg == TRANSPOSE:
         return node.src[0]
     if node.op is Op.CONST:
         return const(node.arg, node.dtype, node.shape[::-1])
     if node.op is Op.RESHAPE and node.shape[1] == 1:
         return move(Op.RESHAPE, node, node.shape[::-1])
-    return move(Op.PERMUTE, node, TURNED)
+    return move(Op.PERMUTE, node, TRANSPOSE)
 
 
 def computed_transposed(node: Node) -> Node:
-    """A value [rows, columns] as the transpose of what is computed, where there is a way."""
+    """A value [rows, columns] as the transpose of a value computed from transposed sources.
+
+    Operations for which there is no such form are returned as they are.
+    """
     if node.op not in ELEMENTWISE | {Op.DOT, Op.CONCAT}:
         return node
     sources = tuple(map(transposed, node.src))

@@ -1,11 +1,16 @@
-"""The block program: a step whose values belong to rows runs tile by tile in one launch.
+"""The block program: a step whose values belong to rows of a batch runs tile by tile in one launch.
 
-batch_axis.py says what each value is relative to the batch. ROW and ACC values become one Block:
-each work-group walks tiles of rows, keeps a tile's ROW values in memory of its own and adds ACC
-values to partial sums of its own, so nothing is atomic and a rerun gives the same bits. What is
-WHOLE and not at hand is computed before; what remains is computed after, where a partial sum stands
-for its ACC value. The tile's own graph, whose batch is as long as a tile, is scheduled like any
-other.
+In: the updates of a step, and the Target. Out: a Procedure that has most of the step in one Block,
+or the general schedule where a block does not pay; its note says which and why.
+
+batch_axis.py says what each value is relative to the batch. ROW and ACC values become the Block:
+each work-group walks tiles of rows, keeps a tile's ROW values in memory of its own, and adds ACC
+values to partial sums of its own. So nothing is atomic, and a rerun gives the same bits. WHOLE
+values that are costly are computed before the block. AFTER values are computed after it, from the
+totals of the partial sums. The graph of a tile is scheduled like any other.
+
+A tile has as many rows as fit in MAX_TILE_BYTES, or fewer where more tiles keep more compute units
+busy. A block must save at least one launch.
 """
 
 from __future__ import annotations
@@ -26,316 +31,371 @@ from imgmlp.engine.passes.persistent import MAX_OPERATIONS_PER_LAUNCH
 from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.passes.side_queue import MAX_SIDE_BLOCK_ROWS, side_block_rows
-from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
+from imgmlp.engine.tiling.batch_axis import BatchKinds, Kind, choose_batch
 from imgmlp.engine.tiling.batch_last import factors_batch_last
-from imgmlp.engine.tiling.left_out import guarded
 from imgmlp.engine.tiling.partial_sums import PartialSums
 from imgmlp.engine.tiling.prologue import group_buffer
-from imgmlp.engine.tiling.staging import bring
-from imgmlp.engine.tiling.tile import Cut, Tile, cut_batch
-from imgmlp.engine.tiling.tile_memory import share
+from imgmlp.engine.tiling.staging import stage_in_local_memory
+from imgmlp.engine.tiling.tile import Tile, Tiling, tile_batch
+from imgmlp.engine.tiling.tile_memory import share_buffers
+from imgmlp.engine.tiling.tile_skipping import guard_kernels
 
-MOST_ROWS = {"one": BLOCK_ROWS, "group": 64}
-LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
-TILE_BYTES = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
-GROUPS_A_UNIT = {"one": 1, "group": 4}  # to begin with
-# Of a CPU, whose threads take groups as they come while something else may have one of its cores:
-# so many, where each has tiles enough and all of them keep no more partial sums.
-TAKEN_IN_TURN, TILES_A_GROUP, MOST_SUMS = 8, 8, 1 << 18
-# Instead, where matrix units have several tiles for each group: with so few sums, which lanes keep
-# in registers, or with more. Float32's matrices are read where they are, from what is left of the
-# cache.
-GROUPS_OF_SEVERAL_TILES: dict[Multiply, dict[int, int]] = {
+# --- the size of a tile, by the lanes of a work-group ---
+MAX_TILE_ROWS = {"one": BLOCK_ROWS, "group": 64}
+MIN_TILE_ROWS = {"one": 64, "group": 8}  # where smaller tiles keep more compute units busy
+MAX_TILE_BYTES = {"one": 1 << 19, "group": 1 << 18}  # of all ROW values of a tile
+# Rows of a float32 tile from which matrix units pay, if local memory does not hold more. In half
+# precision full tiles whose factors pass through local memory are faster than smaller tiles.
+MIN_STAGED_ROWS = 24
+
+# --- the number of work-groups (docs/performance-notes.md, "Steps of train") ---
+GROUPS_PER_UNIT = {"one": 1, "group": 4}  # compute unit, unless one of the following rules applies
+# On a CPU, threads take groups as they become free, while another program may use one of the cores.
+# More groups balance the load, as long as each has enough tiles and partial sums do not pile up.
+MAX_GROUPS_PER_CORE = 8
+MIN_TILES_PER_GROUP = 8
+MAX_PARTIAL_SUMS = 1 << 18  # elements, of all groups
+# On matrix units, if groups have several tiles: groups per unit by the number of elements that are
+# summed over rows. Few sums stay in registers. In float32 fewer groups leave more of the cache for
+# the matrices that are read where they are.
+GROUPS_PER_UNIT_BY_SUMS: dict[Multiply, dict[int, int]] = {
     "half": {1 << 12: 4, 1 << 62: 2},
     "split": {1 << 12: 3, 1 << 62: 2},
 }
-LEAST_SAVED = 1  # launches; below that a block is not worth it
-# Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
-# halves, tiles with all rows whose factors pass by take less time than smaller ones.)
-LEAST_STAGED = 24
-# Of one that runs beside other launches. On an H200 two instead of three took 3% longer, four 2%.
-GROUPS_ASIDE = 3
-NOT_STAGED = "a tile's factors have no room in local memory and pass through it in slices"
-MUCH = 1 << 20  # elementary operations of products that pay for one more block
-WIDE = 8  # elements of a row from which to compute it again in another block, not to store it
-FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
+# Of a block that runs beside other launches. On an H200 two took 3% longer than three, four 2%.
+SIDE_GROUPS_PER_UNIT = 3
+
+# --- whether a block pays ---
+MIN_SAVED_LAUNCHES = 1
+MIN_BATCH_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
+MIN_PRODUCT_OPERATIONS = 1 << 20  # operations of products from which one more block pays
+# Columns up to which a ROW value is stored for another block; wider ones are recomputed there.
+MAX_STORED_COLUMNS = 8
+
+FACTORS_ARE_SLICED = "a tile's factors have no room in local memory and pass through it in slices"
 
 
 def block_procedure(updates: Sequence[Update], target: Target) -> Procedure:
-    """The launches of a step, most of it in one Block if it pays.
+    """Schedule a step, most of it in one Block if that pays.
 
-    The Procedure's note says what became of it and why. Where launches of two queues run at the
-    same time, the block that does beside others leaves room for them. That it is the first of
-    several is right for most, and spares cutting all of them twice.
+    On a device with two queues, the block that runs in the second queue gets fewer work-groups.
+    Which block that is is known only after scheduling. It is guessed to be the first one, which is
+    mostly right and saves scheduling twice.
     """
     if not target.queues:
-        return _blocks(updates, target)
-    first = _first(updates)
-    guessed = first.rows() if first is not None and first.other_products() >= MUCH else 0
-    guessed *= guessed <= MAX_SIDE_BLOCK_ROWS
-    found = _blocks(updates, replace(target, aside=guessed), first=first)
-    aside = side_block_rows(found)
-    if aside != guessed:
-        found = _blocks(updates, replace(target, aside=aside), first=first)
-    return found
+        return _schedule_blocks(updates, target)
+    kinds = _first_block_kinds(updates)
+    guessed_rows = 0
+    if kinds is not None and kinds.other_product_operations() >= MIN_PRODUCT_OPERATIONS:
+        guessed_rows = kinds.batch_size()
+        guessed_rows *= guessed_rows <= MAX_SIDE_BLOCK_ROWS
+    procedure = _schedule_blocks(updates, replace(target, aside=guessed_rows), first_kinds=kinds)
+    side_rows = side_block_rows(procedure)
+    if side_rows != guessed_rows:
+        procedure = _schedule_blocks(updates, replace(target, aside=side_rows), first_kinds=kinds)
+    return procedure
 
 
-def _first(updates: Sequence[Update]) -> Kinds | None:
-    """What values are relative to the batch of the first block, which there need not be."""
+def _first_block_kinds(updates: Sequence[Update]) -> BatchKinds | None:
+    """The Kinds for the first block of a step, or None if there can be none."""
     nodes = toposort(value for _, value in updates)
     if any(n.op in CONTROL for n in nodes):
         return None
-    return best(nodes, {s for s, _ in updates})
+    return choose_batch(nodes, {s for s, _ in updates})
 
 
-def _blocks(
-    updates: Sequence[Update], target: Target, least: int = 0, first: Kinds | None = None
+def _schedule_blocks(
+    updates: Sequence[Update],
+    target: Target,
+    min_products: int = 0,
+    first_kinds: BatchKinds | None = None,
 ) -> Procedure:
-    """The same; without a block if its products take less than `least` operations. `first` is what
-    values are for the first block, if it is known."""
-    general = cache(lambda: schedule(updates, target.lanes == "group"))  # takes long: if it must
+    """Schedule a step in blocks; by the general scheduler alone if no block pays.
 
-    def without(why: str) -> Procedure:
+    A block must have `min_products` operations of products. `first_kinds` are the Kinds for the
+    first block, if they are known.
+    """
+    general = cache(lambda: schedule(updates, target.lanes == "group"))  # slow, so only if needed
+
+    def without_block(why: str) -> Procedure:
         return replace(general(), note=f"no block: {why}")
 
     nodes = toposort(value for _, value in updates)
-    products = sum(n.op is Op.DOT for n in nodes)  # a launch each, at least
-    if products <= LEAST_SAVED + 1 and len(general().kernels) <= LEAST_SAVED + 1:
-        return without(f"{len(general().kernels)} launches are few")
+    products = sum(n.op is Op.DOT for n in nodes)  # each is a launch at least
+    few_launches = MIN_SAVED_LAUNCHES + 1
+    if products <= few_launches and len(general().kernels) <= few_launches:
+        return without_block(f"{len(general().kernels)} launches are few")
     if any(n.op in CONTROL for n in nodes):
-        return without("the step has loops or choices")
-    kinds = first or best(nodes, {s for s, _ in updates}, least)
+        return without_block("the step has loops or choices")
+    kinds = first_kinds or choose_batch(nodes, {s for s, _ in updates}, min_products)
     if kinds is None:
-        return without("no axis has large products")
-    if products and not kinds.products():  # a picture's columns, say: taps are no rows of its tile
-        return without("the busiest axis has no products")
-    if kinds.rows() < FEW_ROWS:
-        return without(f"{kinds.rows()} rows are few")
-    plan = _Plan(updates, nodes, kinds, target)
+        return without_block("no axis has large products")
+    if products and not kinds.product_operations():  # such as the columns of a picture
+        return without_block("the busiest axis has no products")
+    if kinds.batch_size() < MIN_BATCH_ROWS:
+        return without_block(f"{kinds.batch_size()} rows are few")
+    plan = _BlockPlan(updates, nodes, kinds, target)
     if plan.block is None:
-        return without("no value has rows of its own")
-    before = _blocks([(n.arg, value) for value, n in plan.tile.before.items()], target, MUCH)
-    ahead = (*before.items, *plan.tile.prologue.before())
-    after = _blocks(plan.after, target, MUCH)
+        return without_block("no value has rows of its own")
+    updates_before = [(n.arg, value) for value, n in plan.tile.computed_before.items()]
+    before = _schedule_blocks(updates_before, target, MIN_PRODUCT_OPERATIONS)
+    items_before = (*before.items, *plan.tile.prologue.kernels_before())
+    after = _schedule_blocks(plan.after, target, MIN_PRODUCT_OPERATIONS)
+    items = (*items_before, plan.block, *after.items)
     notes = [p.note for p in (before, after) if any(isinstance(k, Block) for k in p.kernels)]
-    found = Procedure((*ahead, plan.block, *after.items), "; ".join([plan.note, *notes]))
-    several = sum(isinstance(k, Block) for k in found.kernels) > 1
-    if least or several:
-        return found
-    launches = len(general().kernels)
-    few = len(found.kernels) + LEAST_SAVED <= launches
-    return (
-        found
-        if few
-        else without(f"a block would leave {len(found.kernels)} of {launches} launches")
-    )
+    procedure = Procedure(items, "; ".join([plan.note, *notes]))
+    has_several_blocks = sum(isinstance(k, Block) for k in procedure.kernels) > 1
+    if min_products or has_several_blocks:
+        return procedure
+    count, general_count = len(procedure.kernels), len(general().kernels)
+    if count + MIN_SAVED_LAUNCHES > general_count:
+        return without_block(f"a block would leave {count} of {general_count} launches")
+    return procedure
 
 
-class _Plan:
-    """What goes into the block and what comes after it."""
+class _BlockPlan:
+    """The Block of a step, and the updates that come after it."""
 
     def __init__(
-        self, updates: Sequence[Update], nodes: Sequence[Node], kinds: Kinds, target: Target
+        self, updates: Sequence[Update], nodes: Sequence[Node], kinds: BatchKinds, target: Target
     ) -> None:
         self.updates, self.nodes, self.kinds, self.target = updates, nodes, kinds, target
-        lanes, units = target.lanes, target.units
         self.block: Block | None = None
-        self.last = factors_batch_last(nodes, kinds) if lanes == "one" else set()
-        roots = {value for _, value in updates}
+        is_cpu = target.lanes == "one"
+        self.batch_last = factors_batch_last(nodes, kinds) if is_cpu else set()
         after = [n for n in nodes if kinds.of[n] is Kind.AFTER]
-        wanted = roots | {s for n in after for s in n.src}
-        self.sums = [n for n in nodes if kinds.of[n] is Kind.ACC and n in wanted]
-        self.rows = [n for n in nodes if kinds.of[n] is Kind.ROW and n in wanted and n.src]
-        again = kinds.again(nodes)
-        needed = roots | {s for n in after if n not in again for s in n.src}
-        left = (n for n in self.rows if n in needed or not self._again(n))
-        self.rows = list(dict.fromkeys(n if n in roots else self._uncut(n) for n in left))
+        self.sums, self.rows = self._find_outputs(after)
         if not self.sums and not self.rows:
             return
-        batch = kinds.rows()
-        rows = min(target.block_rows, MOST_ROWS[lanes])
-        while rows > LEAST_ROWS[lanes] and batch < rows * units:
+        self.limits: list[str] = []  # why tiles are small, or their factors not staged
+        tiling, kernels = self._largest_tiles(after)
+        if target.multiply == "split":
+            tiling, kernels = self._fit_local_memory(tiling, kernels, after)
+        if target.multiply in FACTORS and not is_staged(kernels):
+            self.limits.append(FACTORS_ARE_SLICED)
+        cleared = self.partial_sums.clear() if tiling.tiles > tiling.groups else []
+        prologue = (*cleared, *self.staging_kernels, *self.tile.prologue.kernels())
+        self.block = Block(
+            "block",
+            tiling.batch,
+            tiling.tiles,
+            tiling.rows,
+            tiling.groups,
+            prologue,
+            tuple(kernels),
+        )
+        self.note = self._describe(tiling, after)
+
+    def _find_outputs(self, after: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+        """ACC values, and ROW values stored with all rows, that the step needs of the block."""
+        kinds = self.kinds
+        roots = {value for _, value in self.updates}
+        used = roots | {s for n in after for s in n.src}
+        sums = [n for n in self.nodes if kinds.of[n] is Kind.ACC and n in used]
+        rows = [n for n in self.nodes if kinds.of[n] is Kind.ROW and n in used and n.src]
+        in_another_block = kinds.computable_in_another_block(self.nodes)
+        must_store = roots | {s for n in after if n not in in_another_block for s in n.src}
+        stored = (n for n in rows if n in must_store or not self._is_recomputed(n))
+        return sums, list(dict.fromkeys(n if n in roots else self._unsliced(n) for n in stored))
+
+    def _largest_tiles(self, after: Sequence[Node]) -> tuple[Tiling, list[Kernel]]:
+        """The tiling with most rows, and the kernels of its tiles."""
+        lanes, batch = self.target.lanes, self.kinds.batch_size()
+        rows = min(self.target.block_rows, MAX_TILE_ROWS[lanes])
+        while rows > MIN_TILE_ROWS[lanes] and batch < rows * self.target.units:
             rows //= 2
-        wanted_rows = rows = min(rows, batch)
+        most_rows = rows = min(rows, batch)
         while True:
-            cut = self._cut(batch, rows)
-            kernels = self._scheduled(cut, after)
-            if rows == 1 or self._tile_bytes(kernels) <= TILE_BYTES[lanes]:
+            tiling = self._choose_tiling(batch, rows)
+            kernels = self._schedule_tile(tiling, after)
+            if rows == 1 or self._tile_bytes(kernels) <= MAX_TILE_BYTES[lanes]:
                 break
             rows //= 2
-        self.limits = ["larger tiles take too much memory"] if rows < wanted_rows else []
-        if target.multiply == "split":
-            cut, kernels = self._nearer(cut, kernels, after)
-        if target.multiply in FACTORS and not is_staged(kernels):
-            self.limits.append(NOT_STAGED)
-        cleared = self.partial.clear() if cut.tiles > cut.groups else []
-        prologue = (*cleared, *self.ready, *self.tile.prologue.kernels())
-        self.block = Block(
-            "block", batch, cut.tiles, cut.rows, cut.groups, prologue, tuple(kernels)
-        )
-        self.note = self._told(cut, after)
+        if rows < most_rows:
+            self.limits.append("larger tiles take too much memory")
+        return tiling, kernels
 
-    def _uncut(self, node: Node) -> Node:
-        """The ROW value that a needed one is a piece of: it is left as a whole, once."""
+    def _unsliced(self, node: Node) -> Node:
+        """The ROW value of which this one is a slice: it is stored as a whole, once."""
         while node.op in (Op.SHRINK, Op.RESHAPE) and self.kinds.of[node.src[0]] is Kind.ROW:
             if not node.src[0].src:
                 break
             node = node.src[0]
         return node
 
-    def _again(self, node: Node) -> bool:
-        """Whether another block had better compute a ROW value once more than read it."""
+    def _is_recomputed(self, node: Node) -> bool:
+        """Whether it is cheaper for another block to recompute a ROW value than to read it."""
+        if node.size > MAX_STORED_COLUMNS * self.kinds.batch_size():
+            return True
         below = (n for n in toposort([node]) if self.kinds.of[n] is Kind.ROW)
-        return node.size > WIDE * self.kinds.rows() or not any(n.op in CORES for n in below)
+        return not any(n.op in CORES for n in below)
 
-    def _cut(self, batch: int, rows: int) -> Cut:
-        """How the batch is cut."""
+    def _choose_tiling(self, batch: int, rows: int) -> Tiling:
+        """Tiles of at most `rows` rows, and how many work-groups share them."""
         target = self.target
-        most = target.units * GROUPS_A_UNIT[target.lanes]
-        if target.multiply in FACTORS and -(-batch // rows) > most:
+        max_groups = target.units * GROUPS_PER_UNIT[target.lanes]
+        if target.multiply in FACTORS and -(-batch // rows) > max_groups:
             sums = sum(n.size for n in self.sums)
-            groups = GROUPS_OF_SEVERAL_TILES[target.multiply].items()
-            most = target.units * next(count for most, count in groups if sums <= most)
+            limits = GROUPS_PER_UNIT_BY_SUMS[target.multiply].items()
+            per_unit = next(count for max_sums, count in limits if sums <= max_sums)
+            max_groups = target.units * per_unit
         if batch == target.aside:
-            most = min(most, target.units * GROUPS_ASIDE)
-        cut = cut_batch(batch, rows, most)
-        return replace(cut, groups=self._in_turn(cut)) if target.lanes == "one" else cut
+            max_groups = min(max_groups, target.units * SIDE_GROUPS_PER_UNIT)
+        tiling = tile_batch(batch, rows, max_groups)
+        if target.lanes == "one":
+            return replace(tiling, groups=self._count_cpu_groups(tiling))
+        return tiling
 
-    def _in_turn(self, cut: Cut) -> int:
-        """Groups of a CPU, a like number for each of its units; of short steps no more than may
-        stay for several."""
-        most = [MOST_SUMS // max(1, sum(n.size for n in self.sums)), cut.tiles // TILES_A_GROUP]
-        if 2 * self.kinds.work() <= MAX_OPERATIONS_PER_LAUNCH:
-            most.append(MOST_UNITS)
-        each = min(TAKEN_IN_TURN, *(n // self.target.units for n in most))
-        return max(cut.groups, each * self.target.units)
+    def _count_cpu_groups(self, tiling: Tiling) -> int:
+        """Work-groups on a CPU, equally many for each core.
 
-    def _nearer(
-        self, cut: Cut, kernels: list[Kernel], after: Sequence[Node]
-    ) -> tuple[Cut, list[Kernel]]:
-        """The same with the most rows whose values local memory holds; if none are, as it is."""
-        rows = cut.rows
-        while not is_staged(kernels) and rows // 2 >= LEAST_STAGED:
-            rows //= 2
-            fewer = self._cut(cut.batch, rows)
-            found = self._scheduled(fewer, after)
-            if is_staged(found):
-                self.limits.append("larger tiles have no room in local memory")
-                return fewer, found
-        return cut, kernels if rows == cut.rows else self._scheduled(cut, after)
-
-    def _scheduled(
-        self, cut: Cut, after: Sequence[Node], chooses: bool | None = None
-    ) -> list[Kernel]:
-        """The kernels of one tile; sets what comes before and after for this cut.
-
-        Where it `chooses`, tiles are left out of sums to which they add nothing.
+        A short step, which may become persistent, has no more groups than can stay.
         """
-        if chooses is None:  # what the only tile of a group leaves is its sum, so it must be there
-            chooses = self.target.lanes == "one" and cut.tiles > cut.groups
-        self.tile = Tile(self.kinds, cut, self.target.lanes, self.last, chooses)
-        self.partial = PartialSums(self.sums, after, cut.groups)
-        given = {self.tile.value(n): self.partial.place(n) for n in self.sums}
-        self.finished: dict[Node, Node] = {}  # ROW values with all rows, in memory
-        self.direct: set[Buffer] = set()  # states that the block itself fills
+        sums = sum(n.size for n in self.sums)
+        limits = [MAX_PARTIAL_SUMS // max(1, sums), tiling.tiles // MIN_TILES_PER_GROUP]
+        if 2 * self.kinds.row_operations() <= MAX_OPERATIONS_PER_LAUNCH:
+            limits.append(MOST_UNITS)
+        per_core = min(MAX_GROUPS_PER_CORE, *(n // self.target.units for n in limits))
+        return max(tiling.groups, per_core * self.target.units)
+
+    def _fit_local_memory(
+        self, tiling: Tiling, kernels: list[Kernel], after: Sequence[Node]
+    ) -> tuple[Tiling, list[Kernel]]:
+        """The largest tiles whose factors fit in local memory; if none do, the given ones."""
+        rows = tiling.rows
+        while not is_staged(kernels) and rows // 2 >= MIN_STAGED_ROWS:
+            rows //= 2
+            smaller = self._choose_tiling(tiling.batch, rows)
+            smaller_kernels = self._schedule_tile(smaller, after)
+            if is_staged(smaller_kernels):
+                self.limits.append("larger tiles have no room in local memory")
+                return smaller, smaller_kernels
+        return tiling, kernels if rows == tiling.rows else self._schedule_tile(tiling, after)
+
+    def _schedule_tile(
+        self, tiling: Tiling, after: Sequence[Node], skips_tiles: bool | None = None
+    ) -> list[Kernel]:
+        """The kernels of one tile; also sets what comes before and after the block.
+
+        With `skips_tiles`, tiles compute nothing for sums to which they add only zeros. By default
+        they do so on a CPU whose groups have several tiles: the only tile of a group stores its sum
+        instead of adding to it, so it cannot be skipped.
+        """
+        has_several_tiles = tiling.tiles > tiling.groups
+        if skips_tiles is None:
+            skips_tiles = self.target.lanes == "one" and has_several_tiles
+        self.tile = Tile(self.kinds, tiling, self.target.lanes, self.batch_last, skips_tiles)
+        self.partial_sums = PartialSums(self.sums, after, tiling.groups)
+        places = {self.tile.value(n): self.partial_sums.place(n) for n in self.sums}
+        self.whole_values: dict[Node, Node] = {}  # ROW values, and their places with all rows
+        self.filled_states: set[Buffer] = set()  # states that the block itself stores
         for node in self.rows:
-            self._finish(node, cut, given)
-        when = {self.partial.place(n): found for n, found in self.tile.when.items()}
-        alike = len({self.tile.value(n) for n in self.sums}) < len(self.sums)
-        found = None if when and alike else _kernels(given, cut.groups, self.target, when)
-        if found is None:
-            return self._scheduled(cut, after, chooses=False)
-        kernels, self.ready = found
-        targets = set(self.partial.buffers.values())
-        replaced = self.partial.totals() | self.finished
-        left = [(s, v) for s, v in self.updates if s not in self.direct]
-        values = self.tile.read_ahead([v for _, v in left], replaced)
-        updates = [(s, v) for (s, _), v in zip(left, values, strict=True)]
-        self.after = self.tile.prologue.set_aside(updates, bool(self.tile.before))
-        if cut.tiles == cut.groups:  # what the only tile of a group leaves is its sum
+            self._place_whole_value(node, tiling, places)
+        conditions = {self.partial_sums.place(n): c for n, c in self.tile.conditions.items()}
+        has_equal_sums = len({self.tile.value(n) for n in self.sums}) < len(self.sums)
+        scheduled = None
+        if not (conditions and has_equal_sums):
+            scheduled = _tile_kernels(places, tiling.groups, self.target, conditions)
+        if scheduled is None:
+            return self._schedule_tile(tiling, after, skips_tiles=False)
+        kernels, self.staging_kernels = scheduled
+        replaced = self.partial_sums.totals() | self.whole_values
+        remaining = [(s, v) for s, v in self.updates if s not in self.filled_states]
+        values = self.tile.read_stored([v for _, v in remaining], replaced)
+        updates = [(s, v) for (s, _), v in zip(remaining, values, strict=True)]
+        self.after = self.tile.prologue.save_states(updates, bool(self.tile.computed_before))
+        if not has_several_tiles:
             return kernels
-        return [k.adding_to(targets) for k in kernels]
+        sums = set(self.partial_sums.buffers.values())
+        return [k.adding_to(sums) for k in kernels]
 
     def _tile_bytes(self, kernels: Sequence[Kernel]) -> int:
-        """Bytes of the values of one tile, which fewer rows make fewer."""
-        found = {b for k in kernels for b in k.writes() if b.device is None}
-        found = {b for b in found if not isinstance(b, LocalBuffer)}
-        buffers = found - set(self.partial.buffers.values())
-        buffers -= {storage(whole) for whole in self.finished.values()}
+        """Bytes of the values of one tile, which are proportional to its rows."""
+        written = {b for k in kernels for b in k.writes() if b.device is None}
+        written = {b for b in written if not isinstance(b, LocalBuffer)}
+        buffers = written - set(self.partial_sums.buffers.values())
+        buffers -= {storage(whole) for whole in self.whole_values.values()}
         return sum(b.nbytes // b.shape[0] for b in buffers)
 
-    def _finish(self, node: Node, cut: Cut, given: dict[Node, Node]) -> None:
-        """Give the tile's rows of a value that is needed as a whole a place in memory."""
+    def _place_whole_value(self, node: Node, tiling: Tiling, places: dict[Node, Node]) -> None:
+        """Give a ROW value that is stored with all rows a place; tiles fill their rows of it."""
         axis, value = self.kinds.axis(node, len(node.shape)), self.tile.value(node)
         assert axis is not None
         order = value.arg if value.op is Op.PERMUTE else tuple(range(len(value.shape)))
         computed = value.src[0] if value.op is Op.PERMUTE else value
-        if computed not in given:
-            whole = self._free_state(node, cut) if axis == 0 else None
+        if computed not in places:
+            whole = self._free_state(node, tiling) if axis == 0 else None
             if whole is not None:
-                self.direct.add(whole)
+                self.filled_states.add(whole)
             shape = tuple(
-                cut.rows * cut.tiles if a == axis else n for a, n in enumerate(node.shape)
+                tiling.rows * tiling.tiles if a == axis else n for a, n in enumerate(node.shape)
             )
-            whole = whole or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
-            rows = part(move(Op.RESHAPE, buffer(whole), shape), "tile", cut.tiles, axis)
-            given[computed] = move(Op.PERMUTE, rows, tuple(map(order.index, range(len(order)))))
-        place = given[computed]
+            whole = whole or Buffer(shape, node.dtype, name=f"rows{len(self.whole_values)}")
+            rows = part(move(Op.RESHAPE, buffer(whole), shape), "tile", tiling.tiles, axis)
+            places[computed] = move(Op.PERMUTE, rows, tuple(map(order.index, range(len(order)))))
+        place = places[computed]
         if place.op is Op.PERMUTE:
             whole_of = move(Op.PERMUTE, place.src[0].src[0], place.arg)
         else:
             whole_of = place.src[0]
         full = tuple((0, n) for n in node.shape)
-        self.finished[node] = move(Op.SHRINK, move(Op.PERMUTE, whole_of, order), full)
+        self.whole_values[node] = move(Op.SHRINK, move(Op.PERMUTE, whole_of, order), full)
 
-    def _free_state(self, node: Node, cut: Cut) -> Buffer | None:
-        """A state that takes this value, in any shape, and whose old value nobody reads."""
+    def _free_state(self, node: Node, tiling: Tiling) -> Buffer | None:
+        """A state whose new value this is, in any shape, and whose old value nobody reads."""
         read = {n.arg for n in self.nodes if n.op is Op.BUFFER}
-        takes = [s for s, v in self.updates if node in (v, v.op is Op.RESHAPE and v.src[0])]
-        states = [s for s in takes if s not in read]
-        return states[0] if states and cut.even else None
+        updated = [s for s, v in self.updates if node in (v, v.op is Op.RESHAPE and v.src[0])]
+        states = [s for s in updated if s not in read]
+        return states[0] if states and tiling.even else None
 
-    def _told(self, cut: Cut, after: Sequence[Node]) -> str:
+    def _describe(self, tiling: Tiling, after: Sequence[Node]) -> str:
+        """The Procedure's note about this block."""
         assert self.block is not None
-        taken = f"{cut.batch} rows in {cut.tiles} tiles of {cut.rows}, {cut.groups} groups"
+        rows = f"{tiling.batch} rows in {tiling.tiles} tiles of {tiling.rows}"
         inside = f"{len(self.block.kernels)} kernels in one launch, {len(self.sums)} sums over rows"
         outside = [n for n in after if any(self.kinds.of[s] is Kind.ROW for s in n.src)]
         left = f"; {len(outside)} values need all rows at once" if outside else ""
-        return "; ".join([f"block: {taken}", f"{inside}{left}", *self.limits])
+        return "; ".join(
+            [f"block: {rows}, {tiling.groups} groups", f"{inside}{left}", *self.limits]
+        )
 
 
-def _kernels(
-    given: dict[Node, Node], groups: int, target: Target, when: dict[Node, Node]
+def _tile_kernels(
+    outputs: dict[Node, Node], groups: int, target: Target, conditions: dict[Node, Node]
 ) -> tuple[list[Kernel], list[Kernel]] | None:
-    """Kernels that fill the given places, intermediates in memory of the group's own, and those
-    that a group needs to run before; None if no kernel fills those alone that have a bool which
-    says `when`."""
-    buffers: dict[Buffer, Node] = {}
-    places: dict[Buffer, Node] = {}
+    """The kernels of a tile, and those that each group runs once to stage values.
 
-    def own(node: Node, name: str) -> Node:
+    `outputs` are values and the places that they go to; intermediates go to memory of the group's
+    own. None if the kernels cannot be guarded by the `conditions` of their places.
+    """
+    buffers: dict[Buffer, Node] = {}  # Buffers of intermediates, and the running group's part
+    places: dict[Buffer, Node] = {}  # likewise, and the place of the value
+
+    def group_place(node: Node, name: str) -> Node:
         place = group_buffer(groups, node, name)
         buffers[storage(place)] = part(buffer(storage(place)), "group", groups)
         places[storage(place)] = place
         return place
 
-    graph = Graph(list(given))
-    drafts = graph.drafts(graph.places(given, own))
-    lasting = {storage(place) for place in given.values()}
+    graph = Graph(list(outputs))
+    drafts = graph.drafts(graph.places(outputs, group_place))
+    lasting = {storage(place) for place in outputs.values()}
     drafts = fuse_rows(attach_column_sums(merge_drafts(drafts)), lasting)
     kernels = [freeze(d, i) for i, d in enumerate(topological_order(drafts))]
-    if when:
-        left = guarded(kernels, when, set(buffers))
-        if left is None:
+    if conditions:
+        guarded = guard_kernels(kernels, conditions, set(buffers))
+        if guarded is None:
             return None
-        kernels = left
-    on_lanes = target.lanes == "group"
-    found = bring(kernels, buffers, places, target.multiply) if on_lanes else None
-    return found or (share(kernels, buffers), [])
+        kernels = guarded
+    if target.lanes == "group":
+        staged = stage_in_local_memory(kernels, buffers, places, target.multiply)
+        if staged is not None:
+            return staged
+    return share_buffers(kernels, buffers), []
 
 
 def is_staged(kernels: Sequence[Kernel]) -> bool:
-    """Whether factors of a tile's products lie in local memory, if there are any products."""
+    """Whether a tile's products, if there are any, read factors in local memory."""
     cores = [k.core for k in kernels if k.core is not None and k.core.op is Op.DOT]
     factors = {storage(s) for core in cores for s in core.src}
     return not factors or any(isinstance(b, LocalBuffer) for b in factors)

@@ -1,4 +1,7 @@
-"""Partial sums over rows: where the groups of a block keep theirs, and the sums of those."""
+"""Partial sums over rows: each work-group of a block has its own, which are added afterwards.
+
+So no addition is atomic, and the order of additions is fixed.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from collections.abc import Sequence
 from imgmlp.engine.ir.graph import Buffer, Node, base, buffer, const, move, part, reduce
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.tiling.prologue import ALIGN
+from imgmlp.engine.tiling.prologue import ALIGNMENT_ELEMENTS
 
-FEW_PARTS = 4  # partial sums up to which they are added one by one
+MAX_UNROLLED_PARTS = 4  # groups up to which their partial sums are added by single additions
 
 
 class PartialSums:
-    """Where each ACC value's partial sums lie: a row of one Buffer for each group.
+    """Where the partial sums of each ACC value lie: in one Buffer with a row for each group.
 
-    A concatenation of ACC values, such as the gradient of a flat Tensor of parameters, lies
-    there in its own order, so that its total is one sum.
+    The parts of a concatenation of ACC values, such as the gradient of a flat Tensor of parameters,
+    lie next to each other in its order, so that its total is one sum.
     """
 
     def __init__(self, sums: Sequence[Node], after: Sequence[Node], groups: int) -> None:
@@ -33,7 +36,7 @@ class PartialSums:
             for p in parts:
                 self.begin[p], end = end, end + p.size
             self.spans[node] = (begin, end)
-            end = -(-end // ALIGN) * ALIGN
+            end = -(-end // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
         dtypes = dict.fromkeys(s.dtype for s in sums)
         self.buffers = {d: Buffer((groups, end), d, name="partial_sums") for d in dtypes}
 
@@ -52,7 +55,7 @@ class PartialSums:
     def _total(self, node: Node, begin: int, end: int) -> Node:
         partial = buffer(self.buffers[node.dtype])
         rows = move(Op.SHRINK, partial, ((0, self.groups), (begin, end)))
-        if self.groups > FEW_PARTS:
+        if self.groups > MAX_UNROLLED_PARTS:
             axes = (0,) if node.shape else (0, 1)
             return move(Op.RESHAPE, reduce(Op.SUM, rows, axes), node.shape)
         parts = [

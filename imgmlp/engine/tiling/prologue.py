@@ -1,9 +1,12 @@
-"""What each work-group of a block does once, before its tiles, so that no launch has to.
+"""The prologue of a block: what each work-group does once, before its tiles, to save a launch.
 
-Weights that a product reads across their rows are copied in the order in which it reads them, each
-group for itself: that takes less than a launch in which the groups share it. And states of one
-element, such as a count of steps, are set aside as they were: what follows the block reads them
-there, so that all of it may run at once, also what replaces them.
+- Weights that a product reads across their rows are copied in the order in which it reads them.
+  Each group makes its own copy, which takes less time than a separate launch.
+- States of one element, such as a count of steps, are copied as they were before the step. The
+  kernels after the block read the copies, so that they can run side by side with the kernel that
+  replaces the state.
+
+No kernel of the prologue may read what another one stores.
 """
 
 from __future__ import annotations
@@ -14,67 +17,74 @@ from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, substitute,
 from imgmlp.engine.ir.kernel import Kernel, Store, Update, storage
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 
-ALIGN = 16  # elements, 64 bytes of float32
-MOST_COPIED = 1 << 14  # elements; more take longer than a launch
+ALIGNMENT_ELEMENTS = 16  # 64 bytes of float32
+MAX_COPIED_ELEMENTS = 1 << 14  # of all copies of a group; more take longer than a launch
 
 
 def group_buffer(groups: int, node: Node, name: str) -> Node:
-    """Room for a value of the running group, in a Buffer that has a row for each."""
-    pitch = -(-node.size // ALIGN) * ALIGN
+    """A place for a value of the running group, in a new Buffer with a row for each group."""
+    pitch = -(-node.size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
     whole = part(buffer(Buffer((groups, pitch), node.dtype, name=name)), "group", groups)
     row = move(Op.SHRINK, whole, ((0, 1), (0, node.size)))
     return move(Op.RESHAPE, row, node.shape)
 
 
-def at_hand(node: Node, known: dict[Node, bool] | None = None) -> bool:
-    """Whether a WHOLE value can be read, or computed once a group, where it is needed.
+def is_available(node: Node, known: dict[Node, bool] | None = None) -> bool:
+    """Whether a WHOLE value can be read, or cheaply computed, wherever it is needed.
 
-    What is found out of others on the way goes to `known`.
+    `known` caches the answers.
     """
     found = {} if known is None else known
-    for n in toposort([node], lambda n: n.src if n not in found and is_light(n) else ()):
+    for n in toposort([node], lambda n: n.src if n not in found and is_cheap(n) else ()):
         if n not in found:
-            light = is_light(n) and all(found[s] for s in n.src)
+            light = is_cheap(n) and all(found[s] for s in n.src)
             found[n] = light or n.op in (Op.BUFFER, Op.CONST, Op.IOTA)
     return found[node]
 
 
-def is_light(node: Node) -> bool:
-    """Whether an operation may be done wherever its value is needed."""
+def is_cheap(node: Node) -> bool:
+    """Whether an operation may be repeated wherever its value is needed."""
     return node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1)
 
 
 class Prologue:
-    """Copies and small values of each of some groups, and the kernels that make them."""
+    """The copies that each work-group makes, and the kernels that make them."""
 
     def __init__(self, groups: int) -> None:
         self.groups = groups
-        self.copies: dict[Node, Node] = {}
-        self.aside: dict[Node, Node] = {}  # states, and the running group's copy of each
-        self.ahead: dict[Node, Node] = {}  # states, and a copy that is made before the block
+        self.copies: dict[Node, Node] = {}  # views of weights, and the running group's copy
+        self.saved: dict[Node, Node] = {}  # states, and the running group's copy
+        self.copied_before: dict[
+            Node, Node
+        ] = {}  # states, and a copy made by a launch before the block
 
     def copy(self, node: Node) -> Node | None:
-        """The running group's own copy of a view of a state; None if all would be too large."""
+        """The running group's copy of a view; None if all copies would be too large."""
         if node not in self.copies:
-            if not at_hand(node) or sum(n.size for n in (*self.copies, node)) > MOST_COPIED:
+            if (
+                not is_available(node)
+                or sum(n.size for n in (*self.copies, node)) > MAX_COPIED_ELEMENTS
+            ):
                 return None
             self.copies[node] = group_buffer(self.groups, node, f"copy{len(self.copies)}")
         return self.copies[node]
 
-    def set_aside(self, updates: Sequence[Update], ahead: bool) -> list[Update]:
-        """What follows the block, reading copies of states that it replaces as well.
+    def save_states(self, updates: Sequence[Update], ahead: bool) -> list[Update]:
+        """The updates after the block, reading copies of states of one element that they replace.
 
-        Only the value that replaces a state reads the state itself, element by element. With
-        `ahead` a launch before the block makes the copies, not the block.
+        Only the new value of a state itself still reads the state. With `ahead` a launch before the
+        block makes the copies, not the block.
         """
         first: dict[Node, Node] = {}
-        for state in read_by_others(updates):
+        for state in states_read_by_others(updates):
             node, name = buffer(state), f"old_{state.name or 'state'}"
             if ahead:
-                self.ahead[node] = first[node] = buffer(Buffer(state.shape, state.dtype, name=name))
+                self.copied_before[node] = first[node] = buffer(
+                    Buffer(state.shape, state.dtype, name=name)
+                )
                 continue
-            self.aside[node] = group_buffer(self.groups, node, name)
-            rows = buffer(storage(self.aside[node]))  # one for each group, all the same
+            self.saved[node] = group_buffer(self.groups, node, name)
+            rows = buffer(storage(self.saved[node]))  # one for each group, all equal
             found = move(Op.SHRINK, rows, ((0, 1), (0, 1)))
             first[node] = move(Op.RESHAPE, found, node.shape)
         changed: list[Update] = []
@@ -84,24 +94,24 @@ class Prologue:
         return changed
 
     def kernels(self) -> list[Kernel]:
-        """None of them reads what another one stores."""
+        """The kernels that each group runs before its tiles."""
         found = [Kernel("copy", n.shape, (Store(p, n),), None) for n, p in self.copies.items()]
-        return [*found, *_copies("aside", self.aside)]
+        return [*found, *_copies("aside", self.saved)]
 
-    def before(self) -> list[Kernel]:
-        """What must run before the block."""
-        return _copies("map", self.ahead)
+    def kernels_before(self) -> list[Kernel]:
+        """The kernels that must run in a launch before the block."""
+        return _copies("map", self.copied_before)
 
 
 def _copies(name: str, places: Mapping[Node, Node]) -> list[Kernel]:
-    """A kernel that copies values of one element to their places, if there are any."""
+    """One kernel that copies values of one element to their places, if there are any."""
     one = ((move(Op.RESHAPE, p, ()), move(Op.RESHAPE, n, ())) for n, p in places.items())
     stores = tuple(Store(place, value) for place, value in one)
     return [Kernel(name, (), stores, None)] if stores else []
 
 
-def read_by_others(updates: Sequence[Update]) -> list[Buffer]:
-    """States of one element that the new value of another state needs as well."""
+def states_read_by_others(updates: Sequence[Update]) -> list[Buffer]:
+    """Replaced states of one element that the new value of another state reads as well."""
     replaced = {state for state, _ in updates}
     found: dict[Buffer, None] = {}
     for target, value in updates:

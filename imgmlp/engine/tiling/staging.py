@@ -1,9 +1,13 @@
-"""Bringing what a tile works with into local memory.
+"""Staging: values of a tile and matrices that it multiplies with go to local memory.
 
-Values of a tile go there if all factors of its products fit, and then as many of the matrices that
-every tile multiplies with as still fit, copied once a group. What does not fit passes through
-local memory slice by slice, as in products outside of blocks, or in float32, by groups that have
-several tiles or no room for slices, is read where it is.
+In: the kernels of a tile on a GPU. Out: the same kernels with values in LocalBuffers, and kernels
+that each group runs once; or None.
+
+Values of a tile go to local memory if all factors of its products fit there. After that go as many
+of the matrices that every tile multiplies with as still fit, copied once a group; the largest stay
+out first. Other matrices pass through local memory slice by slice, as in products outside of
+blocks. In float32 they are read where they are, by groups that have several tiles or no room for
+slices. Without matrix units factors of products stay in global memory. All must fit in LOCAL bytes.
 """
 
 from __future__ import annotations
@@ -17,54 +21,58 @@ from imgmlp.engine.ir.local_memory import CHUNK, LocalBuffer
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import FACTORS, LOCAL, SLICE, Multiply
 from imgmlp.engine.ir.view import View
-from imgmlp.engine.tiling.tile_memory import TileBuffers, moved, share
+from imgmlp.engine.tiling.tile_memory import TileBuffers, replace_nodes, share_buffers
 
-SLICES = 20 << 10  # bytes of both factors' slices without matrix units
-# Of float32's matrices those without a copy are read where they are, not slice by slice, if they
-# have so many bytes at most: then the cache beside local memory holds them.
-MOST_FAR = 48 << 10
-# Elements up to which a value that no product takes is worth the room; larger ones if all fit.
-SMALL = 1024
-COPY = "copy"  # names of kernels that copy a matrix
+SLICE_BYTES_WITHOUT_MATRIX_UNITS = 20 << 10  # local memory for slices of both factors
+# Bytes of float32 matrices that are read where they are, without a copy in local memory: so many
+# fit in the cache beside local memory.
+MAX_UNSTAGED_BYTES = 48 << 10
+# Elements of a value that is no factor of a product and is staged nevertheless. Larger ones are
+# staged only if that displaces no copy of a matrix.
+MAX_SMALL_ELEMENTS = 1024
+COPY_KERNEL = "copy"  # the name of kernels that copy a matrix
 
 
-def bring(
+def stage_in_local_memory(
     kernels: Sequence[Kernel],
     buffers: TileBuffers,
     places: Mapping[Buffer, Node],
     multiply: Multiply,
 ) -> tuple[list[Kernel], list[Kernel]] | None:
-    """The kernels of a tile with values in local memory, and those once a group; None if they do
-    not fit there. `places` says where the value of each of the tile's `buffers` lies. Without
-    matrix units factors of products stay where they are."""
+    """The kernels of a tile with values in local memory, and the kernels that each group runs once.
+
+    None if the values do not fit. `places` has the place of the value in each of the `buffers`.
+    """
     tile = kernels, buffers, places, multiply
-    found = _brought(*tile, SMALL)
+    found = _stage(*tile, MAX_SMALL_ELEMENTS)
     if found is None or multiply not in FACTORS:
         return found
-    for halved in (LOCAL, SMALL) if multiply == "half" else (LOCAL,):
-        larger = _brought(*tile, LOCAL, halved)
-        if larger and _copies(larger[1]) == _copies(found[1]):
+    for max_whole_elements in (LOCAL, MAX_SMALL_ELEMENTS) if multiply == "half" else (LOCAL,):
+        larger = _stage(*tile, LOCAL, max_whole_elements)
+        if larger and _count_copies(larger[1]) == _count_copies(found[1]):
             return larger
     return found
 
 
-def _copies(before: Sequence[Kernel]) -> int:
-    return sum(k.name == COPY for k in before)
+def _count_copies(before: Sequence[Kernel]) -> int:
+    return sum(k.name == COPY_KERNEL for k in before)
 
 
-def _brought(
+def _stage(
     kernels: Sequence[Kernel],
     buffers: TileBuffers,
     places: Mapping[Buffer, Node],
     multiply: Multiply,
-    most: int,
-    halved: int = LOCAL,
+    max_elements: int,
+    max_whole_elements: int = LOCAL,
 ) -> tuple[list[Kernel], list[Kernel]] | None:
-    """The same where other values than factors have so many elements at most; with more than
-    `halved` they lie there as halves, as factors do."""
+    """The same, staging values other than factors if they have at most `max_elements` elements.
+
+    Those of more than `max_whole_elements` are stored like factors, which may be in half precision.
+    """
     stored = FACTORS.get(multiply)
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
-    near: dict[Node, Node] = {}
+    local_places: dict[Node, Node] = {}
     found: TileBuffers = dict(buffers)
     for value, place in places.items():
         factor = value in factors
@@ -72,14 +80,14 @@ def _brought(
             continue
         if factor and not _lies_as_factor(place):
             return None
-        if factor or place.size <= most:
-            lies = factor or (place.size > halved and _lies_as_factor(place))
+        if factor or place.size <= max_elements:
+            lies = factor or (place.size > max_whole_elements and _lies_as_factor(place))
             kept = stored if lies else None
             local = LocalBuffer.of(place.shape, place.dtype, kept, value.name)
-            near[place] = local.place
+            local_places[place] = local.place
             found[local] = buffer(local)
             del found[value]
-    kernels = share([moved(k, near) for k in kernels], found)
+    kernels = share_buffers([replace_nodes(k, local_places) for k in kernels], found)
     touched = {b for k in kernels for b in (*k.reads(), *k.writes())}
     assert not touched & (buffers.keys() - found.keys()), "a Buffer is read as another value"
     if not all(_readable(core) for k in kernels if (core := _product(k))):
@@ -87,12 +95,12 @@ def _brought(
     taken = list(
         dict.fromkeys(b for k in kernels for b in k.writes() if isinstance(b, LocalBuffer))
     )
-    left = LOCAL - sum(b.local_bytes for b in taken)
+    free_bytes = LOCAL - sum(b.local_bytes for b in taken)
     if stored is None:
-        return (kernels, []) if left >= SLICES else None
-    if left < 0:
+        return (kernels, []) if free_bytes >= SLICE_BYTES_WITHOUT_MATRIX_UNITS else None
+    if free_bytes < 0:
         return None
-    copied = _copied(kernels, left, stored)
+    copied = _copy_matrices(kernels, free_bytes, stored)
     if copied is None:
         return None
     kernels, copies = copied
@@ -110,15 +118,15 @@ def _product(kernel: Kernel) -> Node | None:
     return kernel.core if kernel.core is not None and kernel.core.op is Op.DOT else None
 
 
-def _staged(kernels: Sequence[Kernel]) -> int:
-    """How many factors' slices some product needs, 0 to 2."""
+def _count_sliced_sides(kernels: Sequence[Kernel]) -> int:
+    """How many of the two factors some product reads slice by slice."""
     cores = [core for k in kernels if (core := _product(k))]
     return sum(any(not isinstance(storage(c.src[i]), LocalBuffer) for c in cores) for i in (0, 1))
 
 
 def _readable(core: Node) -> bool:
-    """Whether matrix units may read the factors that are in local memory: whole chunks of lines,
-    and beyond the last element of a value, where there is one, zeros."""
+    """Whether matrix units can read a product's factors in local memory: as whole chunks of lines,
+    with zeros beyond the last element of a value."""
     local = [s for s in core.src if isinstance(storage(s), LocalBuffer)]
     return not local or (len(core.shape) == 2 and all(_in_chunks(s) for s in local))
 
@@ -139,19 +147,19 @@ def _in_chunks(factor: Node) -> bool:
 
 
 def _steps(view: View, axis: int, stride: int) -> bool:
-    """Whether an axis has this stride, or but one element and so any."""
+    """Whether an axis has this stride, or only one element."""
     return view.shape[axis] == 1 or view.strides[axis] == stride
 
 
 # --- matrices that every tile multiplies with ---
 
 
-def _copied(
-    kernels: Sequence[Kernel], left: int, stored: DType
+def _copy_matrices(
+    kernels: Sequence[Kernel], free_bytes: int, stored: DType
 ) -> tuple[list[Kernel], list[Kernel]] | None:
-    """Kernels that read copies of right factors that fit into the bytes left, and those that copy.
+    """Kernels that read copies of as many right factors as fit, and the kernels that copy them.
 
-    None if the others can neither pass by nor be read where they are.
+    None if the other factors can neither pass through local memory nor be read where they are.
     """
     written = {b for k in kernels for b in k.writes()}
     wanted = dict.fromkeys(m for k in kernels if (m := _matrix(k, written)) is not None)
@@ -161,10 +169,10 @@ def _copied(
     while True:
         changed = [_with_copy(k, written, copies) for k in kernels]
         far = sum(m.size * f32.itemsize for m in wanted if m not in copies)
-        slices = SLICE * _staged(changed) if stored is f16 else 0
-        if sum(c.local_bytes for c in copies.values()) + slices <= left:
+        slices = SLICE * _count_sliced_sides(changed) if stored is f16 else 0
+        if sum(c.local_bytes for c in copies.values()) + slices <= free_bytes:
             before = [_copy(matrix, c) for matrix, c in copies.items()]
-            return (changed, before) if stored is f16 or far <= MOST_FAR else None
+            return (changed, before) if stored is f16 or far <= MAX_UNSTAGED_BYTES else None
         if not copies:
             return None
         largest = max(c.local_bytes for c in copies.values())
@@ -172,14 +180,14 @@ def _copied(
 
 
 def _matrix(kernel: Kernel, written: set[Buffer]) -> Node | None:
-    """A product's right factor that lasts, turned so that neighbours of a row lie together."""
+    """A product's right factor if all tiles share it, as the matrix whose rows are contiguous."""
     core = _product(kernel)
     if core is None or len(core.shape) != 2 or not isinstance(storage(core.src[0]), LocalBuffer):
         return None
     right = core.src[1]
     if storage(right) in written or isinstance(storage(right), LocalBuffer):
         return None
-    if part_begin(right).variables():  # rows of a tile's own
+    if part_begin(right).variables():  # rows of one tile
         return None
     return right.src[0] if right.op is Op.PERMUTE else right
 
@@ -188,14 +196,16 @@ def _with_copy(kernel: Kernel, written: set[Buffer], copies: Mapping[Node, Local
     matrix = _matrix(kernel, written)
     if matrix is None or matrix not in copies:
         return kernel
-    core, near = kernel.core, copies[matrix].place
+    core, local_places = kernel.core, copies[matrix].place
     assert core is not None
-    right = near if core.src[1] is matrix else move(Op.PERMUTE, near, core.src[1].arg)
+    right = (
+        local_places if core.src[1] is matrix else move(Op.PERMUTE, local_places, core.src[1].arg)
+    )
     product = make(Op.DOT, (core.src[0], right), core.arg, core.shape, core.dtype)
-    return moved(kernel, {core: product})
+    return replace_nodes(kernel, {core: product})
 
 
 def _copy(matrix: Node, local: LocalBuffer) -> Kernel:
     beyond = tuple((0, n - have) for n, have in zip(local.shape, matrix.shape, strict=True))
     value = move(Op.PAD, matrix, beyond)
-    return Kernel(COPY, local.shape, (Store(buffer(local), value),), None)
+    return Kernel(COPY_KERNEL, local.shape, (Store(buffer(local), value),), None)

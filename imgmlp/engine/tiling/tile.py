@@ -1,4 +1,11 @@
-"""A tile of rows: how a batch is cut into them, and the graph of one."""
+"""Tiling a batch: how it is cut into tiles of rows, and the graph of one tile.
+
+In: the Nodes of a step and their Kinds. Out: the Nodes of one tile, which read its rows of inputs
+and of values computed before the block, and the values that must be computed before.
+
+`tile` and `group` are index variables: PART Nodes select the elements that belong to the running
+tile or group.
+"""
 
 from __future__ import annotations
 
@@ -24,103 +31,113 @@ from imgmlp.engine.ir.kernel import access
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.passes.materialize import Graph, is_strided_view, whole_buffer
-from imgmlp.engine.tiling.batch_axis import Kind, Kinds
-from imgmlp.engine.tiling.batch_last import TURNED, computed_transposed, of_rows, transposed
-from imgmlp.engine.tiling.left_out import chosen
-from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand, is_light
+from imgmlp.engine.tiling.batch_axis import BatchKinds, Kind
+from imgmlp.engine.tiling.batch_last import (
+    TRANSPOSE,
+    computed_transposed,
+    is_rows_by_columns,
+    transposed,
+)
+from imgmlp.engine.tiling.prologue import ALIGNMENT_ELEMENTS, Prologue, is_available, is_cheap
+from imgmlp.engine.tiling.tile_skipping import split_condition
 
-EVEN = 4  # tiles of each group from which one more or less matters little
-WORTHWHILE = 7 / 8  # of a tile's rows: more of them save nothing that pays for uneven tiles
+# Tiles of each group from which it matters little if some groups have one tile more than others.
+MIN_TILES_TO_LEAVE_UNEVEN = 4
+# Tiles are made smaller, to give each group the same number, only if they then have at most this
+# fraction of their rows. A smaller saving does not pay for tiles that do not divide the batch.
+MAX_ROW_FRACTION = 7 / 8
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a batch is cut."""
+class Tiling:
+    """How a batch is cut into tiles, and how many work-groups share them."""
 
-    batch: int
-    rows: int
+    batch: int  # rows of the batch
+    rows: int  # rows of each tile
     tiles: int
     groups: int
 
     @property
     def even(self) -> bool:
-        """Whether the tiles have just the rows of the batch, none beyond."""
+        """Whether the tiles cover the rows of the batch and none beyond."""
         return self.rows * self.tiles == self.batch
 
 
 class Tile:
-    """The same values for one tile of rows; `before` collects what must be computed first.
+    """The graph of one tile: the values of a step for the rows of the running tile.
 
-    With `last`, factors whose last axis is the batch, values of two axes are computed so too. If it
-    `chooses`, what is added to an ACC value is a bool's matter in `when` for some of them.
+    With `batch_last`, inputs whose last axis is the batch, values of two axes are computed
+    transposed as well (batch_last.py). With `skips_tiles`, `conditions` has for some ACC values the
+    bool without which the tile adds nothing to them (tile_skipping.py). `computed_before` collects
+    the values that must be computed before the block, and their places.
     """
 
     def __init__(
         self,
-        kinds: Kinds,
-        cut: Cut,
+        kinds: BatchKinds,
+        tiling: Tiling,
         lanes: Lanes,
-        last: Set[Node] = frozenset(),
-        chooses: bool = False,
+        batch_last: Set[Node] = frozenset(),
+        skips_tiles: bool = False,
     ) -> None:
-        self.kinds, self.cut, self.lanes, self.last = kinds, cut, lanes, last
-        self.chooses = chooses and cut.even
-        self.when: dict[Node, Node] = {}
-        self.before: dict[Node, Node] = {}
-        self.prologue = Prologue(cut.groups)
-        self.done: dict[Node, Node] = {}
-        self.hand: dict[Node, bool] = {}  # what has been found to be at hand, or not to be
-        row = part(iota(cut.rows * cut.tiles), "tile", cut.tiles)
-        limit = const(cut.batch, row.dtype, row.shape)
+        self.kinds, self.tiling, self.lanes, self.batch_last = kinds, tiling, lanes, batch_last
+        self.skips_tiles = skips_tiles and tiling.even
+        self.conditions: dict[Node, Node] = {}
+        self.computed_before: dict[Node, Node] = {}
+        self.prologue = Prologue(tiling.groups)
+        self.values: dict[Node, Node] = {}
+        self.availability: dict[Node, bool] = {}  # cache of `is_available`
+        row = part(iota(tiling.rows * tiling.tiles), "tile", tiling.tiles)
+        limit = const(tiling.batch, row.dtype, row.shape)
         self.exists = row < limit
-        highest = const(cut.batch - 1, row.dtype, row.shape)
-        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, highest)
+        highest = const(tiling.batch - 1, row.dtype, row.shape)
+        self.row = row if tiling.even else alu(Op.WHERE, self.exists, row, highest)
 
     def value(self, node: Node) -> Node:
         """The tile's value of a ROW Node, or what the tile adds to an ACC one."""
         stack: list[tuple[Node, list[Node]]] = [(node, [])]
         while stack:
             n, src = stack.pop()
-            if n in self.done:
+            if n in self.values:
                 continue
-            leaf = n.op is Op.BUFFER or n in self.kinds.ahead
+            leaf = n.op is Op.BUFFER or n in self.kinds.read_from_whole
             wanted = None if leaf else self._gather_sources(n, src)
             if wanted is None:
-                self.done[n] = self._rows_of(n) if leaf else self._computed(n, tuple(src))
+                self.values[n] = self._rows_of(n) if leaf else self._computed(n, tuple(src))
             else:
                 stack += [(n, src), (wanted, [])]
-        return self.done[node]
+        return self.values[node]
 
     def _gather_sources(self, node: Node, src: list[Node]) -> Node | None:
-        """Add to a Node's sources what the tile has of them; the first row that it has not yet."""
+        """Append a Node's sources to `src` until one has no value yet: that one, or None."""
         for slot in range(len(src), len(node.src)):
-            source, kind = node.src[slot], self.kinds.source(node, slot)
+            source, kind = node.src[slot], self.kinds.source_kind(node, slot)
             rows = kind is not Kind.WHOLE and source.op not in (Op.CONST, Op.IOTA)
-            if rows and source not in self.done:
+            if rows and source not in self.values:
                 return source
             src.append(self._source(node, slot))
         return None
 
-    def read_ahead(self, values: Sequence[Node], replaced: Mapping[Node, Node]) -> list[Node]:
-        """What follows the block, reading what stands in memory before it.
+    def read_stored(self, values: Sequence[Node], replaced: Mapping[Node, Node]) -> list[Node]:
+        """The values computed after the block, reading those that are stored before it.
 
-        What is stored on the way to that is stored for those as well who need it afterwards.
+        Intermediates stored on the way to values before the block are stored for these as well.
         """
-        ahead = {v: b for v, b in self.before.items() if v.op not in MOVEMENT}
-        found = substitute(values, {**replaced, **ahead})
-        stored = {n for n in Graph(list(self.before)).materialized if n.op not in MOVEMENT}
-        needed = toposort(found, lambda n: () if n in stored else n.src)  # nothing inside of these
+        places = {v: p for v, p in self.computed_before.items() if v.op not in MOVEMENT}
+        after = substitute(values, {**replaced, **places})
+        stored = {n for n in Graph(list(self.computed_before)).materialized if n.op not in MOVEMENT}
+        needed = toposort(after, lambda n: () if n in stored else n.src)
         for node in needed:
             if node in stored:
-                ahead[node] = self._ahead(node)
-        return substitute(values, {**replaced, **ahead})
+                places[node] = self._compute_before(node)
+        return substitute(values, {**replaced, **places})
 
     def _rows_of(self, leaf: Node) -> Node:
-        axis, factor = self.kinds.axis(leaf, len(leaf.shape)), leaf in self.last
+        axis, factor = self.kinds.axis(leaf, len(leaf.shape)), leaf in self.batch_last
         if leaf.op is not Op.BUFFER:
             leaf = self._whole(leaf)
-        if axis == 0 and self.cut.even and _is_all_of_a_buffer(leaf):
-            return part(leaf, "tile", self.cut.tiles)
+        if axis == 0 and self.tiling.even and _is_all_of_a_buffer(leaf):
+            return part(leaf, "tile", self.tiling.tiles)
         assert axis is not None
         order = (axis, *(a for a in range(len(leaf.shape)) if a != axis))
         rows = gather(move(Op.PERMUTE, leaf, order), self.row)
@@ -129,54 +146,62 @@ class Tile:
 
     def _computed(self, node: Node, src: tuple[Node, ...]) -> Node:
         axis = self.kinds.axis(node, len(node.shape))
-        if axis is None and not self.cut.even:
+        if axis is None and not self.tiling.even:
             src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
-        if axis is None and self.chooses:
-            src = self._chosen(node, src)
+        if axis is None and self.skips_tiles:
+            src = self._split_conditions(node, src)
         if node.op is Op.GATHER and self.lanes == "group" and _is_costly(src[1]):
-            src = (src[0], contiguous(src[1]))  # not once for each element of a row
-        if node.op is Op.SUM and self.lanes == "one" and _calls(src[0]):
-            src = (contiguous(src[0]),)  # by the kernel that has most of it anyway
-        shape, arg = _resized(node.shape, axis, self.cut.rows), node.arg
+            src = (src[0], contiguous(src[1]))  # computed once, not for each element of a row
+        if node.op is Op.SUM and self.lanes == "one" and _has_slow_function(src[0]):
+            src = (contiguous(src[0]),)  # computed by the kernel of its own sources
+        shape, arg = _resized(node.shape, axis, self.tiling.rows), node.arg
         if node.op in (Op.RESHAPE, Op.EXPAND):
             arg = shape
         elif node.op is Op.SHRINK and axis is not None:
-            arg = tuple((0, self.cut.rows) if a == axis else r for a, r in enumerate(arg))
-        if self.last and node.op is Op.PERMUTE and arg == TURNED:
+            arg = tuple((0, self.tiling.rows) if a == axis else r for a, r in enumerate(arg))
+        if self.batch_last and node.op is Op.PERMUTE and arg == TRANSPOSE:
             return transposed(src[0])
         found = make(node.op, src, arg, shape, node.dtype)
-        return computed_transposed(found) if self.last and of_rows(node, self.kinds) else found
+        return (
+            computed_transposed(found)
+            if self.batch_last and is_rows_by_columns(node, self.kinds)
+            else found
+        )
 
-    def _chosen(self, node: Node, src: tuple[Node, ...]) -> tuple[Node, ...]:
-        """What an ACC value sums where the bool holds that says whether the tile adds to it."""
+    def _split_conditions(self, node: Node, src: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The sources of an ACC value without the condition on its terms, which is noted."""
         for slot, terms in enumerate(src):
-            if found := chosen(terms):
-                self.when[node], terms = found
+            if found := split_condition(terms):
+                self.conditions[node], terms = found
                 return (*src[:slot], terms, *src[slot + 1 :])
         return src
 
     def _source(self, node: Node, slot: int) -> Node:
         source = node.src[slot]
-        if self.kinds.source(node, slot) is Kind.WHOLE:
+        if self.kinds.source_kind(node, slot) is Kind.WHOLE:
             return self._factor(source) if node.op is Op.DOT and slot == 1 else self._whole(source)
         if source.op is Op.CONST:
             axis = self.kinds.source_axis(node, slot)
-            return const(source.arg, source.dtype, _resized(source.shape, axis, self.cut.rows))
-        return self.row if source.op is Op.IOTA else self.done[source]
+            return const(source.arg, source.dtype, _resized(source.shape, axis, self.tiling.rows))
+        return self.row if source.op is Op.IOTA else self.values[source]
 
     def _masked(self, terms: Node, axis: int | None) -> Node:
-        """Terms of a sum over rows, zero where the last tile has rows beyond the batch."""
+        """Terms of a sum over rows, with zeros for rows of the last tile beyond the batch."""
         ones = tuple(n if a == axis else 1 for a, n in enumerate(terms.shape))
         exists = move(Op.EXPAND, move(Op.RESHAPE, self.exists, ones), terms.shape)
         return alu(Op.WHERE, exists, terms, const(0, terms.dtype, terms.shape))
 
     def _factor(self, node: Node) -> Node:
-        """A right factor, copied if its neighbours along a row do not lie together."""
-        if self.last:  # a left one then
+        """The right factor of a product, copied if its rows are not contiguous."""
+        if self.batch_last:  # transposed products have it on the left
             return self._whole(node)
-        strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
+        strided = (
+            self.lanes == "one"
+            and node.op is not Op.BUFFER
+            and node.shape[-1] >= ALIGNMENT_ELEMENTS
+        )
         if strided and is_strided_view(node) and _last_stride(node) != 1:
-            return self.prologue.copy(node) or self._ahead(node)
+            return self.prologue.copy(node) or self._compute_before(node)
         return self._whole(node)
 
     def _whole(self, node: Node) -> Node:
@@ -185,10 +210,10 @@ class Tile:
         while stack:
             n = stack[-1]
             missing = [s for s in n.src if s not in done]
-            if at_hand(n, self.hand):
+            if is_available(n, self.availability):
                 done[n] = n
-            elif not is_light(n):
-                done[n] = self._ahead(n)
+            elif not is_cheap(n):
+                done[n] = self._compute_before(n)
             elif missing:
                 stack += reversed(missing)
                 continue
@@ -197,10 +222,10 @@ class Tile:
             stack.pop()
         return done[node]
 
-    def _ahead(self, node: Node) -> Node:
-        if node not in self.before:
-            self.before[node] = whole_buffer(node, f"ahead{len(self.before)}")
-        return self.before[node]
+    def _compute_before(self, node: Node) -> Node:
+        if node not in self.computed_before:
+            self.computed_before[node] = whole_buffer(node, f"ahead{len(self.computed_before)}")
+        return self.computed_before[node]
 
 
 def _is_all_of_a_buffer(node: Node) -> bool:
@@ -215,8 +240,8 @@ def _is_costly(index: Node) -> bool:
     return any(n.op in (Op.HASH, Op.GATHER) for n in toposort([index]))
 
 
-def _calls(term: Node) -> bool:
-    """Whether an expression has a function that a sum's loop had better not."""
+def _has_slow_function(term: Node) -> bool:
+    """Whether an expression calls a function that would slow down the loop of a sum."""
     within = toposort([term], lambda n: n.src if n.op in ELEMENTWISE else ())
     return any(n.op in (Op.LOG2, Op.EXP2) for n in within)
 
@@ -225,13 +250,13 @@ def _last_stride(node: Node) -> int:
     return access(node).views[0].strides[-1]
 
 
-def cut_batch(batch: int, rows: int, most_groups: int) -> Cut:
-    """Tiles of at most so many rows: equal ones if they can be, a like number for each group."""
+def tile_batch(batch: int, rows: int, most_groups: int) -> Tiling:
+    """Tiles of at most `rows` rows, of equal size and equally many for each group if possible."""
     tiles = -(-batch // rows)
     groups = min(tiles, most_groups)
-    if batch % rows or tiles < EVEN * groups:
-        like = min(batch, -(-tiles // groups) * groups)
-        fewer = -(-batch // like)
-        if batch % rows or fewer <= WORTHWHILE * rows:
-            rows, tiles = fewer, -(-batch // fewer)
-    return Cut(batch, rows, tiles, min(groups, tiles))
+    if batch % rows or tiles < MIN_TILES_TO_LEAVE_UNEVEN * groups:
+        balanced_tiles = min(batch, -(-tiles // groups) * groups)
+        balanced_rows = -(-batch // balanced_tiles)
+        if batch % rows or balanced_rows <= MAX_ROW_FRACTION * rows:
+            rows, tiles = balanced_rows, -(-batch // balanced_rows)
+    return Tiling(batch, rows, tiles, min(groups, tiles))

@@ -1,9 +1,11 @@
-"""The memory of a tile: where the kernels of a block leave values for one another.
+"""Buffer allocation within a tile: intermediate values with disjoint live ranges share a Buffer.
 
-A value has a part of a Buffer in each group. That is free again once the last kernel that reads it
-has run, and for a value of the same layout already in that kernel if it is read only at the
-element that is being computed. So a tile needs as much memory as its values that are alive at one
-time, which decides whether that stays in a cache or in local memory.
+In: the kernels of a tile in order, and its Buffers. Out: the same kernels in fewer Buffers.
+
+A value has a part of a Buffer in each work-group. The part is free after the last kernel that reads
+it. A value of the same size may even overwrite it in that kernel, if the old value is read only at
+the element that is computed. A tile then needs the memory of the values live at one time, which
+decides whether it stays in a cache or in local memory.
 """
 
 from __future__ import annotations
@@ -16,20 +18,20 @@ from imgmlp.engine.ir.kernel import Kernel, Store, read_at_element_only
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
 
-TileBuffers = dict[Buffer, Node]  # each with the Node for what belongs to the running group
+TileBuffers = dict[Buffer, Node]  # each Buffer, and the Node of the running group's part of it
 
 
 @dataclass
 class _Slot:
-    """Memory that several values have in turns."""
+    """Memory that holds several values, one after the other."""
 
-    first: Buffer  # whose Buffer it is
-    owner: Buffer  # who has it now
-    last: int  # the kernel that reads or writes this owner last
+    first: Buffer  # the Buffer of the first value, which all of them share
+    owner: Buffer  # the Buffer of the current value
+    last: int  # the last kernel that reads or writes the current value
 
 
-def share(kernels: Sequence[Kernel], buffers: TileBuffers) -> list[Kernel]:
-    """The kernels of a tile, in as few Buffers as can take turns."""
+def share_buffers(kernels: Sequence[Kernel], buffers: TileBuffers) -> list[Kernel]:
+    """The kernels of a tile, with values in Buffers that are shared where possible."""
     last = {b: i for i, k in enumerate(kernels) for b in (*k.reads(), *k.writes()) if b in buffers}
     slots: list[_Slot] = []
     placed: dict[Node, Node] = {}
@@ -37,16 +39,16 @@ def share(kernels: Sequence[Kernel], buffers: TileBuffers) -> list[Kernel]:
         for value in [b for b in kernel.writes() if b in buffers]:
             if buffers[value] in placed:
                 continue
-            slot = next((s for s in slots if _takes(s, value, i, kernel, buffers)), None)
+            slot = next((s for s in slots if _can_hold(s, value, i, kernel, buffers)), None)
             if slot is None:
                 slots.append(slot := _Slot(value, value, last[value]))
             slot.owner, slot.last = value, last[value]
             placed[buffers[value]] = _begin(buffers[slot.first], buffers[value])
-    return [moved(k, placed) for k in kernels]
+    return [replace_nodes(k, placed) for k in kernels]
 
 
-def _takes(slot: _Slot, value: Buffer, i: int, kernel: Kernel, buffers: TileBuffers) -> bool:
-    """Whether kernel i may fill this slot with another value."""
+def _can_hold(slot: _Slot, value: Buffer, i: int, kernel: Kernel, buffers: TileBuffers) -> bool:
+    """Whether kernel i may store another value in this slot."""
     if slot.first.dtype is not value.dtype or not _fits(slot.first, value) or slot.last > i:
         return False
     return slot.last < i or _in_place(kernel, slot.owner, value, buffers)
@@ -70,7 +72,7 @@ def _begin(slot: Node, value: Node) -> Node:
     return slot if value.size == slot.size else move(Op.SHRINK, slot, ((0, 1), (0, value.size)))
 
 
-def moved(kernel: Kernel, placed: dict[Node, Node]) -> Kernel:
+def replace_nodes(kernel: Kernel, placed: dict[Node, Node]) -> Kernel:
     """The kernel with some of its Nodes replaced by others of the same shape and dtype."""
     inside = [*kernel.rows, *([] if kernel.core is None else [kernel.core])]
     roots = [*inside, *(n for s in kernel.all_stores() for n in (s.place, s.value))]

@@ -1339,7 +1339,7 @@ def test_gradients_of_the_worst_picture_are_no_infinite_halves(
 
 def test_blocks_give_what_the_graph_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both networks' forward and backward passes are blocks of a large picture's step."""
-    monkeypatch.setattr(block, "MUCH", 1 << 10)
+    monkeypatch.setattr(block, "MIN_PRODUCT_OPERATIONS", 1 << 10)
     found = []
     for spec in ("numpy", "numpy:procedure"):
         step = LatentStep(picture(), 1, open_device(spec))

@@ -115,8 +115,8 @@ def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is divided among work-groups as large work is."""
-    monkeypatch.setattr(reduce_kernels, "GRAIN", 1)
-    monkeypatch.setattr(map_kernels, "MANY", 1)
+    monkeypatch.setattr(reduce_kernels, "MIN_ELEMENTS_PER_GROUP", 1)
+    monkeypatch.setattr(map_kernels, "MIN_ELEMENTS_FOR_SEVERAL_PER_LANE", 1)
     monkeypatch.setattr(schedule, "MIN_TERMS_PER_PART", 4)
 
 

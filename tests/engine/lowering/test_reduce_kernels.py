@@ -20,7 +20,7 @@ from imgmlp.engine.ir.target import GPU_LANES, Target
 from imgmlp.engine.ir.uops import Builder, Code, U
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.lowering.map_kernels import stride
-from imgmlp.engine.lowering.reduce_kernels import keep_totals
+from imgmlp.engine.lowering.reduce_kernels import totals_in_registers
 
 Reduce = Callable[[Tensor], Tensor]
 REDUCTIONS: dict[str, Reduce] = {
@@ -140,4 +140,4 @@ def test_lanes_keep_few_totals_that_are_only_added(
     place = buffer(Buffer(total.shape, f32))
     store = Store(place, total + total if doubled else total, adds)
     kernel = Kernel("total", total.shape, (store,), total)
-    assert (kernel in keep_totals([kernel], Builder())) is kept
+    assert (kernel in totals_in_registers([kernel], Builder())) is kept

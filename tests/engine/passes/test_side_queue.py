@@ -84,17 +84,17 @@ def test_one_of_two_blocks_runs_beside_the_other(beside: Procedure, side: Side) 
 
 def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, str]:
     """Of the block that runs beside others, in how many cuts, and the source."""
-    device, cuts, cut = with_units(open_device("numpy"), units), list[int](), block.cut_batch
+    device, cuts, cut = with_units(open_device("numpy"), units), list[int](), block.tile_batch
     assert isinstance(device, NumpyDevice)
     device.lanes, device.has_queues, device.has_matrix_units = "group", True, True
-    monkeypatch.setattr(block, "GROUPS_ASIDE", 1)
-    monkeypatch.setattr(block, "cut_batch", lambda *of: (cuts.append(0), cut(*of))[1])
+    monkeypatch.setattr(block, "SIDE_GROUPS_PER_UNIT", 1)
+    monkeypatch.setattr(block, "tile_batch", lambda *of: (cuts.append(0), cut(*of))[1])
     found = compile(Two(device).step, device).stages
     side = found.procedure.side
     assert side is not None
     own = found.procedure.kernels[side.begin : side.end]
     (groups,) = (kernel.groups for kernel in own if isinstance(kernel, Block))
-    monkeypatch.setattr(block, "cut_batch", cut)
+    monkeypatch.setattr(block, "tile_batch", cut)
     return groups, len(cuts), found.source
 
 
@@ -105,7 +105,7 @@ def test_the_block_beside_others_leaves_room_for_them(
     """Also where tiles have more rows than there are. A wrong guess of which it is takes longer."""
     groups, cuts, source = groups_beside(units, monkeypatch)
     assert groups == units
-    monkeypatch.setattr(batch_axis.Kinds, "other_products", lambda _: 0)
+    monkeypatch.setattr(batch_axis.BatchKinds, "other_product_operations", lambda _: 0)
     again, more, same = groups_beside(units, monkeypatch)
     assert (again, same) == (groups, source)
     assert more > cuts
@@ -177,7 +177,7 @@ def test_blocks_of_many_rows_run_one_after_the_other_and_take_less_memory(
     most: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one queue has them: nothing waits for room that nobody needs, nor is cut twice."""
-    cuts, cut = list[int](), block._blocks
+    cuts, cut = list[int](), block._schedule_blocks
 
     def counted(*given: Any, **named: Any) -> Procedure:
         cuts.append(given[1].aside)
@@ -185,7 +185,7 @@ def test_blocks_of_many_rows_run_one_after_the_other_and_take_less_memory(
 
     monkeypatch.setattr(side_queue, "MAX_SIDE_BLOCK_ROWS", most)
     monkeypatch.setattr(block, "MAX_SIDE_BLOCK_ROWS", most)
-    monkeypatch.setattr(block, "_blocks", counted)
+    monkeypatch.setattr(block, "_schedule_blocks", counted)
     plain, count = stages(queues=False), len(cuts)
     found = stages(queues=True)
     assert (found.procedure.side is not None) is apart

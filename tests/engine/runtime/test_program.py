@@ -32,7 +32,7 @@ from imgmlp.engine.device.base import KernelHandle
 from imgmlp.engine.ir.kernel import Block, Fused
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.runtime.executable import functions
-from imgmlp.engine.tiling.block import MOST_ROWS
+from imgmlp.engine.tiling.block import MAX_TILE_ROWS
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
 
 
@@ -367,7 +367,7 @@ def test_tiles_get_smaller_where_a_kernel_has_no_room(
     monkeypatch: pytest.MonkeyPatch, refused: int, rows: int | None, told: str
 ) -> None:
     monkeypatch.setattr("imgmlp.engine.runtime.program.LEAST_TILE", 32)
-    monkeypatch.setitem(MOST_ROWS, "one", 64)
+    monkeypatch.setitem(MAX_TILE_ROWS, "one", 64)
     tried: list[str] = []
 
     def shortage(_: Device, kernel: KernelHandle, lanes: int) -> str | None:

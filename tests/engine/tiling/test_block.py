@@ -16,7 +16,7 @@ from imgmlp.engine.ir.kernel import Block, Procedure, Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import Range, U
-from imgmlp.engine.lowering.map_kernels import REGISTERS
+from imgmlp.engine.lowering.map_kernels import MAX_VALUES_PER_LANE
 from imgmlp.engine.oracle.interpret import evaluate
 from imgmlp.engine.passes.simplify import simplify
 from imgmlp.engine.runtime.buffers import read_buffer
@@ -153,7 +153,7 @@ def test_lanes_have_their_values_in_registers(features: int, stores: int) -> Non
             assert all(loop.count <= Target().wide for loop in loops if loop.kind == "vector")
     most = max(taken, key=sum)
     assert len(most) == stores
-    assert REGISTERS // 4 < sum(most) <= REGISTERS
+    assert MAX_VALUES_PER_LANE // 4 < sum(most) <= MAX_VALUES_PER_LANE
 
 
 def test_lanes_beyond_a_tile_load_nothing() -> None:

@@ -54,7 +54,7 @@ def test_a_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
 def test_what_would_take_long_to_copy_is_copied_by_all_groups_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prologue, "MOST_COPIED", FEATURES * FEATURES - 1)
+    monkeypatch.setattr(prologue, "MAX_COPIED_ELEMENTS", FEATURES * FEATURES - 1)
     copied, block, _ = descent(with_units(open_device("numpy"), 2))[0].stages.procedure.kernels
     assert isinstance(copied, Fused)  # with the states that are set aside
     assert (FEATURES, FEATURES) in [k.shape for k in copied.members]

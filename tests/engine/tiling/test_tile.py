@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imgmlp.engine.tiling.tile import cut_batch
+from imgmlp.engine.tiling.tile import tile_batch
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from imgmlp.engine.tiling.tile import cut_batch
 def test_tiles_are_equal_unless_that_costs_an_eighth(
     batch: int, groups: int, wanted: tuple[int, int, int]
 ) -> None:
-    cut = cut_batch(batch, 64, groups)
+    cut = tile_batch(batch, 64, groups)
     assert (cut.rows, cut.tiles, cut.groups) == wanted
     assert cut.rows * cut.tiles >= batch > cut.rows * (cut.tiles - 1)
     assert cut.even == (batch % cut.rows == 0)

@@ -1,9 +1,11 @@
-"""Sums over rows that whole tiles are left out of.
+"""Tile skipping: a tile computes nothing for sums over rows to which it adds only zeros.
 
-Where all terms of a sum are 0 unless a condition holds, and that is the same for all rows of a
-tile, the tile has nothing to compute for the sum where it does not hold: its kernels are guarded
-by the condition, and take the terms as they are. (Infinities in what such terms are multiplied by
-are then left out as well.)
+In: the terms of a tile's sums, and the kernels of the tile. Out: kernels with guards.
+
+The terms of a sum may be where(condition, terms, 0), with a condition that is the same for all rows
+of a tile. Then the kernels for that sum are guarded by the condition, and take the terms without
+it. A kernel must be guarded only if nothing unguarded reads its values. (A skipped tile also skips
+infinities and NaNs that a factor of 0 would have turned into NaN.)
 """
 
 from __future__ import annotations
@@ -18,48 +20,49 @@ from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var, unravel
 
 
-def chosen(terms: Node) -> tuple[Node, Node] | None:
-    """A bool without which all terms of a tile are 0, and what they are with it; None if nothing
-    but each of them says what it is."""
+def split_condition(terms: Node) -> tuple[Node, Node] | None:
+    """(condition, terms) of a tile's terms that are all 0 unless one bool is true; else None."""
     if terms.op is Op.PERMUTE:
-        inner = chosen(terms.src[0])
+        inner = split_condition(terms.src[0])
         return inner and (inner[0], move(Op.PERMUTE, inner[1], terms.arg))
     if terms.op is not Op.WHERE or terms.src[2] is not const(0, terms.dtype, terms.shape):
         return None
     condition, found, _ = terms.src
     indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(condition.shape)]
-    if not _is_everywhere(condition, indices):
+    if not _is_uniform(condition, indices):
         return None
     first = move(Op.SHRINK, condition, tuple((0, 1) for _ in indices))
     return move(Op.RESHAPE, first, ()), found
 
 
-def _is_everywhere(node: Node, indices: Sequence[Expr]) -> bool:
-    """Whether a value is the same at all of these indices."""
+def _is_uniform(node: Node, indices: Sequence[Expr]) -> bool:
+    """Whether a value is the same at all indices of a tile."""
     value = index_value(node, indices)
     if value is not None:
-        return _is_fixed(value)
+        return _depends_on_tile_only(value)
     if node.op in ELEMENTWISE:
-        return all(_is_everywhere(source, indices) for source in node.src)
+        return all(_is_uniform(source, indices) for source in node.src)
     if node.op not in MOVEMENT and node.op is not Op.BUFFER:
         return False
     source, moved = through(node)
     offset, valid = moved.index(indices)
     if source.op is Op.BUFFER:
-        return valid is ONE and _is_fixed(offset)
-    return valid is ONE and _is_everywhere(source, unravel(offset, source.shape))
+        return valid is ONE and _depends_on_tile_only(offset)
+    return valid is ONE and _is_uniform(source, unravel(offset, source.shape))
 
 
-def _is_fixed(value: Expr) -> bool:
+def _depends_on_tile_only(value: Expr) -> bool:
     return all(v.name == "tile" for v in value.variables())
 
 
-def guarded(
+def guard_kernels(
     kernels: Sequence[Kernel], when: Mapping[Node, Node], own: set[Buffer]
 ) -> list[Kernel] | None:
-    """Kernels that do nothing where the bool of the place that they add to does not hold, nor those
-    that leave values in a tile's `own` Buffers for such kernels alone; None if one of them adds to
-    several places that are not alike."""
+    """The kernels of a tile, with guards on those that add to the places in `when`.
+
+    A kernel that stores only to the tile's `own` Buffers gets the guard of its readers, if they all
+    have the same. None if a kernel adds to several places with different conditions.
+    """
     wanted = {_piece(place): condition for place, condition in when.items()}
     found, seen = list[Kernel](), set[Node]()
     for kernel in kernels:
@@ -83,5 +86,5 @@ def guarded(
 
 
 def _piece(place: Node) -> Node:
-    """The piece of a Buffer that a place is, in whatever shape."""
+    """The piece of a Buffer that a place covers, without reshapes."""
     return base(place, MOVEMENT - {Op.SHRINK})
