@@ -30,7 +30,11 @@ from imgmlp.codec.latent.starts import newest_start
 from imgmlp.codec.latent.step import latent_step, operations
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training import bit_allocation, forms, phases
-from imgmlp.codec.latent.training.lengths import HARDENING, MOST_HARDENING, rdoq_budget
+from imgmlp.codec.latent.training.effort import (
+    MAX_QUANTISATION_STEPS,
+    QUANTISATION_FRACTION,
+    rdoq_budget,
+)
 from imgmlp.codec.latent.training.phases import LatentTrainer
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.training.run import Progress
@@ -221,7 +225,7 @@ def cost(
         search = bit_allocation.Search(step)
         networks = search.run(lmbda) if variant.searched else search._rounded(search.exponents)
         if variant.hardened:
-            count = min(round(HARDENING * steps), MOST_HARDENING)
+            count = min(round(QUANTISATION_FRACTION * steps), MAX_QUANTISATION_STEPS)
             networks = search.hardened(networks, lmbda, count)
         budget = rdoq_budget(steps, device.lanes) if variant.budget is None else variant.budget
         search.optimise_latents(networks, lmbda, budget)

@@ -86,7 +86,7 @@ def _work(
     if _is_even(picture) or (wanted.kind == "bytes" and wanted.value < smallest(picture)):
         pixels = picture.width * picture.height
         return Work(0, 0, beside=PLAIN * pixels)  # as nothing is trained
-    of = estimate.work if codec == "mlp" else latent.work
+    of = estimate.work if codec == "mlp" else latent.estimate_work
     return of(picture, wanted, workload, device)
 
 

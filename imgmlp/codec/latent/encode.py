@@ -13,14 +13,9 @@ import numpy as np
 from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.training.cost_model import estimate_work
+from imgmlp.codec.latent.training.effort import MAX_EFFORT_STEPS, workload
 from imgmlp.codec.latent.training.forms import Forms
-from imgmlp.codec.latent.training.lengths import (
-    MOST_STEPS,
-    TRIED_BRIEFLY,
-    Lengths,
-    work,
-    workload,
-)
 from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.phases import (
     DEAR,
@@ -32,6 +27,7 @@ from imgmlp.codec.latent.training.phases import (
 )
 from imgmlp.codec.latent.training.rooms import room_compiler
 from imgmlp.codec.latent.training.rounding_search import Rounding, Written
+from imgmlp.codec.latent.training.run_plan import BRIEF_TIMING_SECONDS, RunPlan
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.passes import Passes, Tried
@@ -41,7 +37,7 @@ from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
-__all__ = ["encode", "work", "workload"]
+__all__ = ["encode", "estimate_work", "workload"]
 
 Array = np.ndarray[Any, Any]
 
@@ -64,11 +60,13 @@ class _Encoder:
         self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
     ) -> None:
         self.picture, self.wanted, self.device, self.run = picture, wanted, device, run
-        self.lengths = Lengths(picture, wanted, workload, device, run)
+        self.plan = RunPlan(picture, wanted, workload, device, run)
         self.lmbdas = Lambdas(picture, wanted)
         self.first = self.lmbdas.first()
         most = self.lmbdas.most_weights()
-        self.forms = Forms(picture.pixels, self.lengths.place, most, self.lengths.long, self.first)
+        self.forms = Forms(
+            picture.pixels, self.plan.place, most, self.plan.hyperlatents, self.first
+        )
         self.resumed = 0
         self.passes: Passes  # of a run that has begun
         self.best: Draft | None = None  # of the passes
@@ -89,7 +87,7 @@ class _Encoder:
                 self.best = found
             self.passes.add(trainer.state.lmbda, first)
             longer = self.passes.longer()
-            steps = self.lengths.again(trainer.again, longer)
+            steps = self.plan.pass_steps(trainer.again, longer)
             over = ended == "diverged" or not steps
             if over or self.passes.suffice(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, resumed=self.resumed)
@@ -97,9 +95,9 @@ class _Encoder:
             if longer > 1:
                 missing = self.wanted.value - first.psnr
                 self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
-            lmbda, until = self.passes.lmbda(), self.lengths.until()
+            lmbda, until = self.passes.lmbda(), self.plan.pass_deadline()
             no_pass = len(self.passes.tried) == 1 and not trainer.state.over
-            may = no_pass and self.lengths.may_start_over(trainer.state.first)
+            may = no_pass and self.plan.may_restart(trainer.state.first)
             if may and trainer.was_astray(lmbda):
                 trainer.start_over(self.passes.lmbda(anew=trainer.state.held))
                 self.passes.forget()  # which are of what is left behind
@@ -110,19 +108,19 @@ class _Encoder:
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
-        saved, lengths, first = self.run.saved, self.lengths, self.first
+        saved, plan, first = self.run.saved, self.plan, self.first
         step = self.forms.first(saved.values["form"] if saved is not None else None)
-        lengths.begin(self.forms.opened)
+        plan.start(is_opening=self.forms.opened)
         if saved is None:
-            state = LatentTrainerState(lengths.of(step, first), first)
+            state = LatentTrainerState(plan.choose_steps(step, first), first)
         else:
             state = LatentTrainerState.of(saved.values)
         steps = state.first or state.steps
-        limited = lengths.workload.seconds is not None
-        if saved is None and lengths.steady:
+        limited = plan.workload.seconds is not None
+        if saved is None and plan.has_fixed_lmbda:
             state.hold(self.lmbdas.steady(limited=limited))
         anew = self._anew(step, steps)
-        least, tried = lengths.least_passes(steps), list[Tried]()
+        least, tried = plan.unconditional_passes(steps), list[Tried]()
         if saved is None:
             begin(step, self.picture.pixels, first, steps)
         else:
@@ -130,16 +128,16 @@ class _Encoder:
             self.resumed = step.done
             tried = [Tried(*one) for one in saved.values["tried"]]
             self.best = Draft.of(saved)
-        limits = lengths.limits(state)
+        limits = plan.set_deadline(state)
         pricing = self.lmbdas.pricing(least, limited=limited)
         cheapest = self.lmbdas.cheapest()
         dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
-        longest = lengths.longest(trainer.again)
+        longest = plan.max_pass_factor(trainer.again)
         lowest = self.lmbdas.cheapest_of_passes()
         self.passes = Passes(self.wanted, lowest, least, longest, tried)
-        if lengths.goes_over(steps):
-            trainer.pause_after(lengths.opening, late=lengths.limit is not None)
+        if plan.costs.switches_program(steps):
+            trainer.pause_after(plan.costs.opening_steps, late=plan.deadline is not None)
         if saved is None:
             trainer.suit()
         else:
@@ -162,15 +160,15 @@ class _Encoder:
     def _train(self, trainer: LatentTrainer) -> Ended:
         """A pass, which may begin in a program for many sizes and go over to the picture's own."""
         if trainer.pause is not None:
-            compiler = room_compiler(trainer.step, self.lengths.place.room)
-            waits = self.lengths.limit is None  # which leaves no time for that
+            compiler = room_compiler(trainer.step, self.plan.place.room)
+            waits = self.plan.deadline is None  # which leaves no time for that
             ended = trainer.run_beside(compiler, self.run, self._complete, "pictures", waits)
             if ended != "done" or not trainer.paused:
-                self.lengths.note_pace(trainer.pace)
+                self.plan.note_step_seconds(trainer.pace)
                 return ended
             self._go_over(trainer)
         ended = trainer.run(self.run, self._complete)
-        self.lengths.note_pace(trainer.pace)
+        self.plan.note_step_seconds(trainer.pace)
         return ended
 
     def _go_over(self, trainer: LatentTrainer) -> None:
@@ -181,13 +179,13 @@ class _Encoder:
             return
         anew = self._anew(step, trainer.state.first)
         step.restore(reached.handed_to(step))
-        step.steer(control(0, MOST_STEPS, self.first))
-        self.lengths.go_over(step.pace(TRIED_BRIEFLY))
+        step.steer(control(0, MAX_EFFORT_STEPS, self.first))
+        self.plan.switch_program(step.pace(BRIEF_TIMING_SECONDS))
         trainer.go_over(step, anew)
 
     def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
         """The file of a trained step, and the one that was not changed for the target."""
-        began, limit = time.perf_counter(), self.lengths.limit
+        began, limit = time.perf_counter(), self.plan.deadline
         reached, state = trainer.reached(), trainer.state
 
         def over(share: float) -> bool:
@@ -196,14 +194,14 @@ class _Encoder:
             return limit is not None and time.perf_counter() > began + share * (limit - began)
 
         steps = state.steps - state.begun
-        refining = self.lengths.refining(steps, state.first, self.passes.to_come)
+        refining = self.plan.refining(steps, state.first, self.passes.to_come)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
         rounding = Rounding(*made, over, refining)
         found, first = rounding.best(state.lmbda)
         networks = first.model.networks  # another pass begins near to these
         state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
         drafted = self._draft(found, trainer)
-        self.lengths.note_rounding(time.perf_counter() - began)
+        self.plan.note_rounding(time.perf_counter() - began)
         return drafted, first
 
     def _distance(self, found: Draft) -> tuple[bool, float]:
@@ -212,7 +210,7 @@ class _Encoder:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
         values: dict[str, Any] = {"tried": self.passes.tried, "form": self.forms.name}
-        values |= snapshot.values | self.lengths.values()
+        values |= snapshot.values | self.plan.checkpoint_values()
         return Draft.kept(self.best, Snapshot(snapshot.arrays, values))
 
     def _draft(self, found: Written, trainer: LatentTrainer) -> Draft:

@@ -12,7 +12,7 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode, workload
 from imgmlp.codec.latent import decode as latent_decode
-from imgmlp.codec.latent.training import lengths, picture_analysis
+from imgmlp.codec.latent.training import cost_model, effort, picture_analysis, run_plan
 from imgmlp.codec.latent.training.picture_analysis import (
     MIN_STEPS_FOR_EXTRA_GRIDS,
     detail_bits,
@@ -129,22 +129,26 @@ def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
     seconds: float | None, extra: int
 ) -> None:
     asked = Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy")
-    assert lengths.extra_of(*asked) == lengths.Lengths(*asked, Run()).place.extra == extra
+    assert (
+        effort.expected_extra_grids(*asked) == run_plan.RunPlan(*asked, Run()).place.extra == extra
+    )
 
 
 def test_what_has_them_has_no_long_run() -> None:
     """Which is one with hyperlatents."""
     gray, device = noise(320, 320, 1).repeat(3, 2), open_device("numpy")
     for pixels, extra in ((gray, 0), (noise(320, 320, 3), 2)):
-        found = lengths.Lengths(Picture(pixels), choose(1), Workload(100_000), device, Run())
-        assert (found.place.extra, found.long) == (extra, not extra)
+        found = run_plan.RunPlan(Picture(pixels), choose(1), Workload(100_000), device, Run())
+        assert (found.place.extra, found.hyperlatents) == (extra, not extra)
 
 
 def test_estimates_know_of_them() -> None:
     """Each has a program that others have not, and more to compute."""
     gray, device = Picture(noise(200, 200, 1).repeat(3, 2)), open_device("numpy")
     asked = choose(40_000), Workload(300), device
-    plain, more = (lengths.work(one, *asked) for one in (gray, Picture(noise(200, 200, 3))))
+    plain, more = (
+        cost_model.estimate_work(one, *asked) for one in (gray, Picture(noise(200, 200, 3)))
+    )
     assert set(plain.programs).isdisjoint(more.programs)
     assert more.operations > 1.2 * plain.operations
 

@@ -25,11 +25,13 @@ from imgmlp.codec.latent.model import LatentModel, Quantized
 from imgmlp.codec.latent.step.latent_step import LatentStep, Steering
 from imgmlp.codec.latent.training import (
     bit_allocation,
+    cost_model,
+    effort,
     forms,
-    lengths,
     phases,
     rooms,
     rounding_search,
+    run_plan,
 )
 from imgmlp.codec.latent.training.lmbdas import IN_PASSES, Lambdas
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
@@ -217,12 +219,10 @@ def test_runs_are_done_again_for_db_alone_where_they_are_short_and_no_limit_coun
     def may(kind: Kind, steps: int, limit: float | None = None) -> bool:
         wanted, picture = Goal(kind, 30), Picture(PIXELS)
         of = Workload(30, limit)
-        return lengths.Lengths(picture, wanted, of, open_device("numpy"), Run()).may_start_over(
-            steps
-        )
+        return run_plan.RunPlan(picture, wanted, of, open_device("numpy"), Run()).may_restart(steps)
 
-    assert may("psnr", lengths.PASS_STEPS)
-    assert not may("psnr", lengths.PASS_STEPS + 1)
+    assert may("psnr", effort.MAX_PASS_STEPS)
+    assert not may("psnr", effort.MAX_PASS_STEPS + 1)
     assert not may("psnr", 30, limit=1e9)
     assert not may("bytes", 30)
 
@@ -242,7 +242,7 @@ def test_the_lambda_of_few_colours_stays_in_a_short_run_towards_db(
     kind: Kind, limit: float | None, most: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And in one that may be done again; at a lower one where there may be no time for others."""
-    monkeypatch.setattr(lengths, "MOST_STEADY", most)
+    monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", most)
     found = list[tuple[float, bool]]()
 
     def begun(trainer: LatentTrainer, *_: object) -> None:
@@ -250,7 +250,7 @@ def test_the_lambda_of_few_colours_stays_in_a_short_run_towards_db(
         raise Enough
 
     monkeypatch.setattr(LatentTrainer, "run", begun)
-    monkeypatch.setattr(lengths.Lengths, "fitting_in", lambda *_: phases.HASTY)
+    monkeypatch.setattr(run_plan.RunPlan, "steps_within", lambda *_: phases.HASTY)
     wanted, error = Goal(kind, {"psnr": 45, "bytes": 400}[kind]), 10**-4.5
     for pixels in (TWO_COLOURS, PIXELS):
         with pytest.raises(Enough):
@@ -298,18 +298,20 @@ def test_a_limit_decides_once_whether_a_lambda_stays(
     """By the steps that a part of it leaves time for; passes take the rest then."""
     work, device = Workload(0, seconds=1e4), open_device("numpy")
     picture = Picture(np.tile(TWO_COLOURS, (7, 5, 1)))
-    found = lengths.Lengths(picture, Goal("psnr", 35), work, device, Run())
+    found = run_plan.RunPlan(picture, Goal("psnr", 35), work, device, Run())
     asked = list[float]()
 
-    def fits(room: float, _: float) -> int:
+    def fits(room: float) -> int:
         asked.append(room)
         return round(fitting * room / asked[0])
 
-    monkeypatch.setattr(found, "fitting_in", fits)
-    steps, found.steady = found.fitting(1e4, 1e4)
-    assert found.steady is steady
+    monkeypatch.setattr(found, "steps_within", fits)
+    found.costs.step_seconds = 1e4
+    steps, found.has_fixed_lmbda = found.fitting_run(1e4)
+    assert found.has_fixed_lmbda is steady
     assert steps == (fitting if steady else pytest.approx(fitting * 0.8 / 0.65, abs=1))
-    told = found._told(steps, 1.0)
+    found.costs.step_seconds = 1.0
+    told = found._announced_seconds(steps)
     assert told == pytest.approx(1e4, abs=60) if steady else told < 5e3
 
 
@@ -318,17 +320,17 @@ def test_the_run_of_few_colours_that_is_done_again_is_told(
     kind: Kind, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is known of the device's pace, and once it is."""
-    monkeypatch.setitem(lengths.RDOQ, "one", {})  # which is done after both
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})  # which is done after both
     workload, device, few = Workload(400), open_device("numpy"), PIXELS // 128 * 128
     few, many = (Picture(pixels) for pixels in (np.repeat(few[:, :, :1], 3, 2), PIXELS))
-    steps = lengths.for_pixels(400, PIXELS.shape[0] * PIXELS.shape[1])
-    told = [latent.work(p, Goal(kind, 30), workload, device).steps for p in (few, many)]
+    steps = effort.steps_for_pixels(400, PIXELS.shape[0] * PIXELS.shape[1])
+    told = [latent.estimate_work(p, Goal(kind, 30), workload, device).steps for p in (few, many)]
     assert told[0] - told[1] == (runs - 1) * steps
     pace = 10.0
-    told = [
-        lengths.Lengths(p, Goal(kind, 30), workload, device, Run())._seconds(steps, pace)
-        for p in (few, many)
-    ]
+    plans = [run_plan.RunPlan(p, Goal(kind, 30), workload, device, Run()) for p in (few, many)]
+    for plan in plans:
+        plan.costs.step_seconds = pace
+    told = [plan.run_seconds(steps) for plan in plans]
     assert told[0] - told[1] == pytest.approx((runs - 1) * steps * pace)
 
 
@@ -362,7 +364,7 @@ def test_progress_tells_what_is_minimised() -> None:
 
 
 def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
-    steps = [lengths.steps_of(level) for level in range(1, 10)]
+    steps = [effort.steps_of_effort(level) for level in range(1, 10)]
     assert steps[0] == 300
     assert steps[-1] == 100_000
     factors = [b / a for a, b in pairwise(steps)]
@@ -376,19 +378,19 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
 def test_without_an_effort_the_device_decides(
     pace: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
     device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
     encoder = latent._Encoder(
         Picture(PIXELS), wanted, latent.workload(None, None), device, Run(note=notes.append)
     )
     steps, pixels = (
-        encoder.lengths.of(encoder.forms.first(), 1e-3),
+        encoder.plan.choose_steps(encoder.forms.first(), 1e-3),
         PIXELS.shape[0] * PIXELS.shape[1],
     )
-    assert steps == lengths.for_pixels(lengths.steps_of(level), pixels)
+    assert steps == effort.steps_for_pixels(effort.steps_of_effort(level), pixels)
     assert notes[0].startswith(f"effort {level} of 9")
-    passes, again = lengths.least_passes(steps, pixels), round(phases.SHORTER * steps)
+    passes, again = effort.unconditional_passes(steps, pixels), round(phases.SHORTER * steps)
     assert (passes > 0) is (level < 9)
     times = {0: "", 1: f" and once {again:,} again"}
     more = times.get(passes, f" and {passes} times {again:,} again")
@@ -399,19 +401,19 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All of them after the last passes, a few before."""
-    monkeypatch.setitem(lengths.RDOQ, "one", {})
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     device, pixels = open_device("numpy"), np.resize(small_pixels(), (128, 128, 3))
 
     def foreseen(wanted: Goal) -> float:
         made = Picture(pixels), wanted, latent.workload(1, None), device, Run()
-        found = lengths.Lengths(*made)
-        found.judging = 0.002
-        return found._seconds(600, 0.01)
+        found = run_plan.RunPlan(*made)
+        found.costs.step_seconds, found.costs.judging_seconds = 0.01, 0.002
+        return found.run_seconds(600)
 
     taken = foreseen(Goal("lambda", 1e-3))
-    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.JUDGED_IN_SEARCH * 0.002
-    moved = 2 * lengths.trials(600, 128**2) + 5 * lengths.FIRST_TRIALS
-    assert taken == pytest.approx(trained + moved * lengths.TRIAL * 0.01)
+    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * cost_model.SEARCH_JUDGEMENTS * 0.002
+    moved = 2 * cost_model.trials(600, 128**2) + 5 * cost_model.FIRST_TRIALS
+    assert taken == pytest.approx(trained + moved * cost_model.WEIGHT_TRIAL_STEPS * 0.01)
     assert foreseen(Goal("psnr", 30)) == taken
 
 
@@ -419,38 +421,52 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
-    assert lengths.Lengths(Picture(PIXELS), *made).hardening(100_000) == 0  # which is too small
+    assert (
+        run_plan.RunPlan(Picture(PIXELS), *made).quantisation_steps(100_000) == 0
+    )  # which is too small
     large = Picture(np.zeros((256, 256, 3), np.uint8))
-    found = lengths.Lengths(large, *made)
-    most = lengths.MOST_HARDENING
-    steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 100, 160, 300, 1000, 100_000]
-    assert [found.hardening(n) for n in steps] == [0, 6, 15, 24, 45, 120, most]
-    towards = lengths.Lengths(large, Goal("psnr", 30.0), *made[1:])
-    steps = [lengths.SHORTEST_SEARCHED - 1, lengths.SHORTEST_SEARCHED, 1000]
-    assert [towards.hardening(n) for n in steps] == [0, 48, 120]
-    assert all(towards.searching(n) for n in steps)
+    found = run_plan.RunPlan(large, *made)
+    most = effort.MAX_QUANTISATION_STEPS
+    steps = [
+        effort.MIN_STEPS_TO_QUANTISE - 1,
+        effort.MIN_STEPS_TO_QUANTISE,
+        100,
+        160,
+        300,
+        1000,
+        100_000,
+    ]
+    assert [found.quantisation_steps(n) for n in steps] == [0, 6, 15, 24, 45, 120, most]
+    towards = run_plan.RunPlan(large, Goal("psnr", 30.0), *made[1:])
+    steps = [
+        effort.MIN_STEPS_TO_QUANTISE_AND_SEARCH - 1,
+        effort.MIN_STEPS_TO_QUANTISE_AND_SEARCH,
+        1000,
+    ]
+    assert [towards.quantisation_steps(n) for n in steps] == [0, 48, 120]
+    assert all(towards.costs.searches(n) for n in steps)
     larger = Picture(np.zeros((1024, 1024, 3), np.uint8))  # of which a part is judged
-    judged = lengths.Lengths(larger, *made)
-    assert [judged.hardening(n) for n in steps] == [0, 48, 120]
+    judged = run_plan.RunPlan(larger, *made)
+    assert [judged.quantisation_steps(n) for n in steps] == [0, 48, 120]
     # in sixteen windows, with each of which networks move
     monkeypatch.setattr(rooms.Place, "in_windows", True)
-    in_parts = lengths.Lengths(larger, *made)
-    assert [in_parts.hardening(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
-    assert all(judged.searching(n) for n in steps)
-    assert [found.searching(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
-    found.pace, found.judging = 0.01, 0.02  # the search takes a second
-    monkeypatch.setattr(lengths.time, "perf_counter", lambda: 100.0)
-    monkeypatch.setitem(lengths.RDOQ, "one", {1: Budget(1, 1)})
-    found.limit = 100.0 + 2.001 + rdoq_takes(100_000, 0.01, 0.02, 256**2)
-    assert found.hardening(100_000) == 90
-    monkeypatch.setitem(lengths.RDOQ, "one", {})
+    in_parts = run_plan.RunPlan(larger, *made)
+    assert [in_parts.quantisation_steps(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
+    assert all(judged.costs.searches(n) for n in steps)
+    assert [found.costs.searches(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
+    found.costs.step_seconds, found.costs.judging_seconds = 0.01, 0.02  # the search takes a second
+    monkeypatch.setattr(run_plan.time, "perf_counter", lambda: 100.0)
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: Budget(1, 1)})
+    found.deadline = 100.0 + 2.001 + rdoq_takes(100_000, 0.01, 0.02, 256**2)
+    assert found.quantisation_steps(100_000) == 90
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     for left, count in ((0.5, 0), (2.0, 90), (1000.0, most)):
-        found.limit = 100.0 + left
-        assert found.hardening(100_000) == count, left
-    found.limit = 100.2  # there is no search after so few
-    assert found.hardening(100) == 15
-    towards.pace, towards.judging, towards.limit = 0.01, 0.02, 102.0
-    assert towards.hardening(100_000) == 40
+        found.deadline = 100.0 + left
+        assert found.quantisation_steps(100_000) == count, left
+    found.deadline = 100.2  # there is no search after so few
+    assert found.quantisation_steps(100) == 15
+    towards.costs.step_seconds, towards.costs.judging_seconds, towards.deadline = 0.01, 0.02, 102.0
+    assert towards.quantisation_steps(100_000) == 40
 
 
 @pytest.mark.parametrize("judging", [0.002, 0.01, 0.04])
@@ -458,35 +474,37 @@ def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(
     judging: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From nothing that hardens to what does, and from there to what is searched for as well."""
-    monkeypatch.setitem(lengths.RDOQ, "one", {})
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     for left in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
         run = Run()
         run.began = 100.0 - 10.0  # of which `left` is for training and what follows
         made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), run
-        found = lengths.Lengths(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
-        found.judging = judging
+        found = run_plan.RunPlan(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
         room, pace = float(left), 0.01
-        steps = found.fitting_in(room, pace)
-        taken = steps * pace + lengths._hardening(made[0], steps, 512**2, 1) * pace
-        searched = min(found._search(steps), lengths.SETTLED * room)
+        found.costs.step_seconds, found.costs.judging_seconds = pace, judging
+        steps = found.steps_within(room)
+        taken = steps * pace + effort.quantisation_steps(made[0], steps, 512**2, 1) * pace
+        searched = min(found.costs.search_seconds(steps), run_plan.MAX_ROUNDING_FRACTION * room)
         assert 0.8 * room < taken + searched <= room, (left, steps)
 
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
 def test_latents_are_moved_for_longer_after_longer_runs(lanes: str) -> None:
     """Not at all after a few steps."""
-    ends = sorted(lengths.RDOQ[lanes])
-    found = [lengths.rdoq_budget(n, lanes) for n in (0, *ends, 100_000)]
-    assert [each.judged for each in found[:2]] == [0, lengths.RDOQ[lanes][ends[0]].judged]
+    ends = sorted(effort.RDOQ_BUDGETS[lanes])
+    found = [effort.rdoq_budget(n, lanes) for n in (0, *ends, 100_000)]
+    assert [each.judged for each in found[:2]] == [0, effort.RDOQ_BUDGETS[lanes][ends[0]].judged]
     assert all(one.judged < other.judged for one, other in pairwise(found[:-1]))
     assert found[-1] == found[-2]
-    assert [lengths.rdoq_budget(n - 1, lanes) for n in ends] == found[: len(ends)]
+    assert [effort.rdoq_budget(n - 1, lanes) for n in ends] == found[: len(ends)]
 
 
 def rdoq_takes(steps: int, pace: float, judging: float, pixels: int) -> float:
     """Seconds: both times sweeps, with a step for the gradient of each, and all that is judged."""
-    budget = lengths.rdoq_budget(steps, "one")
-    looked = budget.judged * (judging + lengths.LOOK_SECONDS + lengths.BY_PIXELS * pixels)
+    budget = effort.rdoq_budget(steps, "one")
+    looked = budget.judged * (
+        judging + cost_model.RDOQ_HOST_SECONDS + cost_model.RDOQ_HOST_SECONDS_PER_PIXEL * pixels
+    )
     return 2 * (looked + budget.sweeps * pace)
 
 
@@ -497,44 +515,46 @@ def test_moving_latents_is_foreseen_after_a_run_and_after_all_of_its_passes(
 ) -> None:
     """In windows of a large picture, some of which stand for all when networks are judged."""
     made = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
-    found = lengths.Lengths(Picture(np.zeros((side, side, 3), np.uint8)), *made)
-    found.pace, found.judging = 0.01, 0.002
-    monkeypatch.setattr(found, "_parts", lambda _: parts)
+    found = run_plan.RunPlan(Picture(np.zeros((side, side, 3), np.uint8)), *made)
+    found.costs.step_seconds, found.costs.judging_seconds = 0.01, 0.002
+    monkeypatch.setattr(found.costs, "windows", lambda _: parts)
     judging = 0.002 * (2 if (side, parts) == (1024, 16) else 1)
-    taken, each = found._seconds(steps, 0.01), rdoq_takes(steps, 0.01, judging, side**2)
-    monkeypatch.setitem(lengths.RDOQ, "one", {})
-    times = 1 + found.least_passes(steps)
-    assert taken - found._seconds(steps, 0.01) == pytest.approx(times * each)
+    taken, each = found.run_seconds(steps), rdoq_takes(steps, 0.01, judging, side**2)
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
+    times = 1 + found.unconditional_passes(steps)
+    assert taken - found.run_seconds(steps) == pytest.approx(times * each)
     assert (each > 0) is (steps >= 50)
 
 
 def test_work_has_what_moving_latents_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, device, wanted = (128, 128, 3), open_device("numpy"), Goal("lambda", 1e-3)
     made = Picture(np.zeros(shape, np.uint8)), wanted, latent.workload(1, None), device
-    steps = lengths.for_pixels(300, 128**2)
-    times = 1 + lengths.least_passes(steps, 128**2)
-    computed = lengths.work(*made).operations
-    monkeypatch.setitem(lengths.RDOQ, "one", {})
-    looks = (computed - lengths.work(*made).operations) / (128**2 * forms.operations_of(shape))
+    steps = effort.steps_for_pixels(300, 128**2)
+    times = 1 + effort.unconditional_passes(steps, 128**2)
+    computed = cost_model.estimate_work(*made).operations
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
+    looks = (computed - cost_model.estimate_work(*made).operations) / (
+        128**2 * forms.operations_of(shape)
+    )
     monkeypatch.undo()
-    judged = 2 * times * lengths.rdoq_budget(steps, "one").judged
-    assert looks == pytest.approx(judged * lengths.JUDGEMENT * lengths.NUMPY_SLOWER)
+    judged = 2 * times * effort.rdoq_budget(steps, "one").judged
+    assert looks == pytest.approx(judged * cost_model.JUDGEMENT_STEPS * cost_model.NUMPY_SLOWDOWN)
 
 
 @pytest.mark.parametrize("judging", [0.002, 0.004])
 def test_what_a_limit_leaves_time_for_has_the_moving_of_latents_in_it(judging: float) -> None:
     """Wherever that takes longer than after a step less."""
-    ends = [n * 0.01 * (1 + lengths.HARDENING) for n in lengths.RDOQ["one"]]
+    ends = [n * 0.01 * (1 + effort.QUANTISATION_FRACTION) for n in effort.RDOQ_BUDGETS["one"]]
     for left in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
         run = Run()
         run.began = 100.0 - 10.0
         made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), run
-        found = lengths.Lengths(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
-        found.pace, found.judging, room = 0.01, judging, float(left)
-        steps = found.fitting_in(room, 0.01)
-        taken = (steps + lengths._hardening(made[0], steps, 512**2, 1)) * 0.01
-        looking = found._search(steps) + rdoq_takes(steps, 0.01, judging, 512**2)
-        taken += min(looking, lengths.SETTLED * room)
+        found = run_plan.RunPlan(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
+        found.costs.step_seconds, found.costs.judging_seconds, room = 0.01, judging, float(left)
+        steps = found.steps_within(room)
+        taken = (steps + effort.quantisation_steps(made[0], steps, 512**2, 1)) * 0.01
+        looking = found.costs.search_seconds(steps) + rdoq_takes(steps, 0.01, judging, 512**2)
+        taken += min(looking, run_plan.MAX_ROUNDING_FRACTION * room)
         assert 0.7 * room < taken <= room, (left, steps)
 
 
@@ -546,7 +566,7 @@ def test_large_pictures_have_fewer_trials_of_single_weights() -> None:
 
 @pytest.mark.usefixtures("few_trials")
 def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "HARDLY", 0)
+    monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
     monkeypatch.setattr(bit_allocation, "LARGE_PART", math.inf)  # or they harden twice
     counts = list[int]()
     hardened = bit_allocation.hardening.hardened
@@ -557,11 +577,13 @@ def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(bit_allocation.hardening, "hardened", noted)
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(400))
-    steps = lengths.for_pixels(400, 30)
-    assert counts[0] == round(lengths.AS_WHOLE * lengths.HARDENING * steps)
-    assert set(counts[1:]) == {round(lengths.OF_SHORT * phases.SHORTER * steps)}  # of passes
+    steps = effort.steps_for_pixels(400, 30)
+    assert counts[0] == round(effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION * steps)
+    assert set(counts[1:]) == {
+        round(effort.MAX_SHORT_QUANTISATION_FRACTION * phases.SHORTER * steps)
+    }  # of passes
     counts.clear()
-    run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST - 1))
+    run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(effort.MIN_STEPS_TO_QUANTISE - 1))
     assert not counts
 
 
@@ -571,22 +593,22 @@ def test_what_an_effort_takes_decides_with_all_passes(
     kind: Kind, passes: int, seconds: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
-    steps = lengths.for_pixels(lengths.steps_of(4), PIXELS.shape[0] * PIXELS.shape[1])
-    all_trials = lengths.trials(steps, PIXELS.shape[0] * PIXELS.shape[1])
-    moved = passes * all_trials + lengths.FIRST_TRIALS  # the first of them moves few weights
-    rounding = lengths.TRIAL * moved
-    monkeypatch.setattr(lengths, "HARDLY", 0)
+    steps = effort.steps_for_pixels(effort.steps_of_effort(4), PIXELS.shape[0] * PIXELS.shape[1])
+    all_trials = cost_model.trials(steps, PIXELS.shape[0] * PIXELS.shape[1])
+    moved = passes * all_trials + cost_model.FIRST_TRIALS  # the first of them moves few weights
+    rounding = cost_model.WEIGHT_TRIAL_STEPS * moved
+    monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
     shorter = round(phases.SHORTER * steps)
-    share = lengths.AS_WHOLE * lengths.HARDENING
+    share = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
     hardened = round(share * steps) + passes * round(share * shorter)
-    assert lengths.SHORTEST < shorter < steps < lengths.MOST_HARDENING / share
+    assert effort.MIN_STEPS_TO_QUANTISE < shorter < steps < effort.MAX_QUANTISATION_STEPS / share
     steps += passes * phases.SHORTER * steps + hardened
     pace = seconds / (steps + rounding)
-    monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
     made = Picture(PIXELS), Goal(kind, 30.0), latent.workload(None, None), open_device("numpy")
     encoder = latent._Encoder(*made, Run(note=notes.append))
-    encoder.lengths.of(encoder.forms.first(), 1e-3)
+    encoder.plan.choose_steps(encoder.forms.first(), 1e-3)
     assert notes[0].startswith(f"effort {level} of 9")
 
 
@@ -594,10 +616,10 @@ def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As many as a target may take, of AGAIN steps in all at most; none where time is short."""
-    monkeypatch.setattr(lengths, "FEWEST", 20)
-    found = [lengths.least_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000, 8000)]
+    monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 20)
+    found = [effort.unconditional_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000, 8000)]
     assert found == [0, 6, 3, 1, 0]
-    assert lengths.least_passes(600, 256 * 256) == 0
+    assert effort.unconditional_passes(600, 256 * 256) == 0
     drafts, rounded = list[Draft](), latent._Encoder._rounded
 
     def noted(encoder: latent._Encoder, trainer: LatentTrainer) -> tuple[Draft, Written]:
@@ -608,7 +630,7 @@ def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_
     monkeypatch.setattr(latent._Encoder, "_rounded", noted)
     best = run(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(20)).metrics
     costs = [10 ** (-d.metrics["psnr"] / 10) + 3e-3 * d.metrics["bpp"] for d in drafts]
-    assert len(costs) == 1 + lengths.FIRST_PASSES
+    assert len(costs) == 1 + effort.MAX_UNCONDITIONAL_PASSES
     assert 10 ** (-best["psnr"] / 10) + 3e-3 * best["bpp"] == min(costs)
     drafts.clear()
     run(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(0, seconds=0.01))
@@ -619,7 +641,7 @@ def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_
 def test_a_pass_looks_for_the_steps_of_networks_near_to_those_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lengths, "FEWEST", 20)
+    monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 20)
     begun, ended = list[dict[str, int]](), list[dict[str, int]]()
 
     class Noted(latent.Rounding):
@@ -691,9 +713,9 @@ def test_a_limit_leaves_bytes_time_for_saving_some() -> None:
         run = Run()
         run.began = 0.0
         made = latent.workload(None, 1e6), device, run
-        found = lengths.Lengths(Picture(PIXELS), Goal(kind, 100.0), *made)
-        found.pace, found.judging = 0.01, 1e-4
-        return found.limits(state)[0] or 0.0
+        found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 100.0), *made)
+        found.costs.step_seconds, found.costs.judging_seconds = 0.01, 1e-4
+        return found.set_deadline(state)[0] or 0.0
 
     saving = len(rounding_search.SHAVING_DOUBLINGS) * rounding_search.SHAVES * 1e-4 / 2
     assert until("psnr") - until("bytes") == pytest.approx(saving)
@@ -705,12 +727,12 @@ def test_a_limit_leaves_time_for_moving_latents(
 ) -> None:
     def until() -> float:
         made = latent.workload(None, 1e6), open_device("numpy"), Run(began=0.0)
-        found = lengths.Lengths(Picture(PIXELS), Goal("lambda", 1e-3), *made)
-        found.pace, found.judging = 0.01, 1e-4
-        return found.limits(LatentTrainerState(steps, 1e-3))[0] or 0.0
+        found = run_plan.RunPlan(Picture(PIXELS), Goal("lambda", 1e-3), *made)
+        found.costs.step_seconds, found.costs.judging_seconds = 0.01, 1e-4
+        return found.set_deadline(LatentTrainerState(steps, 1e-3))[0] or 0.0
 
     before, taken = until(), rdoq_takes(steps, 0.01, 1e-4, PIXELS.shape[0] * PIXELS.shape[1])
-    monkeypatch.setitem(lengths.RDOQ, "one", {})
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     assert until() - before == pytest.approx(taken, abs=1e-6)
 
 
@@ -795,13 +817,13 @@ def test_a_file_that_gives_all_back_says_nothing_of_how_estimates_differ(
 
 @pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
 def test_too_little_time_is_told(pace: float, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
     device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
     encoder = latent._Encoder(
         Picture(PIXELS), wanted, Workload(0, seconds=20.0), device, Run(note=notes.append)
     )
-    encoder.lengths.of(encoder.forms.first(), 1e-3)
+    encoder.plan.choose_steps(encoder.forms.first(), 1e-3)
     assert any("too little time" in note for note in notes) is told
 
 
@@ -812,24 +834,28 @@ def test_what_is_left_of_a_limit_is_the_longest_time_that_is_told(
 ) -> None:
     """Or a training that is done even where less is left, however long judging took once."""
 
-    def tried(found: lengths.Lengths, *_: Any) -> float:
-        found.judging = 0.2  # as where others have the cores
+    def tried(found: run_plan.RunPlan, *_: Any) -> float:
+        found.costs.judging_seconds = 0.2  # as where others have the cores
         return 2.7e-3
 
-    monkeypatch.setattr(lengths.Lengths, "_tried", tried)
-    monkeypatch.setattr(lengths.Lengths, "_note_speed", lambda *_: None)
-    monkeypatch.setattr(lengths.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", tried)
+    monkeypatch.setattr(run_plan.RunPlan, "_note_speed", lambda *_: None)
+    monkeypatch.setattr(run_plan.time, "perf_counter", lambda: now)
     notes: list[str] = []
     made = Workload(0, seconds=3.0), open_device("numpy"), Run(note=notes.append, began=0.0)
-    found = lengths.Lengths(Picture(PIXELS), Goal(kind, 30.0), *made)
-    steps = found.of(cast(LatentStep, None), 1e-3)
+    found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 30.0), *made)
+    steps = found.choose_steps(cast(LatentStep, None), 1e-3)
     (told,) = re.findall(r" steps, about (\S+) s from here", notes[-1])
-    done_anyway = lengths.AT_LEAST * 3.0 / (1 - lengths.SETTLED - 2 * lengths.SINGLE)
+    done_anyway = (
+        run_plan.MIN_TRAINING_FRACTION
+        * 3.0
+        / (1 - run_plan.MAX_ROUNDING_FRACTION - 2 * cost_model.MAX_WEIGHT_TRIAL_FRACTION)
+    )
     assert steps * 2.7e-3 <= float(told) <= max(3.0 - now, done_anyway) + 0.05
 
 
 def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: 1e-6)  # which it does not keep
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: 1e-6)  # which it does not keep
     found = run(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
     assert 1 <= found.metrics["steps"] < 5000
 
@@ -842,11 +868,11 @@ def test_a_time_limit_counts_what_was_before_the_training_of_a_stopped_run(
     before, made = time.perf_counter() - 500, (Picture(PIXELS), Goal("lambda", 1e-3), work, device)
     with pytest.raises(Interrupted):
         latent.encode(*made, Run(None, stops_after(1), None, checkpoint, began=before))
-    found = latent._Encoder(*made, again := Run(checkpoint=checkpoint)).lengths
-    assert found.spent == pytest.approx(500, abs=60)
+    found = latent._Encoder(*made, again := Run(checkpoint=checkpoint)).plan
+    assert found.earlier_seconds == pytest.approx(500, abs=60)
     found.workload = Workload(0, seconds=900.0)
-    found.limits(phases.LatentTrainerState(10, 1e-3))
-    assert found.limit == pytest.approx(again.began + 400, abs=60)
+    found.set_deadline(phases.LatentTrainerState(10, 1e-3))
+    assert found.deadline == pytest.approx(again.began + 400, abs=60)
 
 
 @pytest.mark.parametrize(
@@ -860,9 +886,10 @@ def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     work, there = Workload(0, seconds=10.0), Run(began=100.0 - gone)
     made = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), there
-    found = latent._Encoder(*made).lengths
-    found.judging = pace / 5  # of all that a step computes, about
-    assert least <= found.fitting(10.0, pace)[0] <= most
+    found = latent._Encoder(*made).plan
+    found.costs.judging_seconds = pace / 5  # of all that a step computes, about
+    found.costs.step_seconds = pace
+    assert least <= found.fitting_run(10.0)[0] <= most
 
 
 @pytest.mark.parametrize(
@@ -873,14 +900,15 @@ def test_a_time_limit_leaves_time_for_passes_towards_a_target(
     kind: Kind, colours: int, most: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More for a short run of few colours."""
-    monkeypatch.setattr(lengths, "MOST_STEADY", most)
+    monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", most)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     pixels = np.arange(256 * 256, dtype=np.int64).reshape(256, 256, 1) % colours * 20
     wanted, limit = Goal(kind, {"psnr": 35, "bytes": 400}[kind]), Workload(0, seconds=1000.0)
     made = Picture(pixels.astype(np.uint8)), wanted, limit, open_device("numpy")
-    found = lengths.Lengths(*made, Run(began=100.0))
-    monkeypatch.setattr(found, "fitting_in", lambda room, _: room)
-    assert found.fitting(1000.0, 1.0)[0] == pytest.approx(1000 * share, rel=0.02)
+    found = run_plan.RunPlan(*made, Run(began=100.0))
+    monkeypatch.setattr(found, "steps_within", lambda room: room)
+    found.costs.step_seconds = 1.0
+    assert found.fitting_run(1000.0)[0] == pytest.approx(1000 * share, rel=0.02)
 
 
 @pytest.mark.parametrize(("kernel", "seconds"), [(True, 0.6), (False, 1.6)])
@@ -888,14 +916,14 @@ def test_a_time_limit_leaves_time_for_coding_by_numpy_where_there_is_no_kernel(
     kernel: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As beside a GPU whose processor has no driver."""
-    monkeypatch.setattr(lengths, "has_processor", lambda _: kernel)
+    monkeypatch.setattr(cost_model, "has_processor", lambda _: kernel)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     work, picture = Workload(0, seconds=10.0), Picture(np.zeros((500, 500, 3), np.uint8))
     made = picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run(began=100.0)
-    found = lengths.Lengths(*made)
+    found = run_plan.RunPlan(*made)
     state = phases.LatentTrainerState(10, 1e-3)
-    found.limits(state)
-    assert found.limit == pytest.approx(110 - seconds, abs=0.06)
+    found.set_deadline(state)
+    assert found.deadline == pytest.approx(110 - seconds, abs=0.06)
 
 
 @pytest.mark.parametrize(("judging", "search"), [(2e-3, 0.1), (0.1, 5.0)])
@@ -903,25 +931,29 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     judging: float, search: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By how long judging one takes, but never most of it."""
-    monkeypatch.setattr(lengths, "HARDLY", 0)
-    monkeypatch.setitem(lengths.RDOQ, "one", {})
+    monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
     work, wanted, there = Workload(0, seconds=10.0), Goal("lambda", 1e-3), Run(began=100.0)
     encoder = latent._Encoder(Picture(PIXELS), wanted, work, open_device("numpy"), there)
-    found = encoder.lengths
-    steps = found.of(encoder.forms.first(), 1e-3)
-    found.judging = judging
+    found = encoder.plan
+    steps = found.choose_steps(encoder.forms.first(), 1e-3)
+    found.costs.judging_seconds = judging
     assert steps > 1000
-    state = phases.LatentTrainerState(found.fitting(10.0, 1e-3)[0], 1e-3)
-    until, _ = found.limits(state)
+    state = phases.LatentTrainerState(found.fitting_run(10.0)[0], 1e-3)
+    until, _ = found.set_deadline(state)
     assert until is not None
-    assert found.limit is not None
-    share = lengths.AS_WHOLE * lengths.HARDENING
-    hardened = min(round(share * state.steps), lengths.MOST_HARDENING) * 1e-3
+    assert found.deadline is not None
+    share = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
+    hardened = min(round(share * state.steps), effort.MAX_QUANTISATION_STEPS) * 1e-3
     both = state.steps * 1e-3 + hardened
-    rounding = lengths.SINGLE / (1 - lengths.SINGLE) * both + hardened + min(search, 0.2 * both)
-    assert found.limit - until == pytest.approx(rounding)
+    rounding = (
+        cost_model.MAX_WEIGHT_TRIAL_FRACTION / (1 - cost_model.MAX_WEIGHT_TRIAL_FRACTION) * both
+        + hardened
+        + min(search, 0.2 * both)
+    )
+    assert found.deadline - until == pytest.approx(rounding)
     assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.1)
 
 
@@ -938,8 +970,8 @@ def test_how_long_judging_takes_is_found_beside_the_pace(monkeypatch: pytest.Mon
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     made = Picture(PIXELS), Goal("lambda", 1e-3), Workload(0, 20.0), open_device("numpy")
     encoder = latent._Encoder(*made, Run(began=50.0))
-    encoder.lengths.of(encoder.forms.first(), 1e-3)
-    assert encoder.lengths.judging == 3.0
+    encoder.plan.choose_steps(encoder.forms.first(), 1e-3)
+    assert encoder.plan.costs.judging_seconds == 3.0
 
 
 def test_what_a_limit_leaves_is_trained_in(clock_of_steps: ClockOfSteps) -> None:
@@ -986,12 +1018,12 @@ def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
 ) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: 50.0)
     made = Picture(PIXELS), Goal("psnr", 30), Workload(0, 20.0), open_device("numpy")
-    found = latent._Encoder(*made, Run(began=40.0)).lengths
-    found.pace, found.rounding = 0.1, 0.6 / lengths.SOONER
-    assert found.again(40) == 40
-    found.limit = 50.0 + left
-    assert found.again(40) == pytest.approx(steps, abs=1)
-    assert found.again(10, longer=4.0) == pytest.approx(longer, abs=1)
+    found = latent._Encoder(*made, Run(began=40.0)).plan
+    found.costs.step_seconds, found.rounding_seconds = 0.1, 0.6 / run_plan.PASS_ROUNDING_FRACTION
+    assert found.pass_steps(40) == 40
+    found.deadline = 50.0 + left
+    assert found.pass_steps(40) == pytest.approx(steps, abs=1)
+    assert found.pass_steps(10, factor=4.0) == pytest.approx(longer, abs=1)
 
 
 def test_passes_towards_decibels_have_a_lowest_lambda_and_may_be_longer() -> None:
@@ -999,15 +1031,15 @@ def test_passes_towards_decibels_have_a_lowest_lambda_and_may_be_longer() -> Non
     encoder = latent._Encoder(*made, open_device("numpy"), Run())
     encoder._begun()
     assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.lmbdas.cheapest())
-    usual = lengths.SHORTER * lengths.for_pixels(300, 16 * 16)
-    assert encoder.passes.longest == pytest.approx(lengths.PASS_STEPS / usual)
+    usual = effort.SHORTER * effort.steps_for_pixels(300, 16 * 16)
+    assert encoder.passes.longest == pytest.approx(effort.MAX_PASS_STEPS / usual)
 
 
 def test_only_small_pictures_have_longer_passes() -> None:
     made = Goal("psnr", 50), Workload(300, None), open_device("numpy"), Run()
     for side, times in ((16, 32.0), (64, 32.0), (128, 8.14), (512, 1.0)):
         of = Picture(np.zeros((side, side, 3), np.uint8))
-        assert lengths.Lengths(of, *made).longest(150) == pytest.approx(times, rel=0.01)
+        assert run_plan.RunPlan(of, *made).max_pass_factor(150) == pytest.approx(times, rel=0.01)
 
 
 @pytest.mark.parametrize("seconds", [None, 1000.0])
@@ -1016,20 +1048,20 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
 ) -> None:
     """How many steps and until when; whether single weights save bytes, and how many are aimed
     at. What the file before took is known then."""
-    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: (12, False))
+    monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (12, False))
     monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
     seen: dict[str, Any] = {}
     repeat, rounding = LatentTrainer.repeat, latent.Rounding
-    again, pricing = lengths.Lengths.again, Lambdas.pricing
+    again, pricing = run_plan.RunPlan.pass_steps, Lambdas.pricing
 
     def repeated(trainer: LatentTrainer, *given: Any) -> None:
         before = trainer.state.steps
         repeat(trainer, *given)
         seen["pass"] = trainer.state.steps - before, trainer._limit
 
-    def asked(found: lengths.Lengths, usual: int, *longer: float) -> int:
-        seen.setdefault("until", found.until())
-        seen["took"], seen["longer"] = found.rounding, longer
+    def asked(found: run_plan.RunPlan, usual: int, *longer: float) -> int:
+        seen.setdefault("until", found.pass_deadline())
+        seen["took"], seen["longer"] = found.rounding_seconds, longer
         return min(again(found, usual, *longer), 2)
 
     def priced(lmbdas: Lambdas, *given: Any, limited: bool) -> Any:
@@ -1041,7 +1073,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         return rounding(*given)
 
     monkeypatch.setattr(LatentTrainer, "repeat", repeated)
-    monkeypatch.setattr(lengths.Lengths, "again", asked)
+    monkeypatch.setattr(run_plan.RunPlan, "pass_steps", asked)
     monkeypatch.setattr(Lambdas, "pricing", priced)
     monkeypatch.setattr(latent, "Rounding", rounded)
     enough = iter([False])
@@ -1218,13 +1250,13 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
     assert forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL
     assert forms.widths((64, 64, 3), math.inf) == forms.TINY == starts.START_WIDTHS[4]
     picture, wanted, work = Picture(pixels), Goal("lambda", 1e-3), latent.workload(1, None)
-    found, noted = lengths.Lengths(picture, wanted, work, cpu, Run()), list[str]()
-    found._compiled = SimpleNamespace(note=noted.append)  # type: ignore[assignment]
+    found, noted = run_plan.RunPlan(picture, wanted, work, cpu, Run()), list[str]()
+    found._compile_times = SimpleNamespace(note=noted.append)  # type: ignore[assignment]
     flat = SimpleNamespace(numpy=lambda: None)
     nothing = lambda _: None  # noqa: E731
     step: Any = SimpleNamespace(flat=flat, judge=nothing, steer=nothing, pace=lambda _: 1.0)
-    found._tried(step, 1e-3)
-    assert noted == list(lengths.work(picture, wanted, work, cpu).programs)
+    found._timed(step, 1e-3)
+    assert noted == list(cost_model.estimate_work(picture, wanted, work, cpu).programs)
     monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
     assert taken(cpu, short=True) == forms.LARGE
 
@@ -1233,8 +1265,10 @@ def test_long_runs_of_large_pictures_have_hyperlatents() -> None:
     """By their steps, which pictures of more than a megapixel have fewer of for the same effort."""
     device = open_device("numpy")
 
-    def have(height: int, width: int, effort: int, seconds: float | None = None) -> bool:
-        return lengths.is_long((height, width, 3), latent.workload(effort, seconds), device)
+    def have(height: int, width: int, level: int, seconds: float | None = None) -> bool:
+        return effort.expects_hyperlatents(
+            (height, width, 3), latent.workload(level, seconds), device
+        )
 
     assert have(512, 768, 8)
     assert have(1000, 1100, 8)
@@ -1246,7 +1280,7 @@ def test_long_runs_of_large_pictures_have_hyperlatents() -> None:
     assert not have(512, 768, 9, 60.0)
     assert have(512, 768, 1, 1e9)
     assert not have(4096, 4097, 1, 1e9)
-    assert lengths.is_long((512, 768, 3), Workload(0), device) is False
+    assert effort.expects_hyperlatents((512, 768, 3), Workload(0), device) is False
 
 
 @pytest.mark.parametrize(
@@ -1258,8 +1292,8 @@ def test_a_run_with_more_grids_comes_to_a_file_and_goes_on_with_them(
     """With hyperlatents, or two extra grids, which a new run would not have by then."""
 
     def have(many: bool) -> None:
-        monkeypatch.setattr(lengths, "has_hyperlatents", lambda *_: many and flag == 64)
-        monkeypatch.setattr(lengths, "extra_grids", lambda *_: 2 * (many and flag == 32))
+        monkeypatch.setattr(effort, "has_hyperlatents", lambda *_: many and flag == 64)
+        monkeypatch.setattr(effort, "extra_grids", lambda *_: 2 * (many and flag == 32))
 
     pixels, target, work = small_pixels()[:6, :34].repeat(2, 1), Goal("lambda", 1e-3), Workload(8)
     have(True)
@@ -1347,8 +1381,11 @@ def test_what_small_pictures_take_is_not_foreseen_by_what_is_computed_alone() ->
     """Launches of a step and the search for rounded networks take longer."""
     device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
     picture = Picture(np.zeros((40, 48, 3), np.uint8))
-    foreseen = lengths.work(picture, wanted, latent.workload(1, None), device)
+    foreseen = cost_model.estimate_work(picture, wanted, latent.workload(1, None), device)
     steps = 600 + 6 * 150
     assert foreseen.steps == steps
     found = foreseen.seconds(device)
-    assert found > steps * lengths.BESIDE_STEP["one"] + 7 * lengths.BESIDE_ROUNDING
+    assert (
+        found
+        > steps * cost_model.STEP_OVERHEAD_SECONDS["one"] + 7 * cost_model.ROUNDING_OVERHEAD_SECONDS
+    )

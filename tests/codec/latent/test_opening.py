@@ -19,7 +19,15 @@ from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import plane
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep
-from imgmlp.codec.latent.training import forms, lengths, phases, rooms, rounding_search
+from imgmlp.codec.latent.training import (
+    cost_model,
+    effort,
+    forms,
+    phases,
+    rooms,
+    rounding_search,
+    run_plan,
+)
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rooms import Place, room_compiler
 from imgmlp.codec.latent.training.windows import WindowedStep
@@ -105,27 +113,32 @@ def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_room(
     """By an H200's: 0.41 ms in a room of 512x768, 0.30 in one of 384x576 and 0.345 of 448x640."""
     info = replace(open_device("numpy").info, kind="gpu")
     card: Any = SimpleNamespace(info=info, lanes="group", compiling=0.0, lowering=0.0)
-    for module in (rooms, lengths):
+    for module in (rooms, effort, run_plan):
         monkeypatch.setattr(module, "is_gpu", lambda _: True)
 
-    def told(height: int, width: int) -> lengths.Lengths:
+    def told(height: int, width: int) -> run_plan.RunPlan:
         picture = Picture(np.zeros((height, width, 3), np.uint8))
-        found = lengths.Lengths(picture, Goal("lambda", 1e-3), Workload(100_000), card, Run())
-        found.opened = True
+        found = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(100_000), card, Run())
+        found.costs.is_opening = True
         return found
 
     for size, pace in ((350, 560), 3.0e-4), ((400, 620), 3.45e-4):
         found = told(*size)
-        assert found._own_pace(4.1e-4) == pytest.approx(pace, rel=0.02)
-        first = found.opening / 100_000
+        costs = found.costs
+        costs.step_seconds = 1e-4
+        assert costs.own_step_seconds() == 1e-4  # of launches that have nothing to do
+        costs.step_seconds = 4.1e-4
+        assert costs.own_step_seconds() == pytest.approx(pace, rel=0.02)
+        first = costs.opening_steps / 100_000
         mean = first * 4.1e-4 + (1 - first) * pace
-        assert found._mean_pace(100_000, 4.1e-4) == pytest.approx(mean, rel=0.02)
-        assert found._own_pace(1e-4) == 1e-4  # of launches that have nothing to do
+        assert costs.mean_step_seconds(100_000) == pytest.approx(mean, rel=0.02)
         found.run.began = time.perf_counter()  # as a busy machine may have waited since
-        fitting, _ = found.fitting(20.0, 4.1e-4)
-        assert fitting * found._mean_pace(fitting, 4.1e-4) == pytest.approx(19, rel=0.1)
+        fitting, _ = found.fitting_run(20.0)
+        assert fitting * costs.mean_step_seconds(fitting) == pytest.approx(19, rel=0.1)
     card.lanes = "one"
-    assert told(350, 560)._own_pace(0.41) == pytest.approx(0.41 * 384 * 576 / (512 * 768))
+    costs = told(350, 560).costs
+    costs.step_seconds = 0.41
+    assert costs.own_step_seconds() == pytest.approx(0.41 * 384 * 576 / (512 * 768))
 
 
 def test_on_a_graphics_card_others_help_the_process_that_compiles_beside(
@@ -220,7 +233,8 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     monkeypatch.setattr(rooms, "SIZE", ROOM)
     monkeypatch.setattr(plane, "LEAST_SIDE", 4)
     monkeypatch.setattr(rooms, "MEANWHILE", 2 * 8 * 8 * forms.operations_of(PIXELS.shape))
-    monkeypatch.setattr(lengths, "is_short", lambda *_: False)
+    for module in (cost_model, run_plan):
+        monkeypatch.setattr(module, "is_short", lambda *_: False)
     monkeypatch.setattr(rooms, "WORTH_OPENING", 2)
     monkeypatch.setattr(rooms, "SPARED", 0)
     monkeypatch.setattr(latent, "room_compiler", Compiler)
@@ -279,17 +293,17 @@ def test_long_runs_of_gpus_are_looked_at_less_often(lanes: str, steps: int, look
 @pytest.mark.parametrize(("steps", "goes"), [(7, False), (8, True)])
 def test_a_run_goes_over_if_it_is_long_enough(steps: int, goes: bool) -> None:
     made = Picture(PIXELS), Goal("lambda", 3e-3), Workload(steps), open_device("numpy"), Run()
-    found = lengths.Lengths(*made)
-    found.opening, found.opened = 2, True
-    assert found.goes_over(steps) is goes
-    found.opened = False
-    assert not found.goes_over(steps)
+    found = run_plan.RunPlan(*made)
+    found.costs.opening_steps, found.costs.is_opening = 2, True
+    assert found.costs.switches_program(steps) is goes
+    found.costs.is_opening = False
+    assert not found.costs.switches_program(steps)
 
 
 def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on as it began until the program is there, if it ever is."""
     made, seen = (begun.picture, Goal("bytes", 150)), []  # for which there are no more steps
-    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: (6, False))
+    monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (6, False))
     monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
     go_over = latent._Encoder._go_over
 

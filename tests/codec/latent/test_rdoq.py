@@ -24,7 +24,7 @@ from imgmlp.codec.latent.model import LARGEST, LEAST, Quantized, flat_of
 from imgmlp.codec.latent.plane import Extent, Plane
 from imgmlp.codec.latent.step import latent_step
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep
-from imgmlp.codec.latent.training import lengths, rdoq, rounding_search
+from imgmlp.codec.latent.training import effort, rdoq, rounding_search
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import GRIDS, NEAR, NO_BUDGET, Budget
@@ -862,7 +862,7 @@ def encoded(steps: int, target: Goal | None = None, run: Run | None = None) -> E
 def test_moves_make_a_files_errors_and_bytes_less(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = []
     for budget in (NO_BUDGET, Budget(1, 4)):
-        monkeypatch.setitem(lengths.RDOQ, "one", {1: budget})
+        monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: budget})
         found = encoded(12)
         decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
         assert np.array_equal(decoded, found.pixels)
@@ -898,7 +898,7 @@ def test_files_of_passes_move_latents_as_the_file_before_them_does(
     made = list[Budget]()
     monkeypatch.setattr(passes, "MOST", 1)
     monkeypatch.setattr(rounding_search, "EXACT", 1)
-    monkeypatch.setitem(lengths.RDOQ, "one", {1: Budget(1, 1), 13: Budget(2, 2)})
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: Budget(1, 1), 13: Budget(2, 2)})
     monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given[3]))
     encoded(12, Goal("bytes", 60))
     assert made == [Budget(1, 1)] * 4
@@ -907,7 +907,7 @@ def test_files_of_passes_move_latents_as_the_file_before_them_does(
 def test_a_run_that_stopped_while_latents_moved_gives_the_bytes_of_one_that_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(lengths.RDOQ, "one", {1: Budget(1, 2)})
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: Budget(1, 2)})
     checkpoint, put = Checkpoint(tmp_path / "c", "k"), LatentStep.put
     expected, puts = encoded(8).bytes, list[int]()
 

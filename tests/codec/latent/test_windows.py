@@ -23,12 +23,14 @@ from imgmlp.codec.latent.model import ModelShape, usual_levels
 from imgmlp.codec.latent.step import latent_step
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Steering
 from imgmlp.codec.latent.training import (
+    cost_model,
+    effort,
     forms,
     hardening,
-    lengths,
     phases,
     rooms,
     rounding_search,
+    run_plan,
     windows,
 )
 from imgmlp.codec.latent.training.bit_allocation import Search
@@ -246,23 +248,25 @@ def test_networks_harden_by_the_parts_that_a_run_stays_in() -> None:
     info = SimpleNamespace(kind="cpu", compute_units=2, **told)
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
     picture = Picture(np.zeros((300, 300, 3), np.uint8))
-    found = lengths.Lengths(picture, Goal("lambda", 1e-3), latent.workload(2, None), device, Run())
+    found = run_plan.RunPlan(picture, Goal("lambda", 1e-3), latent.workload(2, None), device, Run())
     assert not found.place.short
-    found.opened = True
+    found.costs.is_opening = True
     few, many = 600, 6000
-    assert not found.goes_over(few)
-    assert found.goes_over(many)
-    assert found._hardening(few) == round(lengths.HARDENING * few)
-    assert found._hardening(many) == lengths.MOST_HARDENING
-    found.opened = False  # as it has gone over
-    assert found._hardening(few) == round(lengths.AS_WHOLE * lengths.HARDENING * few)
+    assert not found.costs.switches_program(few)
+    assert found.costs.switches_program(many)
+    assert found.costs.quantisation_steps(few) == round(effort.QUANTISATION_FRACTION * few)
+    assert found.costs.quantisation_steps(many) == effort.MAX_QUANTISATION_STEPS
+    found.costs.is_opening = False  # as it has gone over
+    assert found.costs.quantisation_steps(few) == round(
+        effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION * few
+    )
 
 
 def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
     device: Any = SimpleNamespace(info=SimpleNamespace(kind="cpu", compute_units=2), lanes="one")
 
     def short(workload: Workload, height: int = 512, width: int = 768) -> bool:
-        return lengths.is_short((height, width, 3), workload, device)
+        return effort.is_short((height, width, 3), workload, device)
 
     assert short(latent.workload(1, None))
     assert not short(latent.workload(2, None))
@@ -555,17 +559,17 @@ def test_gray_is_guessed_as_three_of_the_same_and_alpha_does_not_count(colours: 
 
 
 def test_small_pictures_have_more_steps_where_these_are_few() -> None:
-    assert lengths.for_pixels(300, 256 * 256) == 300
-    assert lengths.for_pixels(300, 128 * 128) == lengths.for_pixels(300, 9) == 600
-    assert lengths.for_pixels(100_000, 128 * 128) < 101_000
-    steps = [lengths.for_pixels(300, n * 2**10) for n in range(1, 80)]
+    assert effort.steps_for_pixels(300, 256 * 256) == 300
+    assert effort.steps_for_pixels(300, 128 * 128) == effort.steps_for_pixels(300, 9) == 600
+    assert effort.steps_for_pixels(100_000, 128 * 128) < 101_000
+    steps = [effort.steps_for_pixels(300, n * 2**10) for n in range(1, 80)]
     assert all(a >= b for a, b in pairwise(steps))
 
 
 def test_larger_pictures_have_fewer_steps_but_never_too_few() -> None:
-    assert lengths.for_pixels(300, 768 * 512) == 300
-    assert lengths.for_pixels(300, 10_000_000) < 15
-    steps = [lengths.for_pixels(300, n * 2**20) for n in range(1, 60)]
+    assert effort.steps_for_pixels(300, 768 * 512) == 300
+    assert effort.steps_for_pixels(300, 10_000_000) < 15
+    steps = [effort.steps_for_pixels(300, n * 2**20) for n in range(1, 60)]
     assert all(a >= b for a, b in pairwise(steps))
     assert steps[-1] == 9
 
@@ -576,12 +580,12 @@ def test_short_runs_in_many_windows_have_fewer_steps() -> None:
     device.info = replace(device.info, kind="cpu")  # which compiles
 
     def trained(height: int, width: int, short: bool = True) -> int:
-        return lengths.trained_steps(300, Place((height, width, 3), device, short))
+        return effort.steps_for_place(300, Place((height, width, 3), device, short))
 
     assert trained(512, 768) == trained(768, 512) == 300
     assert trained(256, 256) == trained(512, 768, short=False) == 300
     assert 196 < trained(300, 300) < trained(256, 290) < 300
-    assert trained(40, 700) == trained(40, 700, short=False) == lengths.for_pixels(300, 28_000)
+    assert trained(40, 700) == trained(40, 700, short=False) == effort.steps_for_pixels(300, 28_000)
 
 
 def test_samples_stay_on_a_device_that_has_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -609,7 +613,7 @@ def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
-    monkeypatch.setattr(lengths, "is_gpu", lambda _: True)
+    monkeypatch.setattr(effort, "is_gpu", lambda _: True)
     card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
 
     def both(height: int, width: int) -> tuple[Any, Any]:
@@ -627,7 +631,7 @@ def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
     assert len(filled) < 12
 
     def short(height: int, width: int, steps: int, seconds: float | None = None) -> bool:
-        return lengths.is_short((height, width, 3), Workload(steps, seconds), card)
+        return effort.is_short((height, width, 3), Workload(steps, seconds), card)
 
     assert short(500, 700, 300)
     assert short(500, 700, 10_000)  # a tenth of the pixels more
@@ -657,10 +661,12 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of less pixels with extra grids, which take memory; what is told goes by that too."""
-    for module in (rooms, lengths):
+    for module in (rooms, effort, run_plan):
         monkeypatch.setattr(module, "is_gpu", lambda _: True)
-    monkeypatch.setattr(lengths, "is_short", lambda *_: short)
-    monkeypatch.setattr(lengths, "beside_levels", lambda *_: (False, extra))
+    for module in (cost_model, run_plan):
+        monkeypatch.setattr(module, "is_short", lambda *_: short)
+    for module in (cost_model, run_plan):
+        monkeypatch.setattr(module, "hyperlatents_and_extra_grids", lambda *_: (False, extra))
     numpy = open_device("numpy")
     card: Any = SimpleNamespace(
         info=replace(numpy.info, kind="gpu"), lanes="group", compiling=0.0, lowering=0.0
@@ -670,16 +676,15 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
         made = picture, Goal("lambda", 1e-3), Workload(30_000), card
         most = forms.Forms(picture.pixels, Place((*size, 3), card, short, extra), math.inf)
         assert (forms.WHOLE not in most._all()) is parts
-        found = lengths.Lengths(*made, Run())
-        assert (found._parts(300) > 1) is parts
-        assert (found._trained(30_000) < lengths.for_pixels(30_000, found.pixels)) is (
-            parts and short
-        )
-        told = lengths.work(*made)
+        found = run_plan.RunPlan(*made, Run())
+        assert (found.costs.windows(300) > 1) is parts
+        trained = effort.steps_for_place(30_000, found.place)
+        assert (trained < effort.steps_for_pixels(30_000, found.pixels)) is (parts and short)
+        told = cost_model.estimate_work(*made)
         assert told.kind == "latent step" + ", in windows" * parts
         assert ("windows of 512x512" in told.programs[0]) is parts
         own = math.prod(Place((*size, 3), card, short).room or size)
-        each = told.operations / (told.steps * lengths.operations_of((*size, 3), extra=extra))
+        each = told.operations / (told.steps * effort.operations_of((*size, 3), extra=extra))
         computed = Place((*size, 3), card).covered if parts else own
         assert 1 < each / computed < 1.2
 
@@ -731,18 +736,19 @@ def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
     """And by the pixels that its step computes; in windows it is another speed."""
     found, device = list[tuple[str, float]](), open_device("numpy")
     picture = Picture(np.zeros((*size, 3), np.uint8))
-    made = lengths.Lengths(picture, Goal("lambda", 1e-3), Workload(300), device, Run())
+    made = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(300), device, Run())
     times: Any = SimpleNamespace(note_speed=lambda *told: found.append(told))
-    monkeypatch.setattr(made, "_compiled", times)
+    monkeypatch.setattr(made, "_compile_times", times)
     step: Any = SimpleNamespace(room=room, windows=[0])
-    made._note_speed(step, 1e-3)
+    made.costs.step_seconds = 1e-3
+    made._note_speed(step)
     assert found == []  # of a processor
-    monkeypatch.setattr(lengths, "is_gpu", lambda _: True)
-    each = lengths.operations_of((*size, 3))
-    made._note_speed(step, 1e-3)
+    monkeypatch.setattr(run_plan, "is_gpu", lambda _: True)
+    each = effort.operations_of((*size, 3))
+    made._note_speed(step)
     assert found == [("latent step", noted * each / 1e-3)] * bool(noted)
     step.windows, step.room = [0] * 6, (512, 512)
-    made._note_speed(step, 1e-3)
+    made._note_speed(step)
     assert found[-1] == ("latent step, in windows", 6 * 512 * 512 * each / 1e-3)
 
 
