@@ -24,7 +24,7 @@ from PIL import Image
 
 from imgmlp import child
 from imgmlp.codec import encoder
-from imgmlp.codec.latent.training import lengths
+from imgmlp.codec.latent.training import effort
 from imgmlp.codec.training import passes, search, target
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.trainer import Trainer
@@ -230,7 +230,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     For what is tested around them, whatever their files look like.
     """
     monkeypatch.setattr(target, "STEPS", 480)
-    monkeypatch.setattr(lengths, "FEWEST", 20)
+    monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 20)
     monkeypatch.setattr(passes, "MOST", 1)
     monkeypatch.setattr(search, "TRIALS", 3)
 

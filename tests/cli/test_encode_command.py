@@ -22,7 +22,7 @@ from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
-from imgmlp.codec.latent.training import lengths
+from imgmlp.codec.latent.training import effort
 from imgmlp.codec.training import target
 from imgmlp.codec.training.checkpoint import left_beside
 from imgmlp.errors import Interrupted, OutOfMemoryError, OutputError, TargetError, UsageError
@@ -233,7 +233,7 @@ def test_a_stopped_command_goes_on_where_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(target, "STEPS", 1920)
-    monkeypatch.setattr(lengths, "FEWEST", 40)
+    monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 40)
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
     wanted = Wanted(size="300", effort=1, codec=codec)
     whole, written = picture.parent / "whole.imlp", picture.with_suffix(".imlp")

@@ -18,7 +18,7 @@ from imgmlp.cli.encode import Outputs
 from imgmlp.cli.folders import Request
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.decoder import open_stored
-from imgmlp.codec.latent.training import lengths
+from imgmlp.codec.latent.training import effort
 from imgmlp.codec.training import passes, target
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted, OutputError, UsageError
@@ -35,7 +35,7 @@ CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A picture that takes a moment to encode, and is shown at every chance."""
     monkeypatch.setattr(target, "STEPS", 16 * 200)
-    monkeypatch.setattr(lengths, "FEWEST", 30)
+    monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 30)
     monkeypatch.setattr(passes, "MOST", 1)
     monkeypatch.setattr(live, "EVERY", 0.0)
     monkeypatch.setattr(live, "SPARED", 0.0)
