@@ -1,5 +1,7 @@
-"""OpenCL C: types, literals, one expression for each elementwise operation, local memory that
-lanes exchange values in, and loops of turns."""
+"""Pieces of OpenCL C: types, literals, elementwise operations, local memory, and phase loops.
+
+The functions here turn one fact each into text; render.py puts the text of a kernel together.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from imgmlp.engine.ir.dtype import DType, bool_, f16, i32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.uops import Code, Range, U
 
-# Each elementwise operation in OpenCL C, but for a cast to bool.
-TEXTS = {
+# The text of each elementwise operation but a cast; functions are in kernels/scalar.cl.
+OPERATION_TEMPLATES = {
     Op.NEG: "-{0}", Op.EXP2: "power_of_two({0})", Op.LOG2: "logarithm({0})", Op.SIN: "sin({0})",
     Op.COS: "cos({0})", Op.SQRT: "square_root({0})", Op.HASH: "lowbias32({0})",
     Op.ADD: "{0} + {1}", Op.SUB: "{0} - {1}", Op.MUL: "{0} * {1}", Op.DIV: "{0} / {1}",
@@ -23,8 +25,8 @@ TEXTS = {
     Op.SHL: "{0} << {1}", Op.SHR: "{0} >> {1}", Op.WHERE: "{0} ? {1} : {2}",
     Op.MULACC: "{0} * {1} + {2}",
 }  # fmt: skip
-# of halves, those whose result is computed in float and may not be a half
-ROUNDED = {
+# Operations on halves whose result, computed in float, must be rounded to a half.
+ROUNDED_HALF_OPERATIONS = {
     Op.CAST,
     Op.EXP2,
     Op.LOG2,
@@ -37,35 +39,38 @@ ROUNDED = {
     Op.DIV,
     Op.MULACC,
 }
-WRAPPING = {  # of ints, which C must not overflow; smaller types are computed as ints
+# Arithmetic on int, which must wrap around where C's must not overflow. C computes smaller types as
+# int, where they cannot overflow.
+WRAPPING_TEMPLATES = {
     Op.NEG: "wrap_subtract(0, {0})", Op.ADD: "wrap_add({0}, {1})",
     Op.SUB: "wrap_subtract({0}, {1})", Op.MUL: "wrap_multiply({0}, {1})",
     Op.MULACC: "wrap_add(wrap_multiply({0}, {1}), {2})",
 }  # fmt: skip
-SIGNED = {Op.DIV: "floor_div({0}, {1})", Op.MOD: "floor_mod({0}, {1})"}  # of signed integers
-UNSIGNED = {Op.DIV: "{1} ? {0} / {1} : 0", Op.MOD: "{1} ? {0} % {1} : 0"}
+# Integer division rounds down, and a division by zero gives 0.
+SIGNED_TEMPLATES = {Op.DIV: "floor_div({0}, {1})", Op.MOD: "floor_mod({0}, {1})"}
+UNSIGNED_TEMPLATES = {Op.DIV: "{1} ? {0} / {1} : 0", Op.MOD: "{1} ? {0} % {1} : 0"}
 
 
-def register(dtype: DType | None) -> str:
-    """Halves are computed in float, and each result is rounded to a half."""
+def register_type(dtype: DType | None) -> str:
+    """The C type of a value in a register: halves are computed in float, and rounded each time."""
     assert dtype is not None
     return "float" if dtype is f16 else dtype.cl
 
 
-def join(op: Op, a: str, b: str, dtype: DType | None) -> str:
-    """Two terms of a sum, or the larger of two; NaN is larger than all."""
+def combine(op: Op, a: str, b: str, dtype: DType | None) -> str:
+    """The sum of two terms, or their maximum, where NaN is larger than all numbers."""
     if op is Op.SUM and dtype is i32:
-        return WRAPPING[Op.ADD].format(a, b)
-    return TEXTS[Op.ADD if op is Op.SUM else Op.MAX].format(a, b)
+        return WRAPPING_TEMPLATES[Op.ADD].format(a, b)
+    return OPERATION_TEMPLATES[Op.ADD if op is Op.SUM else Op.MAX].format(a, b)
 
 
-def not_below(a: str, limit: str) -> str:
-    """The larger of a value, which may be NaN, and a number: one instruction of x86."""
+def larger_of(a: str, limit: str) -> str:
+    """The larger of a value, which may be NaN, and a number, as one instruction of x86."""
     return f"{limit} > {a} ? {limit} : {a}"
 
 
-def not_above(a: str, limit: str) -> str:
-    """The smaller of both, likewise."""
+def smaller_of(a: str, limit: str) -> str:
+    """The smaller of a value, which may be NaN, and a number, as one instruction of x86."""
     return f"{a} > {limit} ? {limit} : {a}"
 
 
@@ -82,52 +87,63 @@ def literal(value: Any, dtype: DType) -> str:
     return f"({value!s}f)"
 
 
-def operation(op: Op, args: list[str], operand: DType, result: DType, vector: bool) -> str:
-    """`operand` is the dtype of the last argument; the result may be a `vector`."""
+def operation_text(op: Op, args: list[str], operand: DType, result: DType, vector: bool) -> str:
+    """The expression of an operation on some arguments.
+
+    `operand` is the dtype of the last argument; `vector` says whether the result is a vector.
+    """
     if op is Op.CAST:
-        found = f"{args[0]} != 0" if result is bool_ else f"({register(result)}){args[0]}"
+        found = f"{args[0]} != 0" if result is bool_ else f"({register_type(result)}){args[0]}"
     else:
-        whole = (SIGNED if operand.min < 0 else UNSIGNED) if operand.is_int else {}
+        whole = (
+            (SIGNED_TEMPLATES if operand.min < 0 else UNSIGNED_TEMPLATES) if operand.is_int else {}
+        )
         if result is i32 and not vector:
-            whole = whole | WRAPPING
-        found = (whole.get(op) or TEXTS[op]).format(*args)
-    return f"round_half({found})" if result is f16 and op in ROUNDED else found
+            whole = whole | WRAPPING_TEMPLATES
+        found = (whole.get(op) or OPERATION_TEMPLATES[op]).format(*args)
+    return f"round_half({found})" if result is f16 and op in ROUNDED_HALF_OPERATIONS else found
 
 
 # --- local memory ---
 
 
-def exchanged(code: Code) -> Iterator[str]:
-    """Declarations of a kernel's LOCALs, and of what GROUPs need: each lane a word, whatever its
-    type. Of several kernels in one launch a group runs but one, so their LOCALs overlap."""
+def local_declarations(code: Code) -> Iterator[str]:
+    """Declarations of a kernel's LOCALs, and of the scratch memory of its GROUPs.
+
+    A GROUP needs a word for each lane, whatever its type. Of the kernels of a Fused launch each
+    group runs only one, so their LOCALs overlap.
+    """
     begin, words, places = 0, 0, list[str]()
     for i, u in enumerate(code.uops):
         if u.op is U.RANGE and u.arg.kind == "member":
             begin = 0
         elif u.op is U.LOCAL:
-            places.append(_words(f"v{i}", register(u.dtype), f"exchanged + {begin}"))
+            places.append(_local_pointer(f"v{i}", register_type(u.dtype), f"exchanged + {begin}"))
             begin += u.arg
             words = max(words, begin)
     if words:
         yield f"__local uint exchanged[{words}];"
     yield from places
-    kinds = sorted({register(u.dtype) for u in code.uops if u.op is U.GROUP})
+    kinds = sorted({register_type(u.dtype) for u in code.uops if u.op is U.GROUP})
     if kinds:
         yield f"__local uint scratch[{code.local_size}];"
-    yield from (_words(f"scratch_{kind}", kind, "scratch") for kind in kinds)
+    yield from (_local_pointer(f"scratch_{kind}", kind, "scratch") for kind in kinds)
 
 
-def _words(name: str, kind: str, place: str) -> str:
+def _local_pointer(name: str, kind: str, place: str) -> str:
     return f"__local {kind} *const {name} = (__local {kind} *)({place});"
 
 
-# --- work-groups that stay (kernels/persistent.cl) ---
+# --- persistent work-groups (kernels/persistent.cl) ---
 
-TURN_PARAMETERS = [(-2, "volatile __global uint *turns"), (-1, "int steps")]  # before Buffers
+PERSISTENT_PARAMETERS = [
+    (-2, "volatile __global uint *turns"),
+    (-1, "int steps"),
+]  # (position, text): before all Buffers
 
 
-def turn_after_turn(units: tuple[int, ...]) -> list[str]:
-    """The loop over turns, each of which is at a unit of a phase."""
+def open_phase_loop(units: tuple[int, ...]) -> list[str]:
+    """The beginning of the loop over turns; each turn is one unit of work of a phase."""
     phases = len(units)
     return [
         f"const int units_of[] = {{{', '.join(map(str, units))}}};",
@@ -136,8 +152,8 @@ def turn_after_turn(units: tuple[int, ...]) -> list[str]:
     ]
 
 
-def phase(loop: Range, units: tuple[int, ...]) -> list[str]:
-    """The loop over those groups of a launch that a unit of a phase stands for."""
+def open_phase(loop: Range, units: tuple[int, ...]) -> list[str]:
+    """The beginning of the loop over those work-groups of a phase that one unit runs."""
     own = f"{loop.count}, turn.unit, {units[loop.first]}"
     return [
         f"if (turn.phase % {len(units)} == {loop.first})",

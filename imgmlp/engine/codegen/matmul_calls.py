@@ -1,7 +1,7 @@
-"""OpenCL C around kernels/product_one.cl and kernels/product_group.cl: calls for a product's tile.
+"""OpenCL C for matrix products: calls of kernels/product_one.cl and kernels/product_group.cl.
 
-What matrix units need around theirs stands in matrix_units.py. This module knows neither loops
-nor what becomes of a tile's elements.
+Calls for matrix units are in matrix_units.py. This module must know neither loops nor what is
+computed from a tile's elements.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from imgmlp.engine.codegen.matrix_units import at_most
-from imgmlp.engine.codegen.matrix_units import product as on_matrix_units
+from imgmlp.engine.codegen.matrix_units import product_calls as matrix_unit_calls
+from imgmlp.engine.codegen.matrix_units import tile_size
 from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.target import FACTORS, GPU_LANES, Target
 from imgmlp.engine.ir.uops import Code, Product, U, UOp
@@ -18,15 +18,15 @@ from imgmlp.engine.ir.uops import Code, Product, U, UOp
 
 @dataclass(frozen=True)
 class ProductCalls:
-    """The text of one kernel's instructions about products, each instruction by its number."""
+    """The text of a kernel's UOps about products, by a method with the name of each UOp."""
 
     code: Code
     target: Target
-    vectors: Mapping[int, int]  # values that are vectors, and how many columns each has
+    vectors: Mapping[int, int]  # numbers of UOps whose values are vectors, and their widths
 
     @property
-    def factors(self) -> DType | None:
-        """As what matrix units have their elements; None: there are none."""
+    def matrix_unit_dtype(self) -> DType | None:
+        """The dtype of factors in local memory for matrix units; None without matrix units."""
         return FACTORS.get(self.target.multiply)
 
     def product(self, i: int, u: UOp) -> Iterator[str]:
@@ -34,7 +34,7 @@ class ProductCalls:
         if p.registers:
             yield from self._in_registers(i, u)
             return
-        rows, columns = at_most(p.tile_rows, p.rows), at_most(p.tile_columns, p.columns)
+        rows, columns = tile_size(p.tile_rows, p.rows), tile_size(p.tile_columns, p.columns)
         left = f"data{u.src[0]} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
         right = _right(u.src[1], p)
         sizes = f"{rows}, {columns}, {p.inner}"
@@ -42,15 +42,15 @@ class ProductCalls:
             yield f"float v{i}[{p.tile_rows * self.target.wide}] __attribute__((aligned(64)));"
             kind = "direct" if p.direct else "packed"
             yield f"tile_product_{kind}(v{i}, {left}, {right}, {sizes});"
-        elif self.factors:
-            yield from on_matrix_units(self.code, u)
+        elif self.matrix_unit_dtype:
+            yield from matrix_unit_calls(self.code, u)
         else:
             tile = f"v{u.src[2]}"
             factors = f"{left}, {int(p.left_aligned)}, {right}, {int(p.right_aligned)}"
             yield f"{tile}_sums += tile_product_{p.name}({tile}, workspace, {factors}, {sizes});"
 
     def _in_registers(self, i: int, u: UOp) -> Iterator[str]:
-        """A product whose tile is in registers, or where variables index it, in memory."""
+        """A product whose tile is in registers; in private memory if variables index it."""
         p: Product = u.arg
         if p.along:
             yield from self._along(i, u)
@@ -70,7 +70,7 @@ class ProductCalls:
             yield f"TO_MEMORY{size}({shape}, v{i}, {name})"
 
     def _along(self, i: int, u: UOp) -> Iterator[str]:
-        """The same by sums of neighbouring terms' products."""
+        """The same for tiles whose vectors take neighbouring terms."""
         p: Product = u.arg
         rows, columns = p.tile_rows, p.tile_columns
         a = f"data{u.src[0]} + {p.left.render('/')}, {p.left_row}"
@@ -84,14 +84,14 @@ class ProductCalls:
             yield f"const float *v{i} = (const float *){name};"
 
     def _in_vectors(self, i: int) -> bool:
-        """Whether all that reads a tile takes several columns at once."""
+        """Whether all readers of a tile take several columns at once."""
         users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
         return all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
 
     def tile(self, i: int, u: UOp) -> Iterator[str]:
-        """What a lane has of the tile of its group."""
+        """The registers of a lane for its elements of the group's tile."""
         rows, columns = u.arg
-        sums = f"v{i}_sums[4] = {{0.f}}" if self.factors else f"v{i}_sums = 0.f"
+        sums = f"v{i}_sums[4] = {{0.f}}" if self.matrix_unit_dtype else f"v{i}_sums = 0.f"
         yield f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};"
 
     def spread(self, i: int, u: UOp) -> Iterator[str]:
@@ -99,24 +99,24 @@ class ProductCalls:
 
     def panel(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
-        columns, width = at_most(p.tile_columns, p.columns), p.tile_columns
+        columns, width = tile_size(p.tile_columns, p.columns), p.tile_columns
         yield f"float v{i}[{p.inner * width}] __attribute__((aligned(64)));"
         yield f"pack_panel(v{i}, {_right(u.src[0], p)}, {columns}, {width}, {p.inner});"
 
     def columns(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
-        if self.factors:
+        if self.matrix_unit_dtype:
             yield f"tile_columns_{p.name}(columns, v{u.src[1]}_sums);"
             yield f"const float v{i}[1] = {{columns[get_local_id(0)]}};"
         elif self.target.lanes == "group":
             yield f"const float v{i}[1] = {{v{u.src[1]}_sums}};"
         else:
-            columns = at_most(p.tile_columns, p.columns)
+            columns = tile_size(p.tile_columns, p.columns)
             yield f"float v{i}[{self.target.wide}] __attribute__((aligned(64)));"
             yield f"column_sums(v{i}, {_right(u.src[0], p)}, {columns}, {p.inner});"
 
     def element(self, i: int, u: UOp) -> str:
-        """Where an element of a tile is, or a vector of them."""
+        """The expression for an element of a tile, or for a vector of elements."""
         name = f"v{u.src[0]}"
         if len(u.arg) == 3:
             return f"{name}[{u.arg[2].render('/')}]"
@@ -128,5 +128,5 @@ class ProductCalls:
 
 
 def _right(data: int, p: Product) -> str:
-    """The right factor, as the arguments of a call."""
+    """The right factor as arguments of a call."""
     return f"data{data} + {p.right.render('/')}, {p.right_inner}, {p.right_column}"

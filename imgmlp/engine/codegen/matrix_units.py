@@ -1,4 +1,4 @@
-"""OpenCL C around kernels/product_matrix.cl: local memory, its elements, and calls of products."""
+"""OpenCL C for matrix units: local memory of factors, and calls of kernels/product_matrix.cl."""
 
 from __future__ import annotations
 
@@ -10,64 +10,66 @@ from imgmlp.engine.ir.symbolic import Const, Expr
 from imgmlp.engine.ir.target import LOCAL, SLICE
 from imgmlp.engine.ir.uops import Code, Product, U, UOp
 
-SIDES = ("left", "right")
-SLICED = 64  # inner elements that are some of the kernel's DEPTH
+FACTOR_SIDES = ("left", "right")
+# Products of a multiple of so many terms consist of whole slices: DEPTH in the kernel divides it.
+SLICE_TERMS_MULTIPLE = 64
 
 
-def at_most(size: int, left: Expr | None) -> str:
-    """How many rows or columns a tile has, of `size` if it is not the last one."""
+def tile_size(size: int, left: Expr | None) -> str:
+    """The number of rows or columns of a tile: `size`, or what is `left` if that is less."""
     if left is None or isinstance(left, Const):
         return str(size if left is None else min(size, left.value))
     return f"({left.render('/')} < {size} ? {left.render('/')} : {size})"
 
 
-def element(code: Code, data: int, offset: Expr) -> Expr:
-    """The index of an element in a GLOBAL or a SCRATCH."""
+def element_index(code: Code, data: int, offset: Expr) -> Expr:
+    """The index of the element at an offset in a GLOBAL or a SCRATCH, which may be swizzled."""
     storage = code.uops[data].arg
     return storage.cell(offset) if isinstance(storage, LocalBuffer) else offset
 
 
-def local_buffers(code: Code) -> Iterator[str]:
+def local_buffer_declarations(code: Code) -> Iterator[str]:
     """Declarations of a kernel's local buffers."""
     for i, u in enumerate(code.uops):
         if u.op is U.SCRATCH and u.dtype is not None:
-            yield from _declared(f"data{i}", u.dtype.cl, u.arg.cells)
+            yield from _local_declarations(f"data{i}", u.dtype.cl, u.arg.cells)
 
 
-def slices(code: Code, stored: DType) -> Iterator[str]:
-    """Those of factors that pass through it, and of column sums that lanes exchange."""
-    for name in _passing(code):
-        yield from _declared(f"{name}_slice", stored.cl, SLICE // stored.itemsize)
+def slice_declarations(code: Code, stored: DType) -> Iterator[str]:
+    """Declarations of the slices of factors that pass through local memory, and of column sums."""
+    for name in _sliced_sides(code):
+        yield from _local_declarations(f"{name}_slice", stored.cl, SLICE // stored.itemsize)
     if any(u.op is U.COLUMNS for u in code.uops):
         yield "__local float columns[LANES];"
 
 
-def _declared(name: str, kind: str, size: int) -> Iterator[str]:
-    """Without an extension there are pointers to half only, no variables."""
+def _local_declarations(name: str, kind: str, size: int) -> Iterator[str]:
+    """An array in local memory. Halves are declared as ushort: without an extension OpenCL C has
+    pointers to half, but no variables."""
     memory = f"{'ushort' if kind == 'half' else kind} {name}_memory[{size}]"
     yield f"__local {memory} __attribute__((aligned(16)));"
     yield f"__local {kind} *const {name} = (__local {kind} *){name}_memory;"
 
 
-def product(code: Code, u: UOp) -> Iterator[str]:
-    """A product of what is in local memory, comes there slice by slice, or stays where it is."""
+def product_calls(code: Code, u: UOp) -> Iterator[str]:
+    """A product whose factors are in local memory, pass through it, or are read where they are."""
     p: Product = u.arg
-    rows, columns = at_most(p.tile_rows, p.rows), at_most(p.tile_columns, p.columns)
+    rows, columns = tile_size(p.tile_rows, p.rows), tile_size(p.tile_columns, p.columns)
     sides = (
         (p.left, p.left_row, p.left_inner, p.left_aligned, max(16, p.tile_rows), rows),
         (p.right, p.right_column, p.right_inner, p.right_aligned, p.tile_columns, columns),
     )
-    passing = _passing(code)
+    sliced = _sliced_sides(code)
     staged, factors = [], []
-    for name, data, side in zip(SIDES, u.src, sides, strict=False):
+    for name, data, side in zip(FACTOR_SIDES, u.src, sides, strict=False):
         begin, step, inner, aligned, width, count = side
         first, source = begin.render("/"), code.uops[data]
         along = int(inner == 1)
         if source.op is U.SCRATCH:
-            along = int(inner == 1 or (inner == 0 and step != 1))  # one element's stride is 0
+            along = int(inner == 1 or (inner == 0 and step != 1))  # an axis of one element has 0
             place = f"{first} + first * {inner}, {source.arg.pitch}"
             factors.append(f"near((uint)(size_t)data{data}, {place}, {along})")
-        elif name in passing:
+        elif name in sliced:
             place = f"0, DEPTH, {along}" if along else f"0, TILE, {along}"
             factors.append(f"near((uint)(size_t){name}_slice, {place})")
             begin_at = f"data{data} + {first} + first * {inner}, {step}, {inner}, {int(aligned)}"
@@ -77,7 +79,7 @@ def product(code: Code, u: UOp) -> Iterator[str]:
             factors.append(f"far(data{data} + {first} + first * {inner}, {step}, {inner})")
     wait = ["barrier(CLK_LOCAL_MEM_FENCE);"] if staged else []
     sums = f"v{u.src[2]}, v{u.src[2]}_sums, {int(p.summed)}"
-    depth = f"min(DEPTH, {p.inner} - first)" if p.inner % SLICED else "DEPTH"
+    depth = f"min(DEPTH, {p.inner} - first)" if p.inner % SLICE_TERMS_MULTIPLE else "DEPTH"
     sizes = f"{rows}, {columns}, {depth}"
     yield "#pragma unroll 1"
     yield f"for (int first = 0; first < {p.inner}; first += DEPTH) {{"
@@ -86,15 +88,15 @@ def product(code: Code, u: UOp) -> Iterator[str]:
     yield "}"
 
 
-def _passing(code: Code) -> list[str]:
-    """Sides whose factors pass through local memory if they do not lie there: if it has room.
+def _sliced_sides(code: Code) -> list[str]:
+    """The sides whose factors pass through local memory slice by slice, if it has room.
 
-    In float32 groups with several tiles read matrices where they are: the cache has them then.
+    In float32, groups with several tiles read matrices where they are, as the cache holds them.
     """
     products = [u for u in code.uops if u.op is U.PRODUCT]
     wanted = [
         name
-        for side, name in enumerate(SIDES)
+        for side, name in enumerate(FACTOR_SIDES)
         if any(code.uops[u.src[side]].op is U.GLOBAL for u in products)
     ]
     lefts = [code.uops[u.src[0]] for u in products]

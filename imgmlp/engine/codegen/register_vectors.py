@@ -1,8 +1,11 @@
-"""Which instructions run on neighbouring columns of a product's tile at once, 8 or 16.
+"""Vectorisation of what is computed from a product's tile in registers: 8 or 16 columns at once.
 
-Compilers are good at loops over arrays in memory; a tile that is to stay in registers needs
-vectors that are written as such. That is done where a tile's columns meet nothing but plain
-arithmetic on float32 or int32 and neighbours in memory; anything else goes column by column.
+In: the Code of a kernel for a CPU. Out: the loops over columns that are written as vectors, and the
+values in them that are vectors.
+
+Drivers' compilers vectorise loops over arrays in memory well. A tile that stays in registers must
+be written as vectors. That is done where its columns meet only plain arithmetic on float32 or int32
+and neighbours in memory; all else is written column by column. Results must not change by a bit.
 """
 
 from __future__ import annotations
@@ -15,36 +18,58 @@ from imgmlp.engine.ir.symbolic import ONE, Expr, Var
 from imgmlp.engine.ir.target import NARROW
 from imgmlp.engine.ir.uops import Code, Product, Range, U, UOp
 
-ARITHMETIC = {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.EXP2}
-LOGIC = {Op.AND, Op.OR, Op.XOR}
-WHOLE = {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.MAX, Op.LT, Op.EQ, Op.SHL, Op.SHR} | LOGIC
-NUMBERS = {f32, i32}
-CHEAP = {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.WHERE}
-PLACED = {U.CONST, U.LOAD, U.STORE}  # with these they may be in a loop over elements apart
+FLOAT_VECTOR_OPERATIONS = {
+    Op.ADD,
+    Op.SUB,
+    Op.MUL,
+    Op.DIV,
+    Op.NEG,
+    Op.MULACC,
+    Op.MAX,
+    Op.LT,
+    Op.EXP2,
+}
+LOGIC_OPERATIONS = {Op.AND, Op.OR, Op.XOR}
+INT_VECTOR_OPERATIONS = {
+    Op.ADD,
+    Op.SUB,
+    Op.MUL,
+    Op.NEG,
+    Op.MAX,
+    Op.LT,
+    Op.EQ,
+    Op.SHL,
+    Op.SHR,
+} | LOGIC_OPERATIONS
+VECTOR_DTYPES = {f32, i32}
+CHEAP_OPERATIONS = {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.WHERE}
+SCALAR_LOOP_UOPS = {U.CONST, U.LOAD, U.STORE}  # what else a loop over scattered elements may have
 
 
-def in_vectors(code: Code) -> tuple[dict[int, int], dict[int, int]]:
-    """RANGEs over columns that can take several at once, and the values in them that are vectors;
-    each with how many columns that are."""
+def vectorise_columns(code: Code) -> tuple[dict[int, int], dict[int, int]]:
+    """RANGEs over columns that take several at once, and the values that are vectors in them.
+
+    Both are numbers of UOps, each with its number of columns.
+    """
     ranges: dict[int, int] = {}
     vectors: dict[int, int] = {}
-    for begin, end in _columns(code):
-        found = _vectors(code, begin, end)
+    for begin, end in _column_loops(code):
+        found = _vector_values(code, begin, end)
         if found is not None:
-            ranges[begin] = _width(code, begin, end)
+            ranges[begin] = _tile_vector_width(code, begin, end)
             vectors |= dict.fromkeys(found, ranges[begin])
     return ranges, vectors
 
 
-def _width(code: Code, begin: int, end: int) -> int:
-    """The columns that a tile's product takes at once."""
+def _tile_vector_width(code: Code, begin: int, end: int) -> int:
+    """The vector width of the tile whose columns a loop goes over."""
     element = next(u for u in code.uops[begin:end] if u.op is U.ELEMENT)
     tile: Product = code.uops[element.src[0]].arg
     return tile.vector
 
 
-def _columns(code: Code) -> Iterator[tuple[int, int]]:
-    """RANGEs over all columns of a tile in registers, each with its END."""
+def _column_loops(code: Code) -> Iterator[tuple[int, int]]:
+    """Innermost RANGEs over all columns of a tile, each with its END."""
     for i, u in enumerate(code.uops):
         if u.op is U.RANGE and u.arg.kind == "column" and u.arg.limit is None:
             ends = (j for j in range(i + 1, len(code.uops)) if code.uops[j].op in (U.END, U.RANGE))
@@ -53,8 +78,8 @@ def _columns(code: Code) -> Iterator[tuple[int, int]]:
                 yield i, end
 
 
-def _vectors(code: Code, begin: int, end: int) -> set[int] | None:
-    """The vectors among the instructions of a loop; None if it needs one that has none."""
+def _vector_values(code: Code, begin: int, end: int) -> set[int] | None:
+    """The UOps of a loop whose values are vectors; None if one has no form for vectors."""
     loop: Range = code.uops[begin].arg
     column = Var(loop.name, 0, loop.count - 1)
     stores = [u for u in code.uops[begin:end] if u.op in (U.STORE, U.ADD)]
@@ -62,7 +87,9 @@ def _vectors(code: Code, begin: int, end: int) -> set[int] | None:
     vectors: set[int] = set()
     for i in range(begin + 1, end):
         u = code.uops[i]
-        if not fits(code, u, column, vectors, written) or (u.op is U.LOAD and len(u.src) > 1):
+        if not can_vectorise(code, u, column, vectors, written) or (
+            u.op is U.LOAD and len(u.src) > 1
+        ):
             return None
         follows = any(s in vectors for s in u.src)
         along = u.op is U.LOAD and column in u.arg[0].variables()
@@ -71,64 +98,70 @@ def _vectors(code: Code, begin: int, end: int) -> set[int] | None:
     return vectors
 
 
-def fits(
+def can_vectorise(
     code: Code, u: UOp, column: Var, vectors: set[int],
-    written: Collection[tuple[int, Expr]] = (), steps: Collection[int] = (0, 1),
+    written: Collection[tuple[int, Expr]] = (), strides: Collection[int] = (0, 1),
 ) -> bool:  # fmt: skip
-    """Whether an instruction has a form for vectors, or stays the same for all columns; what it
-    loads for neighbours may be so many `steps` apart."""
+    """Whether a UOp has a form for vectors, or is the same for all columns.
+
+    A load may have one of `strides`; `written` has (parameter, offset) of the loop's stores.
+    """
     if u.op is U.ELEMENT:
         tile: Product = code.uops[u.src[0]].arg
         return tile.registers and tile.vector % NARROW == 0
     if u.op is U.LOAD:
         offset, valid = u.arg
-        plain = u.dtype in NUMBERS and valid is ONE
+        plain = u.dtype in VECTOR_DTYPES and valid is ONE
         other = any(data == u.src[0] and place is not offset for data, place in written)
-        return plain and step(offset, column) in steps and not other
+        return plain and memory_stride(offset, column) in strides and not other
     if u.op in (U.STORE, U.ADD):
-        plain = code.uops[u.src[0]].dtype in NUMBERS and len(u.src) == 2
-        return plain and step(u.arg, column) == 1
+        plain = code.uops[u.src[0]].dtype in VECTOR_DTYPES and len(u.src) == 2
+        return plain and memory_stride(u.arg, column) == 1
     if u.op is not U.ALU:
         return u.op is U.CONST
     operands = [code.uops[s].dtype for s in u.src]
     if u.arg is Op.WHERE:
-        return u.dtype in NUMBERS
-    if u.arg in LOGIC and u.dtype is bool_:
+        return u.dtype in VECTOR_DTYPES
+    if u.arg in LOGIC_OPERATIONS and u.dtype is bool_:
         return all(s in vectors for s in u.src)
     if u.arg is Op.CAST:
-        return u.dtype in NUMBERS and operands[0] in NUMBERS
+        return u.dtype in VECTOR_DTYPES and operands[0] in VECTOR_DTYPES
     if all(kind is i32 for kind in operands):
-        return u.arg in WHOLE
-    return u.arg in ARITHMETIC and all(kind is f32 for kind in operands)
+        return u.arg in INT_VECTOR_OPERATIONS
+    return u.arg in FLOAT_VECTOR_OPERATIONS and all(kind is f32 for kind in operands)
 
 
-def step(offset: Expr, column: Var) -> int | None:
-    """How far apart in memory neighbouring columns are, if that is at most 2."""
+def memory_stride(offset: Expr, column: Var) -> int | None:
+    """The stride of an offset along columns if it is 0, 1 or 2, else None."""
     for n in range(3):
         if column not in (offset - column * n).variables():
             return n
     return None
 
 
-def apart(code: Code, begin: int) -> bool:
-    """Whether a loop of cheap arithmetic reads and writes nothing but elements that are far apart,
-    so that vectors of them would be put together and taken apart one by one."""
+def is_scattered_loop(code: Code, begin: int) -> bool:
+    """Whether a loop of cheap arithmetic reads and writes only elements that are far apart.
+
+    Vectors of them would have to be gathered and scattered element by element.
+    """
     loop: Range = code.uops[begin].arg
     end = next(j for j in range(begin + 1, len(code.uops)) if code.uops[j].op in (U.END, U.RANGE))
     inside = code.uops[begin + 1 : end]
     if loop.kind != "loop" or code.uops[end].op is not U.END:
         return False
-    if not all(u.op in PLACED or (u.op is U.ALU and u.arg in CHEAP) for u in inside):
+    if not all(
+        u.op in SCALAR_LOOP_UOPS or (u.op is U.ALU and u.arg in CHEAP_OPERATIONS) for u in inside
+    ):
         return False
     column = Var(loop.name, 0, loop.count - 1)
     places = [u.arg[0] if u.op is U.LOAD else u.arg for u in inside if u.op in (U.LOAD, U.STORE)]
-    return bool(places) and all(step(place, column) is None for place in places)
+    return bool(places) and all(memory_stride(place, column) is None for place in places)
 
 
-def around_registers(code: Code) -> set[int]:
-    """RANGEs around products in registers, to count in 64 bits.
+def loops_around_register_products(code: Code) -> set[int]:
+    """RANGEs around products in registers, whose counters have 64 bits.
 
-    Of many loops LLVM needs long to see that 32 bits do not overflow.
+    LLVM takes long to prove for many nested loops that a counter of 32 bits does not overflow.
     """
     opened: list[int] = []
     found: set[int] = set()
@@ -142,12 +175,11 @@ def around_registers(code: Code) -> set[int]:
     return found
 
 
-def products_in_sums(code: Code) -> set[int]:
-    """Products of float32 that nothing but one sum or difference reads: its terms, or what is
-    added to accumulators.
+def products_fused_into_sums(code: Code) -> set[int]:
+    """float32 products that only one sum, difference or accumulation reads.
 
-    Compilers make one instruction of them where they stand in one expression, and only there. Not
-    of the difference of two, of which just one would be rounded: a * b - b * a would not be 0.
+    Written as one expression with it, they become one multiply-add. The difference of two products
+    is excluded: only one of them would be rounded, and a * b - b * a would not be 0.
     """
     users: dict[int, list[UOp]] = {}
     for u in code.uops:
@@ -157,19 +189,19 @@ def products_in_sums(code: Code) -> set[int]:
     found: set[int] = set()
     for i in products:
         alone = len(users.get(i, ())) == 1 and code.uops[i].dtype is f32
-        if alone and _adds(code, users[i][0]):
+        if alone and _is_sum_of_products(code, users[i][0]):
             found.add(i)
     return found
 
 
-def _adds(code: Code, u: UOp) -> bool:
+def _is_sum_of_products(code: Code, u: UOp) -> bool:
     if u.op is U.ACCUMULATE:
         return u.arg[0] is Op.SUM
-    return u.op is U.ALU and u.arg in (Op.ADD, Op.SUB) and not subtracts_products(code, u)
+    return u.op is U.ALU and u.arg in (Op.ADD, Op.SUB) and not is_difference_of_products(code, u)
 
 
-def subtracts_products(code: Code, u: UOp) -> bool:
-    """Whether an instruction is the difference of two products of float32."""
+def is_difference_of_products(code: Code, u: UOp) -> bool:
+    """Whether a UOp is the difference of two float32 products."""
     if (u.op, u.arg, u.dtype) != (U.ALU, Op.SUB, f32):
         return False
     return all((code.uops[s].op, code.uops[s].arg) == (U.ALU, Op.MUL) for s in u.src)

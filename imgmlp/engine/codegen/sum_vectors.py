@@ -1,37 +1,38 @@
-"""Which terms of a processor's sums are added up several at a time, 8 or 16.
+"""Vectorisation of sums on a CPU: 8 or 16 terms, or outputs, at once.
 
-A compiler that finds vectors by itself does so in most loops over neighbours that are written out,
-and leaves others as they are, element by element: where it does not see that two places are
-neighbours, or where they are every other one. So they are written as vectors here, under the
-conditions of register_vectors.py. Fewer than 8 terms, which follow those, go one by one.
+In: the Code of a kernel. Out: the accumulators that are vectors, the loops that add to them, and
+the values in these that are vectors.
 
-So are sums for neighbouring outputs, each of which has its own place in a vector. Written out as
-single elements they take nine times as long to compile.
+A driver's compiler vectorises most unrolled loops over neighbours by itself. It misses those where
+it does not see that two places are neighbours, or where they are every other element. So sums are
+written as vectors, under the conditions of register_vectors.py. A remainder of fewer than 8 terms
+is added term by term. Sums of neighbouring outputs are vectors as well, with an output in each
+element; written as single elements they take nine times as long to compile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from imgmlp.engine.codegen.register_vectors import fits, step
+from imgmlp.engine.codegen.register_vectors import can_vectorise, memory_stride
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var
 from imgmlp.engine.ir.target import NARROW
 from imgmlp.engine.ir.uops import Code, Range, U
 
-EVERY_OTHER = 2  # so far apart in memory are neighbouring terms that two loads bring
+EVERY_OTHER = 2  # the stride of terms of which two vector loads bring one vector
 
 
-def sums_in_vectors(code: Code, widest: int) -> tuple[set[int], dict[int, int], dict[int, int]]:
-    """Accumulators that are vectors, the RANGEs that add to them with how many terms they take at
-    once, and the values in these that are vectors, each with how many elements."""
+def vectorise_sums(code: Code, widest: int) -> tuple[set[int], dict[int, int], dict[int, int]]:
+    """Accumulators that are vectors of terms; RANGEs that add to them, with their terms at once;
+    and the values that are vectors, with their widths. All are numbers of UOps."""
     sums: set[int] = set()
     ranges: dict[int, int] = {}
     vectors: dict[int, int] = {}
     for acc, u in enumerate(code.uops):
         if u.op is U.ACC and u.dtype is f32 and u.arg[0] % widest == 0 and u.arg[1] == 0:
-            found = _added(code, acc, widest)
+            found = _adding_loops(code, acc, widest)
             if found is not None:
                 sums.add(acc)
                 for begin, width, values in found:
@@ -40,9 +41,8 @@ def sums_in_vectors(code: Code, widest: int) -> tuple[set[int], dict[int, int], 
     return sums, ranges, vectors
 
 
-def outputs_in_vectors(code: Code, widest: int) -> tuple[set[int], dict[int, int], dict[int, int]]:
-    """The same of accumulators that are neighbouring outputs, to all of which a loop adds a term
-    each."""
+def vectorise_outputs(code: Code, widest: int) -> tuple[set[int], dict[int, int], dict[int, int]]:
+    """The same for accumulators of neighbouring outputs, to each of which a loop adds a term."""
     sums: set[int] = set()
     ranges: dict[int, int] = {}
     vectors: dict[int, int] = {}
@@ -52,8 +52,12 @@ def outputs_in_vectors(code: Code, widest: int) -> tuple[set[int], dict[int, int
             adding = [i for i in users if code.uops[i].op is U.ACCUMULATE]
             if {code.uops[i].op for i in users} != {U.ACCUMULATE, U.LANE}:
                 continue
-            loops = list(_loops(code, adding))
-            found = [_vectors(code, *loop, acc) for loop in loops if _is_over(code, loop[0], acc)]
+            loops = list(_innermost_loops(code, adding))
+            found = [
+                _vector_values(code, *loop, acc)
+                for loop in loops
+                if _covers_accumulators(code, loop[0], acc)
+            ]
             if len(found) == len(adding) and None not in found:
                 sums.add(acc)
                 ranges |= {begin: widest for begin, _ in loops}
@@ -61,32 +65,32 @@ def outputs_in_vectors(code: Code, widest: int) -> tuple[set[int], dict[int, int
     return sums, ranges, vectors
 
 
-def _is_over(code: Code, begin: int, acc: int) -> bool:
-    """Whether a loop goes over all of an accumulator's places."""
+def _covers_accumulators(code: Code, begin: int, acc: int) -> bool:
+    """Whether a loop goes over all elements of an ACC."""
     loop: Range = code.uops[begin].arg
     return loop.kind == "vector" and loop.limit is None and loop.count == code.uops[acc].arg[0]
 
 
-def _added(code: Code, acc: int, widest: int) -> list[tuple[int, int, set[int]]] | None:
-    """The loops that add to accumulators, how many terms they take at once, and their vectors."""
+def _adding_loops(code: Code, acc: int, widest: int) -> list[tuple[int, int, set[int]]] | None:
+    """(RANGE, terms at once, vectors in it) of the loops that add to an ACC; None if one cannot."""
     users = [i for i, u in enumerate(code.uops) if acc in u.src]
     if {code.uops[i].op for i in users} != {U.ACCUMULATE, U.COMBINE}:
         return None
     found = []
-    for begin, end in _loops(code, [i for i in users if code.uops[i].op is U.ACCUMULATE]):
+    for begin, end in _innermost_loops(code, [i for i in users if code.uops[i].op is U.ACCUMULATE]):
         loop: Range = code.uops[begin].arg
         width = widest if loop.count % widest == 0 else NARROW if loop.count == NARROW else 1
         if loop.kind != "vector" or loop.limit is not None or width == 1 < loop.count // NARROW:
             return None
-        values = _vectors(code, begin, end, acc)
+        values = _vector_values(code, begin, end, acc)
         if values is None:
             return None
         found.append((begin, width, values if width > 1 else set[int]()))
     return found if any(width > 1 for _, width, _ in found) else None
 
 
-def _loops(code: Code, places: list[int]) -> Iterator[tuple[int, int]]:
-    """The innermost loop around each of some instructions, and its END."""
+def _innermost_loops(code: Code, places: list[int]) -> Iterator[tuple[int, int]]:
+    """The innermost RANGE around each of some UOps, and its END."""
     for place in places:
         begin = next(i for i in range(place, -1, -1) if code.uops[i].op in (U.RANGE, U.END))
         end = next(i for i in range(place, len(code.uops)) if code.uops[i].op is U.END)
@@ -94,8 +98,8 @@ def _loops(code: Code, places: list[int]) -> Iterator[tuple[int, int]]:
             yield begin, end
 
 
-def _vectors(code: Code, begin: int, end: int, acc: int) -> set[int] | None:
-    """The vectors among the instructions of such a loop; None if it needs one that has none."""
+def _vector_values(code: Code, begin: int, end: int, acc: int) -> set[int] | None:
+    """The UOps of a loop whose values are vectors; None if one has no form for vectors."""
     loop: Range = code.uops[begin].arg
     term = Var(loop.name, 0, loop.count - 1)
     vectors: set[int] = set()
@@ -106,9 +110,9 @@ def _vectors(code: Code, begin: int, end: int, acc: int) -> set[int] | None:
                 return None
             continue
         outside = all(s < begin for s in u.src[1:]) if u.op is U.LOAD else True
-        if not outside or not fits(code, u, term, vectors, steps=(0, 1, EVERY_OTHER)):
+        if not outside or not can_vectorise(code, u, term, vectors, strides=(0, 1, EVERY_OTHER)):
             return None
-        along = u.op is U.LOAD and step(u.arg[0], term) != 0
+        along = u.op is U.LOAD and memory_stride(u.arg[0], term) != 0
         if along or (u.op is U.ALU and any(s in vectors for s in u.src)):
             vectors.add(i)
     return vectors

@@ -12,7 +12,7 @@ from reference import close
 
 import imgmlp
 from imgmlp.engine import Device
-from imgmlp.engine.codegen.render import building_block, sizes
+from imgmlp.engine.codegen.render import building_block, size_definitions
 from imgmlp.engine.device.pocl import PLATFORM
 from imgmlp.engine.ir.target import GPU_LANES, NARROW, Target
 from imgmlp.engine.oracle.interpret import lowbias32
@@ -42,7 +42,11 @@ class Bench:
         if vector > device.vector_width:
             pytest.skip(f"{device.info.name} has no vectors of {vector}")
         self.device = device
-        self.source = sizes(Target(vector=vector)) + "\n".join(map(building_block, blocks)) + source
+        self.source = (
+            size_definitions(Target(vector=vector))
+            + "\n".join(map(building_block, blocks))
+            + source
+        )
 
     def __call__(
         self, name: str, out: Array, *args: Array | np.generic, items: int = 1, local: int = 1

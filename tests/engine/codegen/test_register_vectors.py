@@ -12,7 +12,7 @@ from conftest import open_mapping
 from reference import close
 
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, dtype, open_device
-from imgmlp.engine.codegen.register_vectors import in_vectors
+from imgmlp.engine.codegen.register_vectors import vectorise_columns
 from imgmlp.engine.ir.uops import U
 from imgmlp.engine.runtime.buffers import write_buffer
 
@@ -51,7 +51,7 @@ def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: st
     bias = tensor(device, 32)
     program = compile(lambda: {"y": after(x @ w, bias, other)}, device)
     (code,) = program.stages.codes
-    ranges, vectors = in_vectors(code)
+    ranges, vectors = vectorise_columns(code)
     stored = [u.src[1] for u in code.uops if u.op is U.STORE]
     assert bool(ranges) is wanted
     assert all((value in vectors) is wanted for value in stored)
@@ -62,13 +62,13 @@ def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: st
 
 
 @pytest.mark.parametrize("in_vectors", [True, False])
-def test_limits_hold_numbers_and_leave_nan(device: Device, in_vectors: bool) -> None:
+def test_limits_hold_numbers_and_leave_nan(device: Device, vectorise_columns: bool) -> None:
     x = np.repeat(np.float32([-np.inf, -2, -0.5, 0.25, 0.5, 2, np.inf, np.nan]), 32).reshape(8, 32)
-    given = Tensor(x[:, :1] if in_vectors else x, device)
+    given = Tensor(x[:, :1] if vectorise_columns else x, device)
     ones = Tensor(np.ones((1, 32), np.float32), device)
 
     def limited() -> dict[str, Tensor]:
-        y = given @ ones if in_vectors else given
+        y = given @ ones if vectorise_columns else given
         return {"below": y.minimum(0.5), "above": y.maximum(-0.5), "y": y.maximum(0).minimum(1)}
 
     program = compile(limited, device)
@@ -84,7 +84,7 @@ def test_what_all_columns_share_is_stored_in_each(device: Device) -> None:
     numbers = Tensor(np.arange(13, dtype=np.int32).reshape(13, 1), device)
     state = Tensor(np.full((13, 32), 9, np.float32), device)
 
-    def step() -> dict[str, Tensor]:
+    def memory_stride() -> dict[str, Tensor]:
         state.assign(0.5)
         return {
             "y": (x @ w + row).relu(),
@@ -93,9 +93,9 @@ def test_what_all_columns_share_is_stored_in_each(device: Device) -> None:
             "unchanged": (x @ w).sum().gradient([state])[0],
         }
 
-    program = compile(step, device)
+    program = compile(memory_stride, device)
     (code,) = [code for code in program.stages.codes if any(u.op is U.PRODUCT for u in code.uops)]
-    ranges, vectors = in_vectors(code)
+    ranges, vectors = vectorise_columns(code)
     stored = {u.src[1] in vectors for u in code.uops if u.op is U.STORE}
     assert (bool(ranges), stored) == (True, {True, False})
     for name in program.outputs:
@@ -112,16 +112,16 @@ def test_whole_numbers_go_in_vectors(device: Device) -> None:
     x, w = RNG.integers(-40, 40, (13, 20)), RNG.integers(-9, 9, (20, 16))
     bias = RNG.integers(-99, 99, 16).astype(np.int32)
 
-    def step(on: AnyDevice) -> Tensor:
+    def memory_stride(on: AnyDevice) -> Tensor:
         y = Tensor(x.astype(np.float32), on) @ Tensor(w.astype(np.float32), on)
         sums = y.cast(dtype.i32) + Tensor(bias, on)
         low = ((sums & 255) * 3 - 7).maximum(5).minimum(99) ^ 1
         return Tensor.where(sums < 0, -(sums >> 2), low << 3).cast(dtype.f32) * 0.5
 
-    program = compile(lambda: {"y": step(device)}, device)
-    assert in_vectors(program.stages.codes[0])[0]
+    program = compile(lambda: {"y": memory_stride(device)}, device)
+    assert vectorise_columns(program.stages.codes[0])[0]
     program.run()
-    expected = step(open_device("numpy")).numpy()
+    expected = memory_stride(open_device("numpy")).numpy()
     assert program.read("y").tolist() == expected.tolist()
     assert np.unique(expected).size > 50
 
@@ -133,7 +133,7 @@ def test_whole_numbers_go_in_vectors(device: Device) -> None:
 def test_tiles_that_are_not_whole(device: Device, rows: int, columns: int, vectors: bool) -> None:
     x, w = tensor(device, rows, 3), tensor(device, 3, columns)
     program = compile(lambda: {"y": x @ w + 1}, device)
-    assert bool(in_vectors(program.stages.codes[0])[0]) is vectors
+    assert bool(vectorise_columns(program.stages.codes[0])[0]) is vectors
     program.run()
     assert close(program.read("y"), x.numpy() @ w.numpy() + 1)
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import open_mapping
 
 from imgmlp.engine import Device, Tensor, compile, dtype, open_device
-from imgmlp.engine.codegen.sum_vectors import outputs_in_vectors, sums_in_vectors
+from imgmlp.engine.codegen.sum_vectors import vectorise_outputs, vectorise_sums
 
 ROWS = 3
 COUNTS = [8, 9, 15, 16, 17, 31, 32, 33, 56, 63, 300]
@@ -66,7 +66,7 @@ def test_terms(device: Device, name: str) -> None:
         most = 1e-6 * np.abs(exact).sum(1) + 1e-6
         assert (np.abs(program.read(str(n)) - exact.sum(1)) <= most).all(), n
     codes, width = program.stages.codes, device.vector_width
-    found = sum(len(sums_in_vectors(code, width)[0]) for code in codes)
+    found = sum(len(vectorise_sums(code, width)[0]) for code in codes)
     assert found == (len(COUNTS) if wanted else 0)
     lowered = open_device("numpy:uops")
     lowered.vector_width = width
@@ -74,7 +74,7 @@ def test_terms(device: Device, name: str) -> None:
         own = [Tensor(v, lowered) for v in values]
         alone = compile(lambda own=own, n=n: {"sums": terms(*own, n).sum(1)}, lowered)  # type: ignore[misc]
         (code,) = alone.stages.codes
-        assert bool(sums_in_vectors(code, width)[0]) is wanted, n
+        assert bool(vectorise_sums(code, width)[0]) is wanted, n
 
 
 # What is summed over the first axis of x and y [33, 2 n + 3], to n neighbouring outputs.
@@ -108,9 +108,9 @@ def test_neighbouring_outputs(device: Device, name: str, columns: int) -> None:
     assert (np.abs(program.read("sums") - exact.sum(0)) <= most).all()
     assert (np.abs(program.read("again") - (2 * exact.sum(0) + 1)) <= 2 * most).all()
     codes = program.stages.codes
-    found = [outputs_in_vectors(code, device.vector_width)[0] for code in codes]
+    found = [vectorise_outputs(code, device.vector_width)[0] for code in codes]
     assert any(found) is (wanted and columns % (2 * device.vector_width) == 0)
-    assert not any(sums_in_vectors(code, device.vector_width)[0] for code in codes)
+    assert not any(vectorise_sums(code, device.vector_width)[0] for code in codes)
 
 
 def test_the_largest_of_columns_is_no_sum(device: Device) -> None:
@@ -118,7 +118,7 @@ def test_the_largest_of_columns_is_no_sum(device: Device) -> None:
     program = compile(lambda: {"most": Tensor(values, device).max(0)}, device)
     program.run()
     assert np.array_equal(program.read("most"), values.max(0))
-    assert not any(outputs_in_vectors(code, 8)[0] for code in program.stages.codes)
+    assert not any(vectorise_outputs(code, 8)[0] for code in program.stages.codes)
 
 
 def test_fewer_than_a_vector_have_no_more_accumulators_than_terms(device: Device) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from imgmlp.engine.codegen.matrix_units import element
-from imgmlp.engine.codegen.vector_access import Neighbours
+from imgmlp.engine.codegen.matrix_units import element_index
+from imgmlp.engine.codegen.vector_access import VectorAccess
 from imgmlp.engine.ir.dtype import f16, f32
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.local_memory import LocalBuffer
@@ -38,13 +38,13 @@ def loop(
     ("count", "kind", "inner"), [(3, "vector", False), (2, "loop", False), (2, "vector", True)]
 )
 def test_other_loops_go_one_by_one(count: int, kind: str, inner: bool) -> None:
-    assert Neighbours.of(loop(count, kind, inner)[0], RANGE) is None
+    assert VectorAccess.of(loop(count, kind, inner)[0], RANGE) is None
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_begins_on_a_multiple_of_their_count_moves_at_once(count: int) -> None:
     code, n = loop(count)
-    found = Neighbours.of(code, RANGE)
+    found = VectorAccess.of(code, RANGE)
     assert found is not None
     begin: Expr = LINE * 64 + 8
     data = f"data{GLOBAL} + {begin}"
@@ -62,7 +62,7 @@ def test_what_begins_on_a_multiple_of_their_count_moves_at_once(count: int) -> N
 @pytest.mark.parametrize("rest", [1, LINE, LINE * 3])
 def test_what_may_begin_between_does_not(rest: Expr | int) -> None:
     code, n = loop()
-    found = Neighbours.of(code, RANGE)
+    found = VectorAccess.of(code, RANGE)
     assert found is not None
     for offset in (n + rest, n * 2 + 8, LINE * 2, (n + LINE) % 4):
         assert found.load(GLOBAL, offset) is None
@@ -75,9 +75,9 @@ def test_what_may_begin_between_does_not(rest: Expr | int) -> None:
 def test_nothing_behind_the_last_element_is_loaded(size: int, at_once: bool) -> None:
     """Where some neighbours are missing, which padding takes the place of."""
     code, n = loop(4, size=size)
-    found = Neighbours.of(code, RANGE)
+    found = VectorAccess.of(code, RANGE)
     assert found is not None
-    assert (found.load(GLOBAL, LINE * 128 + 124 + n, some=True) is not None) is at_once
+    assert (found.load(GLOBAL, LINE * 128 + 124 + n, is_masked=True) is not None) is at_once
     assert found.load(GLOBAL, LINE * 128 + n) is not None
 
 
@@ -85,7 +85,7 @@ def test_halves_in_memory_go_one_by_one() -> None:
     """Any device has those, not only one with matrix units."""
     code, n = loop()
     halves = UOp(U.GLOBAL, f16, (), (Buffer((1024,), f16), True))
-    found = Neighbours.of(replace(code, uops=(halves, *code.uops[1:])), RANGE)
+    found = VectorAccess.of(replace(code, uops=(halves, *code.uops[1:])), RANGE)
     assert found is not None
     assert found.load(GLOBAL, LINE * 64 + n) is None
     assert found.store(GLOBAL, LINE * 64 + n, 7) is None
@@ -93,7 +93,7 @@ def test_halves_in_memory_go_one_by_one() -> None:
 
 def test_halves_are_rounded_and_stored_two_in_a_word() -> None:
     code, n = loop()
-    found = Neighbours.of(code, RANGE)
+    found = VectorAccess.of(code, RANGE)
     assert found is not None
     assert found.store(SCRATCH, LINE * 64 + 8 + n, 7) is not None
     assert "*(__local uint *)" in found.stores[0]
@@ -105,7 +105,7 @@ def test_eight_lines_meet_all_banks_once() -> None:
     """The same eight columns, 16 bytes, of eight lines lie in different parts of 128 bytes."""
     code, _ = loop()
     for column in range(0, 64, 8):
-        place = element(code, SCRATCH, LINE * 64 + column)
+        place = element_index(code, SCRATCH, LINE * 64 + column)
         places = [int(place.evaluate({"l": line})) for line in range(8)]
         assert len({p % 64 // 8 for p in places}) == 8
         assert all(p // 64 == line and p % 8 == 0 for line, p in enumerate(places))
