@@ -62,13 +62,13 @@ def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: st
 
 
 @pytest.mark.parametrize("in_vectors", [True, False])
-def test_limits_hold_numbers_and_leave_nan(device: Device, vectorise_columns: bool) -> None:
+def test_limits_hold_numbers_and_leave_nan(device: Device, in_vectors: bool) -> None:
     x = np.repeat(np.float32([-np.inf, -2, -0.5, 0.25, 0.5, 2, np.inf, np.nan]), 32).reshape(8, 32)
-    given = Tensor(x[:, :1] if vectorise_columns else x, device)
+    given = Tensor(x[:, :1] if in_vectors else x, device)
     ones = Tensor(np.ones((1, 32), np.float32), device)
 
     def limited() -> dict[str, Tensor]:
-        y = given @ ones if vectorise_columns else given
+        y = given @ ones if in_vectors else given
         return {"below": y.minimum(0.5), "above": y.maximum(-0.5), "y": y.maximum(0).minimum(1)}
 
     program = compile(limited, device)
