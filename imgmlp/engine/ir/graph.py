@@ -32,7 +32,7 @@ class Buffer:
     `host` holds the initial values until they are uploaded; `data` is the device's
     allocation, which holds what the host put there where it is `given`. A Buffer without a device
     is an intermediate of a Procedure. Of one that steps take rows by, `readers` are what does, each
-    with limits of its own of what may be written (oracle/given_indices.py).
+    with limits of its own of what may be written (oracle/index_bounds.py).
     """
 
     __slots__ = (

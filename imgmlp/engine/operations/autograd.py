@@ -30,7 +30,7 @@ from imgmlp.engine.ir.graph import (
 )
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.oracle.given_indices import keep_for
+from imgmlp.engine.oracle.index_bounds import keep_bounds_for_gradient
 
 Gradients = tuple[Node | None, ...]
 LN2 = math.log(2.0)
@@ -228,7 +228,7 @@ def _source_gradients(
         return ()
     gradients = vjp(g, node, *node.src)
     if node.op in (Op.GATHER, Op.FUNCTION):
-        keep_for(gradients, g, node)
+        keep_bounds_for_gradient(gradients, g, node)
     return zip(node.src, gradients, strict=True)
 
 

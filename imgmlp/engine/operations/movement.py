@@ -27,7 +27,7 @@ from imgmlp.engine.operations.operands import (
     spread,
     whole_shape,
 )
-from imgmlp.engine.oracle.given_indices import Asked, ask
+from imgmlp.engine.oracle.index_bounds import BoundedIndex, bound_gather
 
 
 class Movement(Elementwise):
@@ -148,10 +148,10 @@ class Movement(Elementwise):
             index if isinstance(index, Elementwise) else self._with(rows), [asked]
         )
 
-    def _gathered(self, index: Elementwise, asked: Sequence[Asked] = ()) -> Self:
+    def _gathered(self, index: Elementwise, asked: Sequence[BoundedIndex] = ()) -> Self:
         """The same by indices that are right, or come from what the user `asked` for."""
         node = graph.gather(self.node, index.node)
-        ask(node, asked)
+        bound_gather(node, asked)
         return type(self)(node, common_device(self, index))
 
     def _span(self, item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:

@@ -20,7 +20,7 @@ from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.oracle.given_indices import Asked, ask, beyond
+from imgmlp.engine.oracle.index_bounds import BoundedIndex, bound_gather, find_out_of_bounds
 
 Scalar = bool | int | float
 Axis = int | Sequence[int] | None
@@ -104,21 +104,24 @@ def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
     return sizes
 
 
-def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False) -> Asked:
+def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False) -> BoundedIndex:
     """Refuse indices out of bounds of an axis where the host gives them; negative ones may count
     from its end. What reads by them is told the answer, so that later ones are refused too."""
     asked = index, -shape[axis] if negative else 0, shape[axis]
-    wrong = beyond(*asked)
+    wrong = find_out_of_bounds(*asked)
     if wrong is not None:
         raise out_of_bounds(wrong, axis, shape)
     return asked
 
 
-def hold_rows(asked: Asked, chosen: Node) -> Node:
-    """What rows are chosen by (see `taken_by`), so that later indices must lie there too as long as
-    there is the Node returned, and computed ones are looked at; who else compares so is free."""
+def hold_rows(asked: BoundedIndex, chosen: Node) -> Node:
+    """The comparison that chooses rows, as a FUNCTION of its own (see `gather_index`).
+
+    As long as that Node exists, later indices from the host must lie within the bounds as well, and
+    computed ones are checked. Equal comparisons elsewhere have no bounds.
+    """
     held = graph.function(chosen, (), _ungraded)
-    ask(held, [asked])
+    bound_gather(held, [asked])
     return held
 
 

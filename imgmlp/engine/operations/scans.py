@@ -22,7 +22,7 @@ from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import Elementwise, Operand, in_f32, node_of
 from imgmlp.engine.operations.indexing import Indexing
 from imgmlp.engine.operations.operands import Axis, axes_of, check_given, check_rows, from_host
-from imgmlp.engine.oracle.given_indices import Asked
+from imgmlp.engine.oracle.index_bounds import BoundedIndex
 
 COUNTED = 64  # elements of a line that are ordered by counting; a power of two
 COMPARED = 1 << 23  # indices with elements: about what sorting 4,096 of each takes on a processor
@@ -212,7 +212,7 @@ class Scans(Indexing):
             raise misuse(TypeError, f"indices are integers, not {at.dtype.name}; cast them")
         return at  # type: ignore[return-value]
 
-    def _gathered(self, index: Elementwise, asked: Sequence[Asked] = ()) -> Self:
+    def _gathered(self, index: Elementwise, asked: Sequence[BoundedIndex] = ()) -> Self:
         taken, at = super()._gathered(index, asked), self._with(index.node)
         count = at.node.size
         if not _sorts(count, self.node.size):
@@ -241,7 +241,7 @@ class Scans(Indexing):
         asked = check_rows(self.shape, at.node, axis)
         return self._along(at.cast(dt.i32), axis, [asked])
 
-    def _along(self, at: Self, axis: int, asked: Sequence[Asked] = ()) -> Self:
+    def _along(self, at: Self, axis: int, asked: Sequence[BoundedIndex] = ()) -> Self:
         graph.check_count(self.node.size)
         wide = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
         at = at.broadcast_to(wide)

@@ -1,9 +1,9 @@
-"""NumPy execution of a Procedure: each kernel by its expressions and the places it stores to.
+"""The emulator of Procedures in NumPy: kernels run by their expressions and places.
 
-The interpreter of Nodes says what a step means. Here it runs as the scheduler cut it, through
-the accesses that views and symbolic indices became, so that a wrong value, an index out of
-bounds or a race shows in the form that brought it in. All elements of a kernel's shape are
-computed at once; a reduction or product inside gets axes of its own.
+The interpreter of Nodes says what a step means. Here the step runs as it was scheduled, through the
+accesses that views and symbolic indices became. So a wrong value, an index out of bounds or a race
+shows in the form of the compiler that introduced it. All elements of a kernel are computed at once;
+the terms of a reduction or product are further axes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,14 @@ from imgmlp.engine.ir.kernel import (
 )
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var
-from imgmlp.engine.oracle.interpret import TABLE
-from imgmlp.engine.oracle.sanitizer import Loops, Memory, Sanitizer, register
+from imgmlp.engine.oracle.interpret import FUNCTIONS
+from imgmlp.engine.oracle.sanitizer import Loops, Memory, Sanitizer, register_dtype
 
-Indices = tuple[Array, ...]  # one for each dimension; they broadcast
+Indices = tuple[Array, ...]  # an array for each axis; they broadcast
 
 
 def run_procedure(procedure: Procedure, memory: Memory) -> None:
-    """Run the kernels in order, those of loops again and again.
-
-    Raises IndexError and ValueError as Sanitizer does.
-    """
+    """Run all kernels in order. Raises IndexError and ValueError as Sanitizer does."""
     kernels = procedure.kernels
     with np.errstate(all="ignore"):
         for position in procedure.order():
@@ -50,35 +47,35 @@ def run_procedure(procedure: Procedure, memory: Memory) -> None:
                     _run_block(phase, memory)
                 else:
                     for kernel in [phase] if isinstance(phase, Kernel) else phase.members:
-                        _Kernel(kernel, memory, {}).run()
+                        _KernelRun(kernel, memory, {}).run()
 
 
 def _run_block(block: Block, memory: Memory) -> None:
-    """One group after the other, each of which walks its share of the tiles."""
+    """Run the work-groups of a block one after the other, each on its share of the tiles."""
     begin = 0
     for group in range(block.groups):
         for kernel in block.prologue:
-            _Kernel(kernel, memory, {"group": group}).run()
+            _KernelRun(kernel, memory, {"group": group}).run()
         end = begin + block.tiles // block.groups + (group < block.tiles % block.groups)
         for tile in range(begin, end):
             for kernel in block.kernels:
-                _Kernel(kernel, memory, {"group": group, "tile": tile}).run()
+                _KernelRun(kernel, memory, {"group": group, "tile": tile}).run()
         begin = end
 
 
-class _Kernel:
-    """One kernel while it runs, in a Block for some group and tile.
+class _KernelRun:
+    """One run of a kernel, in a Block for one group and tile.
 
-    The loops of a Sanitizer are the axes of a store's shape.
+    The unordered loops of the Sanitizer are the axes of a store's shape.
     """
 
     def __init__(self, kernel: Kernel, memory: Memory, variables: dict[str, int]) -> None:
         self.kernel, self.variables = kernel, variables
         elements = math.prod(kernel.shape)
         read, written = kernel.reads(), kernel.writes()
-        self.watch = Sanitizer(kernel.name, memory, read, written, elements, elements)
+        self.sanitizer = Sanitizer(kernel.name, memory, read, written, elements, elements)
         self.loops = Loops()
-        self.known: dict[tuple[Node, int, int], tuple[Any, ...]] = {}
+        self.cache: dict[tuple[Node, int, int], tuple[Any, ...]] = {}
 
     def run(self) -> None:
         if any(bool(self.value(g.condition, (), None)) != g.wanted for g in self.kernel.guards):
@@ -88,99 +85,103 @@ class _Kernel:
             self._store("t", self.kernel.totals, self.kernel.totals[0].place.shape)
         if self.kernel.sums is not None:
             self._store("s", [self.kernel.sums], self.kernel.sums.place.shape)
-        self.watch.finish()
+        self.sanitizer.finish()
 
     def _store(self, letter: str, stores: Sequence[Store], shape: Shape) -> None:
-        """All values first, then all stores: what is overwritten has been read."""
+        """Compute all values, then store them: nothing is overwritten before it is read."""
         self.loops = Loops(tuple(f"{letter}{axis}" for axis in range(len(shape))), shape)
-        indices = grid(shape)
+        indices = index_grid(shape)
         values = [self.value(s.value, indices, None) for s in stores]
         for store, value in zip(stores, values, strict=True):
-            offsets, valid = locate(access(store.place), indices)
+            offsets, valid = offsets_at(access(store.place), indices)
             if valid is not None:
                 raise ValueError(f"{self.kernel.name}: {store.target!r} has holes where it stores")
             target, offsets = store.target, offsets + self._begin(store.place)
             if store.adds:
-                value = value + self.watch.read("an addition", target, offsets, None, self.loops)
-            self.watch.write("a store", target, offsets, None, self.loops, value)
+                value = value + self.sanitizer.read(
+                    "an addition", target, offsets, None, self.loops
+                )
+            self.sanitizer.write("a store", target, offsets, None, self.loops, value)
 
     def _begin(self, place: Node) -> int:
-        """Where the part that belongs to the group or tile begins."""
+        """The offset of the part that belongs to the running group or tile."""
         found: int = part_begin(place).evaluate(self.variables)
         return found
 
-    def value(self, node: Node, indices: Indices, needed: Array | None) -> Array:
-        """A Node's elements at indices, where they are needed."""
-        key = node, id(indices), id(needed)
-        if key not in self.known:  # holding on to the arrays keeps their identities theirs
-            self.known[key] = self._compute(node, indices, needed), indices, needed
-        found: Array = self.known[key][0]
+    def value(self, node: Node, indices: Indices, mask: Array | None) -> Array:
+        """A Node's elements at some indices; nothing is read where `mask` is false."""
+        key = node, id(indices), id(mask)
+        if key not in self.cache:  # which holds the arrays, so that their ids stay valid
+            self.cache[key] = self._compute(node, indices, mask), indices, mask
+        found: Array = self.cache[key][0]
         return found
 
-    def _compute(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+    def _compute(self, node: Node, indices: Indices, mask: Array | None) -> Array:
         if node.op is Op.CONST:
-            return np.asarray(node.arg, node.dtype.np).astype(register(node.dtype))
+            return np.asarray(node.arg, node.dtype.np).astype(register_dtype(node.dtype))
         if node.op is Op.IOTA:
-            return indices[0].astype(register(node.dtype))
+            return indices[0].astype(register_dtype(node.dtype))
         if node.op is Op.PART and node.src[0].op is Op.IOTA:
-            return (indices[0] + self._begin(node)).astype(register(node.dtype))
+            return (indices[0] + self._begin(node)).astype(register_dtype(node.dtype))
         if node.op in (Op.BUFFER, Op.PART) or node.op in MOVEMENT:
-            return self._moved(node, indices, needed)
+            return self._moved(node, indices, mask)
         if node.op is Op.GATHER:
-            return self._gathered(node, indices, needed)
+            return self._gathered(node, indices, mask)
         if node.op in ELEMENTWISE:
-            return operate(node.op, node, *(self.value(s, indices, needed) for s in node.src))
+            return apply_op(node.op, node, *(self.value(s, indices, mask) for s in node.src))
         if node.op in REDUCE:
-            return self._reduced(node, indices, needed)
+            return self._reduced(node, indices, mask)
         if node.op is Op.DOT:
-            return self._product(node, indices, needed)
+            return self._product(node, indices, mask)
         raise ValueError(f"{self.kernel.name}: {node.op.name} cannot be emulated")
 
-    def _moved(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+    def _moved(self, node: Node, indices: Indices, mask: Array | None) -> Array:
         source, moved = through(node)
-        offsets, valid = locate(moved, indices)
-        inside = both(valid, needed)
+        offsets, valid = offsets_at(moved, indices)
+        inside = conjunction(valid, mask)
         if source.op is Op.PART and source.src[0].op is not Op.IOTA:
             offsets, source = offsets + self._begin(source), buffer(storage(source))
         if source.op is Op.BUFFER:
             what = f"a read of {node.op.name.lower()}" if node.op in MOVEMENT else "a read"
-            return self.watch.read(what, source.arg, offsets, inside, self.loops)
+            return self.sanitizer.read(what, source.arg, offsets, inside, self.loops)
         if inside is not None:
             offsets = np.where(inside, offsets, 0)
         if offsets.min() < 0 or offsets.max() >= source.size:
             raise IndexError(f"{self.kernel.name}: {moved} leads out of {source.shape}")
-        found = self.value(source, _unraveled(offsets, source.shape), inside)
+        found = self.value(source, _unravel(offsets, source.shape), inside)
         return found if valid is None else np.where(valid, found, found.dtype.type(0))
 
-    def _gathered(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+    def _gathered(self, node: Node, indices: Indices, mask: Array | None) -> Array:
         table, index = node.src
         rank = len(index.shape)
-        rows = np.asarray(self.value(index, indices[:rank], needed), np.int64)
-        wrong = both((rows < 0) | (rows >= table.shape[0]), needed)
+        rows = np.asarray(self.value(index, indices[:rank], mask), np.int64)
+        wrong = conjunction((rows < 0) | (rows >= table.shape[0]), mask)
         if wrong is not None and wrong.any():
             row = np.broadcast_to(rows, wrong.shape)[wrong][0]
             raise IndexError(f"{self.kernel.name}: there is no row {row} in a table {table.shape}")
-        return self.value(table, (rows, *indices[rank:]), needed)
+        return self.value(table, (rows, *indices[rank:]), mask)
 
-    def _reduced(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+    def _reduced(self, node: Node, indices: Indices, mask: Array | None) -> Array:
         (source,) = node.src
         count = len(node.arg)
-        inner = grid([source.shape[axis] for axis in node.arg], _rank(indices))
+        inner = index_grid([source.shape[axis] for axis in node.arg], _rank(indices))
         along = dict(zip(node.arg, inner, strict=True))
-        outside = iter(_widened(indices, count))
+        outside = iter(_add_inner_axes(indices, count))
         every = tuple(along[a] if a in along else next(outside) for a in range(len(source.shape)))
-        guard = None if needed is None else _widened([needed], count)[0]
+        guard = None if mask is None else _add_inner_axes([mask], count)[0]
         terms = self.value(source, every, guard)
         shape = np.broadcast_shapes(terms.shape, *(i.shape for i in every))
         join = np.sum if node.op is Op.SUM else np.max
         axes = tuple(range(len(shape) - count, len(shape)))
-        return np.asarray(join(np.broadcast_to(terms, shape), axis=axes), register(node.dtype))
+        return np.asarray(
+            join(np.broadcast_to(terms, shape), axis=axes), register_dtype(node.dtype)
+        )
 
-    def _product(self, node: Node, indices: Indices, needed: Array | None) -> Array:
-        """Of a whole grid: [..., M, 1, K] and [..., 1, N, K] are what the factors give."""
-        *lead, row, column = _widened(indices, 1)
-        (inner,) = grid([node.src[0].shape[-1]], _rank(indices))
-        guard = None if needed is None else _widened([needed], 1)[0]
+    def _product(self, node: Node, indices: Indices, mask: Array | None) -> Array:
+        """A product at a whole grid of indices, by factors [..., M, 1, K] and [..., 1, N, K]."""
+        *lead, row, column = _add_inner_axes(indices, 1)
+        (inner,) = index_grid([node.src[0].shape[-1]], _rank(indices))
+        guard = None if mask is None else _add_inner_axes([mask], 1)[0]
         left = self.value(node.src[0], (*lead, row, inner), guard)
         right = self.value(node.src[1], (*lead, inner, column), guard)
         *batch, rows, columns = node.shape
@@ -190,13 +191,13 @@ class _Kernel:
         return found
 
 
-def _widened(arrays: Sequence[Array], count: int) -> Indices:
-    """With so many more axes inside."""
+def _add_inner_axes(arrays: Sequence[Array], count: int) -> Indices:
+    """The arrays with `count` more axes at the end."""
     return tuple(a[(..., *[None] * count)] for a in arrays)
 
 
-def _unraveled(flat: Array, shape: Shape) -> Indices:
-    """As np.unravel_index, which NumPy 2.4 gets wrong beyond 8,192 elements in several axes."""
+def _unravel(flat: Array, shape: Shape) -> Indices:
+    """np.unravel_index, which NumPy 2.4 gets wrong beyond 8,192 elements in several axes."""
     found = []
     for size in reversed(shape):
         found.append(flat % size)
@@ -208,24 +209,24 @@ def _rank(indices: Indices) -> int:
     return max((i.ndim for i in indices), default=0)
 
 
-# --- what both emulators need ---
+# --- shared by both emulators ---
 
 
-def grid(shape: Sequence[int], outer: int = 0) -> Indices:
-    """The indices of every element, one array for each dimension; `outer` axes before them."""
+def index_grid(shape: Sequence[int], outer: int = 0) -> Indices:
+    """The indices of all elements of a shape, an array for each axis, after `outer` more axes."""
     return tuple(np.ogrid[tuple(slice(0, n) for n in [*[1] * outer, *shape])])[outer:]
 
 
-def both(one: Array | None, other: Array | None) -> Array | None:
-    """Conditions joined, where None is always true."""
+def conjunction(one: Array | None, other: Array | None) -> Array | None:
+    """The conjunction of two conditions, where None is always true."""
     if one is None or other is None:
         return other if one is None else one
     found: Array = one & other
     return found
 
 
-def locate(where: Access, indices: Indices) -> tuple[Array, Array | None]:
-    """Offsets of elements, and where they exist; None: everywhere."""
+def offsets_at(where: Access, indices: Indices) -> tuple[Array, Array | None]:
+    """The offsets of elements at some indices, and where they exist (None: everywhere)."""
     variables: list[Expr] = [Var(f"i{a}", 0, n - 1) for a, n in enumerate(where.shape)]
     env = {f"i{axis}": index for axis, index in enumerate(indices)}
     offset, valid = where.index(variables)
@@ -235,9 +236,11 @@ def locate(where: Access, indices: Indices) -> tuple[Array, Array | None]:
     return offsets, None if valid is ONE else np.asarray(valid.evaluate(env)) != 0
 
 
-def operate(op: Op, result: Any, *src: Array) -> Array:
-    """An elementwise operation in the dtype that `result` has, as wide as registers are."""
+def apply_op(op: Op, result: Any, *src: Array) -> Array:
+    """The result of an elementwise operation, rounded to the dtype of `result`."""
     dtype: DType = result.dtype
-    if op is Op.WHERE:  # by an index, perhaps, that is 0 or 1
+    if op is Op.WHERE:  # the condition may be an index, which is 0 or 1
         src = (src[0] != 0, *src[1:])
-    return np.asarray(TABLE[op](result)(*src), dtype.np).astype(register(dtype), copy=False)
+    return np.asarray(FUNCTIONS[op](result)(*src), dtype.np).astype(
+        register_dtype(dtype), copy=False
+    )

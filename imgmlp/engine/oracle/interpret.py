@@ -1,8 +1,8 @@
-"""NumPy execution of a Node graph: the oracle, and the device called `numpy`.
+"""The interpreter of Node graphs in NumPy: the oracle of tests, and the device called `numpy`.
 
-Each operation is one entry of a table. Arithmetic has the width of the Node's dtype,
-as on a device; with `wide=True` floats are float64, which is what tests compare with.
-What does not depend on values is found out once: an Evaluation runs as often as one likes.
+Each operation is an entry of a table. Arithmetic has the width of the Node's dtype, as on a device;
+with `wide=True` floats are float64, with which tests compare. An Evaluation prepares all that does
+not depend on the values of Buffers, and can be run many times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.op import BINARY, CONTROL, ELEMENTWISE, LOAD, MOVEMENT, Op
 
 Values = Mapping[Buffer, Array]
-Done = dict[Node, Any]  # an array each; of a LOOP a list: all that it carries
+NodeValues = dict[Node, Any]  # an array for each Node; for a LOOP the list of its carried values
 
 
 def lowbias32(x: Array) -> Array:
@@ -33,13 +33,13 @@ def lowbias32(x: Array) -> Array:
 
 
 def select(condition: Array, x: Array, y: Array) -> Array:
-    """np.where(condition, x, y) of one dtype, bit by bit: y, turned into x where it is chosen.
+    """np.where(condition, x, y) of one dtype, without branches: y ^ ((x ^ y) * condition).
 
-    np.where branches for each element, which processors cannot foresee: on a Xeon with AVX-512 it
+    np.where branches for each element, which processors cannot predict: on a Xeon with AVX-512 it
     takes six to ten times as long.
     """
     bits, shape = np.dtype(f"u{x.itemsize}"), condition.shape
-    condition = condition.astype(np.bool_, copy=False)  # emulated C has whole numbers
+    condition = condition.astype(np.bool_, copy=False)  # the emulators have integers there
     x_bits, y_bits = (_uniform(v, shape).view(bits) for v in (x, y))
     found = np.asarray(x_bits ^ y_bits)
     target = found if found.shape == shape else None
@@ -50,33 +50,33 @@ def select(condition: Array, x: Array, y: Array) -> Array:
 
 
 def _uniform(x: Array, shape: tuple[int, ...]) -> Array:
-    """One element of what is that one everywhere in a shape: nothing is done for each of them."""
+    """A single element of an array that repeats it over a whole shape; other arrays as they are."""
     return x[(slice(0, 1),) * x.ndim] if x.shape == shape and not any(x.strides) else x
 
 
 def multiply_add(x: Array, y: Array, z: Array) -> Array:
-    """x * y + z; of halves rounded once, as products of halves are exact in float32."""
+    """x * y + z. Halves are rounded once, as products of halves are exact in float32."""
     if x.dtype != np.float16:
         return x * y + z
     return (x.astype(np.float32) * y + z).astype(np.float16)
 
 
-def expanded(x: Array, shape: tuple[int, ...]) -> Array:
+def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """np.broadcast_to(x, shape) of an array that fits, in a third of the time for small ones."""
     one = np.nditer(x, ("multi_index", "zerosize_ok"), ("readonly",), itershape=shape, order="C")
     found: Array = one.itviews[0]
     return found
 
 
-def padded(x: Array, shape: tuple[int, ...], inside: tuple[slice, ...]) -> Array:
-    """Zeros with an array inside: np.pad takes several times as long for small ones."""
+def pad_with_zeros(x: Array, shape: tuple[int, ...], inside: tuple[slice, ...]) -> Array:
+    """Zeros around an array. np.pad takes several times as long for small arrays."""
     found = np.zeros(shape, x.dtype)
     found[inside] = x
     return found
 
 
-def _inside(node: Node) -> tuple[slice, ...]:
-    """Where what a PAD puts zeros around is."""
+def _pad_interior(node: Node) -> tuple[slice, ...]:
+    """Where the source of a PAD lies within the result."""
     sides = zip(node.arg, node.shape, strict=True)
     return tuple(slice(before, size - after) for (before, after), size in sides)
 
@@ -85,8 +85,8 @@ def _slices(ranges: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
     return tuple(slice(begin, end) for begin, end in ranges)
 
 
-# For each operation, from a Node what computes its value from those of its sources.
-TABLE: dict[Op, Callable[[Node], Callable[..., Any]]] = {
+# For each operation: from a Node to the function that computes its value from those of its sources.
+FUNCTIONS: dict[Op, Callable[[Node], Callable[..., Any]]] = {
     Op.CAST: lambda node: lambda x: x.astype(node.dtype.np),
     Op.NEG: lambda node: np.negative,
     Op.EXP2: lambda node: np.exp2,
@@ -115,8 +115,8 @@ TABLE: dict[Op, Callable[[Node], Callable[..., Any]]] = {
     Op.REDUCE_MAX: lambda node: partial(np.maximum.reduce, axis=node.arg),
     Op.RESHAPE: lambda node: lambda x: x.reshape(node.shape),
     Op.PERMUTE: lambda node: lambda x: x.transpose(node.arg),
-    Op.EXPAND: lambda node: partial(expanded, shape=node.shape),
-    Op.PAD: lambda node: partial(padded, shape=node.shape, inside=_inside(node)),
+    Op.EXPAND: lambda node: partial(broadcast, shape=node.shape),
+    Op.PAD: lambda node: partial(pad_with_zeros, shape=node.shape, inside=_pad_interior(node)),
     Op.SHRINK: lambda node: itemgetter(_slices(node.arg)),
     Op.STRIDE: lambda node: itemgetter(tuple(slice(None, None, s) for s in node.arg)),
     Op.DOT: lambda node: np.matmul,
@@ -127,10 +127,10 @@ TABLE: dict[Op, Callable[[Node], Callable[..., Any]]] = {
 }
 
 
-# What repeats elements of one operand as others have more of them.
-REPEATING = BINARY | {Op.MULACC}
-# Values that are nothing of their own in memory, or are counted elsewhere.
-VIEWS = (MOVEMENT - {Op.PAD}) | CONTROL | (LOAD - {Op.IOTA}) | {Op.FUNCTION, Op.CONTIGUOUS}
+# Operations that broadcast one operand to the shape of others by themselves.
+BROADCASTING = BINARY | {Op.MULACC}
+# Operations whose values take no memory of their own, or are counted elsewhere.
+WITHOUT_MEMORY = (MOVEMENT - {Op.PAD}) | CONTROL | (LOAD - {Op.IOTA}) | {Op.FUNCTION, Op.CONTIGUOUS}
 
 
 def numpy_dtype(dtype: DType, wide: bool) -> np.dtype[Any]:
@@ -138,34 +138,40 @@ def numpy_dtype(dtype: DType, wide: bool) -> np.dtype[Any]:
 
 
 class Evaluation:
-    """What leads from Buffers' values to those of some Nodes, ready to be run again and again.
+    """The computation of some Nodes from the values of Buffers, which can be run many times.
 
-    Values that repeat one number are worked out here, and so is when each of the others is not
-    needed any more. Of a COND only the value that it chooses is computed: by an evaluation of its
-    own, which forgets nothing of what is `kept`, if it is there when the run begins.
+    Uniform values are computed once, here, and so is the last use of each other value. Of a COND
+    only the chosen value is computed, by an Evaluation of its own, which drops no value of the
+    `retained` Nodes that is there when it begins.
     """
 
     def __init__(
-        self, roots: Sequence[Node], wide: bool = False, kept: Iterable[Node] | None = None
+        self, roots: Sequence[Node], wide: bool = False, retained: Iterable[Node] | None = None
     ) -> None:
         self.roots, self.wide = roots, wide
-        self._repeated: Set[Node] = frozenset()
-        order = toposort(roots, _always_needed)
+        self._broadcast: Set[Node] = frozenset()
+        order = toposort(roots, _unconditional_sources)
         self._uniform = self._uniform_values(order)
         known = {*self._uniform, *(n for n in order if n.op is Op.PARAMETER)}
-        if kept is None:  # else others may read any value that is left behind
-            self._repeated = _repeated_by_numpy(order, roots, known)
-        dead = _dead_after(order, roots, known.union(kept or ()))
+        if retained is None:  # otherwise other Evaluations may read any value
+            self._broadcast = _broadcast_by_numpy(order, roots, known)
+        dead = _last_uses(order, roots, known.union(retained or ()))
         self._calls = [
-            (node, self._function(node), _only(node.src), _taking(node.src), dead.get(node, ()))
+            (
+                node,
+                self._function(node),
+                _single_source(node.src),
+                _source_getter(node.src),
+                dead.get(node, ()),
+            )
             for node in order
             if node not in known
         ]
         self._chosen: dict[Node, Evaluation] = {}  # by the source of a COND
 
-    def _uniform_values(self, order: Sequence[Node]) -> Done:
-        """The values of Nodes that are one number again and again, whatever the Buffers hold."""
-        numbers: Done = {}
+    def _uniform_values(self, order: Sequence[Node]) -> NodeValues:
+        """The values of Nodes that repeat one number, whatever the Buffers hold."""
+        numbers: NodeValues = {}
         with np.errstate(all="ignore"):
             for node in order:
                 if node.op is Op.CONST:
@@ -178,12 +184,12 @@ class Evaluation:
         return {node: np.broadcast_to(number, node.shape) for node, number in numbers.items()}
 
     def run(self, values: Values, done: Mapping[Node, Array] | None = None) -> list[Array]:
-        """The values of the roots, given those of the Buffers they read, and of other Nodes."""
+        """The values of the roots, from the values of Buffers, and of Nodes that are `done`."""
         with np.errstate(all="ignore"):
             return self._run(dict(done or {}), values)
 
-    def _run(self, done: Done, values: Values) -> list[Any]:
-        """As `run`, where some Nodes' values are `done`; what this computes is left there."""
+    def _run(self, done: NodeValues, values: Values) -> list[Any]:
+        """As `run`; computed values are added to `done`."""
         done |= self._uniform
         for node, function, only, taken, dead in self._calls:
             if node in done:
@@ -196,15 +202,15 @@ class Evaluation:
                 kind = numpy_dtype(node.dtype, self.wide)
                 done[node] = np.asarray(values[node.arg], kind).reshape(node.shape)
             for old in dead:
-                done.pop(old, None)  # a COND may have come before
+                done.pop(old, None)  # the Evaluation of a COND may have removed it
         return [np.asarray(done[r]) for r in self.roots]
 
     def _function(self, node: Node) -> Callable[..., Any] | None:
-        """What computes a Node's value from those of its sources alone, if anything does."""
+        """The function from the values of a Node's sources to its own, if there is one."""
         if node.op in (Op.BUFFER, Op.COND):
             return None
-        if node in self._repeated:
-            return _as_it_is
+        if node in self._broadcast:
+            return _identity
         if node.op is Op.IOTA:
             return partial(np.arange, node.shape[0], dtype=node.dtype.np)
         if node.op is Op.CAST and self.wide and node.dtype.is_float:
@@ -213,19 +219,19 @@ class Evaluation:
             return self._loop(node)
         if node.op is Op.RESULT:
             return itemgetter(node.arg)
-        return TABLE[node.op](node)
+        return FUNCTIONS[node.op](node)
 
-    def _choose(self, node: Node, done: Done, values: Values) -> Any:
+    def _choose(self, node: Node, done: NodeValues, values: Values) -> Any:
         condition, a, b = node.src
         chosen = a if done[condition] else b
         if chosen not in done:
             if chosen not in self._chosen:
-                self._chosen[chosen] = Evaluation([chosen], self.wide, kept=list(done))
+                self._chosen[chosen] = Evaluation([chosen], self.wide, retained=list(done))
             self._chosen[chosen]._run(done, values)
         return done[chosen]
 
     def _loop(self, node: Node) -> Callable[..., list[Array]]:
-        """What gives all that a loop carries after its last iteration."""
+        """The function from a LOOP's sources to its carried values after the last iteration."""
         count, parameters = node.arg.count, node.arg.parameters
         body = Evaluation(node.arg.values, self.wide)
         states = len(body.roots)
@@ -239,79 +245,82 @@ class Evaluation:
         return run
 
 
-def _only(sources: Sequence[Node]) -> Node | None:
+def _single_source(sources: Sequence[Node]) -> Node | None:
     return sources[0] if len(sources) == 1 else None
 
 
-def _taking(sources: Sequence[Node]) -> Callable[[Done], Sequence[Any]]:
-    """What gives the values of several sources, or of none."""
+def _source_getter(sources: Sequence[Node]) -> Callable[[NodeValues], Sequence[Any]]:
+    """The function that takes the values of several sources, or of none, from all values."""
     return itemgetter(*sources) if len(sources) > 1 else lambda done: ()
 
 
 def evaluate(roots: Sequence[Node], values: Values, wide: bool = False) -> list[Array]:
-    """The values of the roots, given those of the Buffers they read."""
+    """The values of the roots, from the values of the Buffers that they read."""
     return Evaluation(roots, wide).run(values)
 
 
-def most_bytes(roots: Sequence[Node]) -> int:
-    """Bytes of all values that `evaluate` holds at once, at the least: views count as nothing."""
-    order = toposort(roots, _always_needed)
-    dead = _dead_after(order, roots, set())
+def peak_bytes(roots: Sequence[Node]) -> int:
+    """The most bytes of values that `evaluate` holds at one time; views count as nothing."""
+    order = toposort(roots, _unconditional_sources)
+    dead = _last_uses(order, roots, set())
     now = most = 0
     for node in order:
-        now += own_bytes(node)
+        now += value_bytes(node)
         most = max(most, now)
-        now -= sum(map(own_bytes, dead.get(node, ())))
+        now -= sum(map(value_bytes, dead.get(node, ())))
     return most
 
 
-def own_bytes(node: Node) -> int:
-    """What a Node's value takes beside those that it is computed from."""
-    return 0 if node.op in VIEWS else node.size * node.dtype.itemsize
+def value_bytes(node: Node) -> int:
+    """Bytes of a Node's value beyond those of its sources."""
+    return 0 if node.op in WITHOUT_MEMORY else node.size * node.dtype.itemsize
 
 
-def _as_it_is(x: Array) -> Array:
+def _identity(x: Array) -> Array:
     return x
 
 
-def _repeated_by_numpy(order: Sequence[Node], roots: Sequence[Node], known: Set[Node]) -> Set[Node]:
-    """EXPANDs that nobody needs for themselves: operations on elements repeat one operand by
-    themselves, in less time, beside another one of the whole shape. None where there is a COND, as
-    what it chooses may read any value.
+def _broadcast_by_numpy(
+    order: Sequence[Node], roots: Sequence[Node], known: Set[Node]
+) -> Set[Node]:
+    """EXPANDs that need not be done, as NumPy broadcasts an operand faster by itself.
+
+    Another operand must have the whole shape. The result is empty if there is a COND, as the value
+    that it chooses may read any other one.
     """
     if any(node.op is Op.COND for node in order):
         return frozenset()
     found = {n for n in order if n.op is Op.EXPAND}.difference(roots, known)
     for node in order:
-        if node.op not in REPEATING:
+        if node.op not in BROADCASTING:
             found.difference_update(node.src)
         elif found.issuperset(node.src):
             found.discard(node.src[0])
     return found
 
 
-def _dead_after(
+def _last_uses(
     order: Sequence[Node], roots: Sequence[Node], known: Set[Node]
 ) -> dict[Node, list[Node]]:
-    """Which values nobody needs any more once a Node is computed.
+    """For each Node the values whose last use it is.
 
-    Memory that is freed early is used again, which saves more time than the arithmetic takes:
-    the system would have to clear all of it. None are named where a COND may want any of them.
+    Freeing memory early lets it be reused. That saves more time than the arithmetic takes, as the
+    system clears all new memory. The result is empty if there is a COND, which may need any value.
     """
     found: dict[Node, list[Node]] = {}
     if any(node.op is Op.COND for node in order):
         return found
-    kept = {*roots, *known}
+    retained = {*roots, *known}
     for node in reversed(order):
         if node not in known:
-            last = [s for s in node.src if s not in kept]
+            last = [s for s in node.src if s not in retained]
             if len(last) > 1:
                 last = list(dict.fromkeys(last))
             if last:
-                kept.update(last)
+                retained.update(last)
                 found[node] = last
     return found
 
 
-def _always_needed(node: Node) -> Sequence[Node]:
+def _unconditional_sources(node: Node) -> Sequence[Node]:
     return node.src[:1] if node.op is Op.COND else node.src

@@ -1,8 +1,8 @@
-"""Memory that notices what a kernel must not do: touch what is not there, or race.
+"""A sanitizer for emulated kernels: it finds accesses out of bounds, and data races.
 
-An emulator hands over each access of a kernel as arrays, together with the loops whose
-iterations it stands for. Iterations of one loop may run in any order, so none of them may
-write what another one reads or writes. After a barrier only work-groups stay apart.
+An emulator passes each access of a kernel as arrays, with the loops whose iterations make it.
+Iterations of these loops may run in any order, so none may write what another one reads or writes.
+A barrier orders the lanes of a work-group, but not work-groups.
 """
 
 from __future__ import annotations
@@ -19,44 +19,46 @@ from imgmlp.engine.ir.dtype import Array, DType, f16, f32
 from imgmlp.engine.ir.graph import Buffer
 
 Memory = Mapping[Buffer, Array]  # the elements of each Buffer, flat
-NOBODY = -1
+NO_STORE = -1
 
 
 @dataclass(frozen=True)
 class Loops:
-    """The loops without an order that an access stands in, outermost first; the first is
-    that of work-groups, or of work-items where none can wait for another."""
+    """The unordered loops around an access, outermost first.
+
+    The first one is over work-groups, or over work-items if these cannot wait for one another.
+    """
 
     names: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
-    together: bool = False  # whether all lanes of a group take part in one access
+    collective: bool = False  # whether all lanes of a group make the access together
 
-    def of_group(self) -> Loops:
-        """For what all lanes of a group do as one."""
-        return Loops(self.names[:1], self.sizes[:1], together=True)
+    def as_group(self) -> Loops:
+        """The loops of an access that all lanes of a group make together."""
+        return Loops(self.names[:1], self.sizes[:1], collective=True)
 
     def iterations(self, rank: int) -> Array:
-        """A number for each: the loops' axes, then 1s up to `rank` axes."""
+        """A number for each iteration: an axis for each loop, then axes of 1 up to `rank`."""
         ones = [1] * (rank - len(self.sizes))
         return np.arange(math.prod(self.sizes)).reshape([*self.sizes, *ones])
 
 
 @dataclass(frozen=True)
-class _Touch:
-    """Elements that were read or written, and by which iteration each, [n]."""
+class _Access:
+    """An access: the elements that were read or written, and the iteration of each, both [n]."""
 
-    what: str
+    description: str
     loops: Loops
-    barriers: int  # met before
+    barriers: int  # how many there were before it
     offsets: Array
     iterations: Array
 
 
 class Sanitizer:
-    """The Buffers during one launch of a kernel of so many work-groups and work-items.
+    """Checks all accesses during one launch of a kernel of some work-groups and work-items.
 
-    Raises IndexError for an access outside of a Buffer and ValueError for a race or for
-    Buffers that share bytes; each names the kernel, the access and the Buffer.
+    Raises IndexError for an access out of bounds, and ValueError for a race or for Buffers that
+    share bytes. Each error names the kernel, the access and the Buffer.
     """
 
     def __init__(
@@ -66,100 +68,102 @@ class Sanitizer:
         self.kernel, self.memory = kernel, memory
         self.groups, self.items = groups, items
         self.barriers = 0
-        self.reads: list[tuple[Buffer, _Touch]] = []
-        self.stores: dict[Buffer, list[_Touch]] = {b: [] for b in written}
-        # of each element: the last store that wrote it, and the iteration
-        self.store_of = {b: np.full(b.size, NOBODY) for b in written}
-        self.writer_of = {b: np.full(b.size, NOBODY) for b in written}
+        self.reads: list[tuple[Buffer, _Access]] = []
+        self.stores: dict[Buffer, list[_Access]] = {b: [] for b in written}
+        # For each element: the number of the last store that wrote it, and the iteration.
+        self.store_of = {b: np.full(b.size, NO_STORE) for b in written}
+        self.writer_of = {b: np.full(b.size, NO_STORE) for b in written}
         for target, other in itertools.product(written, {*read, *written}):
             if target is not other and np.may_share_memory(memory[target], memory[other]):
                 raise ValueError(f"{kernel}: {target!r} and {other!r} share bytes")
 
     def barrier(self) -> None:
-        """What a group's lanes did before is in order with what they do from now on."""
+        """Order the accesses of a group's lanes so far before all later ones."""
         self.barriers += 1
 
     def read(
-        self, what: str, storage: Buffer, offsets: Array, needed: Array | None, loops: Loops
+        self, description: str, storage: Buffer, offsets: Array, mask: Array | None, loops: Loops
     ) -> Array:
         """Elements at offsets [*loops, ...], zero where not needed, as wide as registers."""
-        if needed is not None:
-            offsets, needed = np.broadcast_arrays(offsets, needed)
-        taken = offsets.ravel() if needed is None else offsets[needed]
-        self._inside(what, storage, taken)
+        if mask is not None:
+            offsets, mask = np.broadcast_arrays(offsets, mask)
+        taken = offsets.ravel() if mask is None else offsets[mask]
+        self._check_bounds(description, storage, taken)
         if storage in self.stores:
-            touch = self._touch(what, offsets, needed, loops)
-            self._alone(storage, touch)
-            self.reads.append((storage, touch))
-        if needed is None:
+            access = self._access(description, offsets, mask, loops)
+            self._check_race(storage, access)
+            self.reads.append((storage, access))
+        if mask is None:
             found = np.asarray(self.memory[storage][offsets])
         else:
             found = np.zeros(offsets.shape, storage.dtype.np)
-            found[needed] = self.memory[storage][taken]
-        return found.astype(register(storage.dtype), copy=False)
+            found[mask] = self.memory[storage][taken]
+        return found.astype(register_dtype(storage.dtype), copy=False)
 
     def write(
-        self, what: str, storage: Buffer, offsets: Array, needed: Array | None,
+        self, description: str, storage: Buffer, offsets: Array, mask: Array | None,
         loops: Loops, values: Array,
     ) -> None:  # fmt: skip
-        """Store one value for each iteration of the loops where it is needed."""
-        touch = self._touch(what, offsets, needed, loops)
-        self._inside(what, storage, touch.offsets)
-        self._alone(storage, touch)
+        """Store one value for each iteration of the loops, where `mask` is true."""
+        access = self._access(description, offsets, mask, loops)
+        self._check_bounds(description, storage, access.offsets)
+        self._check_race(storage, access)
         writer, store = self.writer_of[storage], self.store_of[storage]
-        writer[touch.offsets] = touch.iterations
-        twice = writer[touch.offsets] != touch.iterations
-        self._refuse(twice, touch.offsets, storage, f"{what} two iterations write")
-        store[touch.offsets] = len(self.stores[storage])
-        self.stores[storage].append(touch)
+        writer[access.offsets] = access.iterations
+        twice = writer[access.offsets] != access.iterations
+        self._refuse(twice, access.offsets, storage, f"{description} two iterations write")
+        store[access.offsets] = len(self.stores[storage])
+        self.stores[storage].append(access)
         shape = np.broadcast_shapes(offsets.shape, loops.iterations(offsets.ndim).shape)
-        chosen = ... if needed is None else np.broadcast_to(needed, shape)
-        self.memory[storage][touch.offsets] = np.broadcast_to(values, shape)[chosen].ravel()
+        chosen = ... if mask is None else np.broadcast_to(mask, shape)
+        self.memory[storage][access.offsets] = np.broadcast_to(values, shape)[chosen].ravel()
 
     def finish(self) -> None:
-        """Hold what was read against what was stored later."""
-        for storage, touch in self.reads:
-            self._alone(storage, touch)
+        """Check all reads against the stores that came later."""
+        for storage, access in self.reads:
+            self._check_race(storage, access)
 
-    def _touch(self, what: str, offsets: Array, needed: Array | None, loops: Loops) -> _Touch:
+    def _access(
+        self, description: str, offsets: Array, mask: Array | None, loops: Loops
+    ) -> _Access:
         iterations = loops.iterations(offsets.ndim)
         shape = np.broadcast_shapes(iterations.shape, offsets.shape)
-        chosen = ... if needed is None else np.broadcast_to(needed, shape)
+        chosen = ... if mask is None else np.broadcast_to(mask, shape)
         flat = (np.broadcast_to(a, shape)[chosen].ravel() for a in (offsets, iterations))
-        return _Touch(what, loops, self.barriers, *flat)
+        return _Access(description, loops, self.barriers, *flat)
 
-    def _inside(self, what: str, storage: Buffer, offsets: Array) -> None:
+    def _check_bounds(self, description: str, storage: Buffer, offsets: Array) -> None:
         wrong = offsets[(offsets < 0) | (offsets >= storage.size)]
         if wrong.size:
             raise IndexError(
-                f"{self.kernel}: {what} touches element {wrong[0]} of {storage!r}, "
+                f"{self.kernel}: {description} touches element {wrong[0]} of {storage!r}, "
                 f"which has {storage.size}"
             )
 
-    def _alone(self, storage: Buffer, touch: _Touch) -> None:
-        """Raise ValueError if other iterations have written what one touches."""
-        store = self.store_of[storage][touch.offsets]
-        writer = self.writer_of[storage][touch.offsets]
-        for number in np.unique(store[store != NOBODY]):
+    def _check_race(self, storage: Buffer, access: _Access) -> None:
+        """Raise ValueError if other iterations have written an element of this access."""
+        store = self.store_of[storage][access.offsets]
+        writer = self.writer_of[storage][access.offsets]
+        for number in np.unique(store[store != NO_STORE]):
             other, both = self.stores[storage][number], store == number
-            apart = self._apart(touch, touch.iterations[both], other, writer[both])
-            why = f"{touch.what} races with {other.what} for"
-            self._refuse(apart, touch.offsets[both], storage, why)
+            unordered = self._are_unordered(access, access.iterations[both], other, writer[both])
+            why = f"{access.description} races with {other.description} for"
+            self._refuse(unordered, access.offsets[both], storage, why)
 
-    def _apart(self, one: _Touch, i: Array, two: _Touch, j: Array) -> Array | bool:
-        """Whether iterations i and j of two accesses are in no order."""
+    def _are_unordered(self, one: _Access, i: Array, two: _Access, j: Array) -> Array | bool:
+        """Whether iterations i and j of two accesses are unordered."""
         pairs = zip(one.loops.names, two.loops.names, strict=False)
         shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
         waited = one.barriers != two.barriers
-        if not shared:  # one of them is done by everybody
+        if not shared:  # all work-items make one of the accesses
             return (self.groups if waited else self.items) > 1
         if waited:
             shared = 1
-        elif one.loops.together != two.loops.together:
+        elif one.loops.collective != two.loops.collective:
             return True
         inner, other = (math.prod(t.loops.sizes[shared:]) for t in (one, two))
-        apart: Array = i // inner != j // other
-        return apart
+        unordered: Array = i // inner != j // other
+        return unordered
 
     def _refuse(self, wrong: Array | bool, offsets: Array, storage: Buffer, why: str) -> None:
         if np.any(wrong):
@@ -167,6 +171,6 @@ class Sanitizer:
             raise ValueError(f"{self.kernel}: {why} element {element} of {storage!r}")
 
 
-def register(dtype: DType) -> np.dtype[Any]:
-    """What a value of this dtype is kept in: halves are computed in float, each result rounded."""
+def register_dtype(dtype: DType) -> np.dtype[Any]:
+    """The dtype of a value in a register: halves are computed in float, and rounded each time."""
     return np.dtype((f32 if dtype is f16 else dtype).np)

@@ -12,7 +12,7 @@ from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.oracle.given_indices import check_written
+from imgmlp.engine.oracle.index_bounds import check_written
 
 
 def upload(storage: Buffer) -> None:

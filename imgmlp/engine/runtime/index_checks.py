@@ -29,7 +29,7 @@ from imgmlp.engine.ir.graph import (
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.oracle.given_indices import taken_by
+from imgmlp.engine.oracle.index_bounds import gather_index
 
 Check = tuple[Node, Buffer, Buffer]  # what takes rows, its greatest index, and ~ of its least
 Ends = tuple[Node, Node, Node]  # the same as values
@@ -45,7 +45,7 @@ def index_checks(
     Of all that takes rows, or of what is `wanted`, outside of loops.
     """
     values = [value for _, value in updates]
-    if wanted and not any(taken_by(n) and wanted(n) for n in toposort(values)):
+    if wanted and not any(gather_index(n) and wanted(n) for n in toposort(values)):
         return []
     found: list[tuple[Check, list[Update]]] = []
     for node, *ends in _safe(values)[1]:
@@ -69,7 +69,7 @@ def _safe(values: Sequence[Node]) -> tuple[list[Node], list[Ends]]:
             safe[node], found[node] = _gather(node, *sources)
         else:
             safe[node] = rebuild(node, sources)
-            if (taken := taken_by(node)) is not None:
+            if (taken := gather_index(node)) is not None:
                 found[node] = [_ends(node, safe[taken[0]])]
     needed = _needed(values, order, safe)
     ends = []
@@ -132,7 +132,7 @@ def _needed(
 
 def refuse(node: Node, greatest: int, flipped: int) -> None:
     """Raise OutOfBoundsError if an index is none of the rows that are taken by it."""
-    taken, least = taken_by(node), -1 - flipped
+    taken, least = gather_index(node), -1 - flipped
     assert taken is not None
     wrong, last = least if least < 0 else greatest, taken[1] - 1
     if least >= 0 and greatest <= last:  # also where none was taken

@@ -16,7 +16,7 @@ from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.oracle.interpret import Evaluation, most_bytes, own_bytes
+from imgmlp.engine.oracle.interpret import Evaluation, peak_bytes, value_bytes
 from imgmlp.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Interpreted:
         values = [value for _, value in updates]
         order = toposort(values)
         self._buffers = [n.arg for n in order if n.op is Op.BUFFER]
-        self._evaluation, self._all_bytes = Evaluation(values), sum(map(own_bytes, order))
+        self._evaluation, self._all_bytes = Evaluation(values), sum(map(value_bytes, order))
 
     def run(self) -> None:
         """Give each state its new value. Raises OutOfMemoryError."""
@@ -50,7 +50,7 @@ class Interpreted:
         """Refuse what there is no memory for, as the system might end the process."""
         if not 0 < host_memory() < self._all_bytes:  # of which few are held at once
             return
-        at_once = most_bytes(self._evaluation.roots)
+        at_once = peak_bytes(self._evaluation.roots)
         if host_memory() < at_once:
             problem = f"the values of a step take {at_once:,} bytes at once"
             hint = "use a smaller picture, batch or network"

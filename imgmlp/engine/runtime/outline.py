@@ -43,7 +43,7 @@ class Outline:
     outputs: Mapping[str, int | tuple[tuple[int, ...], str]]  # states, or shapes and dtypes
     reads: tuple[int, ...]  # states
     assigns: tuple[int, ...]  # states
-    limits: Sequence[Sequence[Any]]  # of states that rows are taken by (oracle/given_indices.py)
+    limits: Sequence[Sequence[Any]]  # of states that rows are taken by (oracle/index_bounds.py)
 
     @staticmethod
     def of(

@@ -26,13 +26,13 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.engine.ir.usage_errors import misuse, warn
-from imgmlp.engine.oracle.given_indices import (
+from imgmlp.engine.oracle.index_bounds import (
     check_assigned,
-    is_given,
-    limits_told,
-    may_be_beyond,
-    own_limits,
-    set_limits,
+    export_bounds,
+    has_computed_index,
+    import_bounds,
+    is_from_host,
+    separate_bounds,
 )
 from imgmlp.engine.runtime import debug, program_cache
 from imgmlp.engine.runtime.buffers import read_buffer, upload
@@ -95,10 +95,10 @@ class Program:
             self.updates = self._named((outputs, updates))
             self._adopt_buffers()
         elif not self._outlined(traceable):
-            with own_limits(traceable.states):
+            with separate_bounds(traceable.states):
                 for state, value in self.updates:
                     check_assigned(state, value, self)
-                limits = limits_told(traceable.states)
+                limits = export_bounds(traceable.states)
             self._adopt_buffers()
             self._keep_outline(traceable, limits)
         if isinstance(device, Device | DryRun):
@@ -160,7 +160,7 @@ class Program:
         key = program_cache.key(outline.graph, self._target, self.general)
         found = program_cache.load(key, Executable.parse)
         assigned = [step.states[number] for number in outline.assigns]
-        if found is None or not set_limits(outline.limits, step.states, assigned, self):
+        if found is None or not import_bounds(outline.limits, step.states, assigned, self):
             return False
         self.executable = found
         given, self.outputs = outline.bound(step.states, self.device)
@@ -365,7 +365,7 @@ class Program:
 
         Those that the user computes, or `every` one.
         """
-        found = index_checks(self.updates, None if every else may_be_beyond)
+        found = index_checks(self.updates, None if every else has_computed_index)
         self._checked = [check for check, _ in found]
         updates = [update for _, several in found for update in several]
         if not updates:
@@ -503,7 +503,7 @@ def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
     """Compute some Buffers now. Raises OutOfBoundsError for a computed index out of bounds, except
     within loops."""
     program = Program(device, {}, updates, once=True)
-    given = [is_given(value) for _, value in updates]  # of what a state is before, as it is moved
+    given = [is_from_host(value) for _, value in updates]  # before states change
     program.run()
     for (state, _), known in zip(updates, given, strict=True):
         state.given = known

@@ -48,7 +48,7 @@ from imgmlp.engine.ir.kernel import Block, Tiled
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.ir.uops import U
-from imgmlp.engine.oracle.given_indices import limits_told
+from imgmlp.engine.oracle.index_bounds import export_bounds
 from imgmlp.engine.runtime.outline import Outline
 from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
@@ -1372,7 +1372,7 @@ def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
         assert program._traceable is not None
         graph, given = identity = identify(program.updates)
         assigned, states = {state for state, _ in program.updates}, program._traceable.states
-        limits = limits_told(states)
+        limits = export_bounds(states)
         assert limits is not None
         given_too = program.outputs, program.inputs, assigned, limits, states
         assert Outline.of(identity, *given_too) is not None

@@ -127,7 +127,7 @@ def test_choices_in_choices_and_loops_in_them(device: AnyDevice) -> None:
 
 
 def test_numpy_computes_only_the_chosen_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(interpret.TABLE, Op.SIN, None)
+    monkeypatch.setitem(interpret.FUNCTIONS, Op.SIN, None)
     x = Tensor([1.0, 2.0], open_mapping("numpy"))
     true = Tensor(np.bool_(True), x.device)
     assert cond(true, x.sum, lambda: x.sin().sum()).item() == 3

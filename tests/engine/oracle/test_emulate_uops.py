@@ -139,11 +139,11 @@ def test_too_few_items_leave_elements_out() -> None:
 
 
 def test_an_unknown_kind_of_instruction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(emulate_uops.EMULATED, U.ALU)
+    monkeypatch.delitem(emulate_uops.UOP_FUNCTIONS, U.ALU)
     code, out = lowered(VALUES["map"], "one")
     with pytest.raises(ValueError, match=rf"{code.name}: .* a kind that cannot be emulated: ALU"):
         run(code, out)
 
 
 def test_every_kind_of_instruction_is_known() -> None:
-    assert set(U) == {*emulate_uops.EMULATED, U.RANGE, U.END}
+    assert set(U) == {*emulate_uops.UOP_FUNCTIONS, U.RANGE, U.END}

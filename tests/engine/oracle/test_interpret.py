@@ -34,11 +34,11 @@ from imgmlp.engine.ir.graph import (
 )
 from imgmlp.engine.ir.op import CONTROL, LOAD, Op
 from imgmlp.engine.oracle.interpret import (
-    TABLE,
+    FUNCTIONS,
     Evaluation,
     evaluate,
     lowbias32,
-    most_bytes,
+    peak_bytes,
     select,
 )
 
@@ -57,7 +57,7 @@ def value(node: Node, held: dict[Buffer, np.ndarray] | None = None, wide: bool =
 
 
 def test_every_operation_can_be_interpreted() -> None:
-    assert set(TABLE) == set(Op) - LOAD - CONTROL
+    assert set(FUNCTIONS) == set(Op) - LOAD - CONTROL
 
 
 BINARY: list[tuple[Op, DType, float, float, float]] = [
@@ -288,12 +288,12 @@ def test_the_most_bytes_at_once_are_counted_before() -> None:
     turned = move(Op.PERMUTE, x, (1, 0))
     total = reduce(Op.SUM, (turned + turned) * turned * turned, (0, 1))
     one = 500 * 400 * 4
-    assert 2 * one <= most_bytes([total]) <= 2 * one + 4
+    assert 2 * one <= peak_bytes([total]) <= 2 * one + 4
     tracemalloc.start()
     evaluate([total], held)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak >= most_bytes([total])
+    assert peak >= peak_bytes([total])
 
 
 def test_one_number_that_stands_in_memory_has_no_axes() -> None:

@@ -31,7 +31,7 @@ from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import Node, concat, const
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError
-from imgmlp.engine.oracle.given_indices import limits_told, set_limits
+from imgmlp.engine.oracle.index_bounds import export_bounds, import_bounds
 from imgmlp.engine.runtime import program, program_cache
 from imgmlp.engine.runtime.executable import Executable
 from imgmlp.engine.runtime.program_cache import FOLDER, identify, key
@@ -748,7 +748,7 @@ def test_a_state_that_stands_twice_is_another_step(folder: Path) -> None:
 def test_limits_that_make_no_sense_count_as_none(told: list[Any]) -> None:
     device = open_device("numpy")
     states = [Tensor(np.int32([1]), device).node.arg]
-    assert not set_limits(told, states, [], device)
+    assert not import_bounds(told, states, [], device)
     assert not states[0].limits
 
 
@@ -757,8 +757,8 @@ def test_limits_by_what_is_no_state_are_not_told() -> None:
     at, other, table = (Tensor(np.int32([0, 1]), device) for _ in range(3))
     kept = compile(lambda: {"y": table.gather(Tensor.concat([at, other]))}, device)
     assert kept.outputs
-    assert limits_told([at.node.arg]) is None
-    assert limits_told([at.node.arg, other.node.arg])
+    assert export_bounds([at.node.arg]) is None
+    assert export_bounds([at.node.arg, other.node.arg])
 
 
 def test_nothing_keeps_a_step_alive(folder: Path) -> None:
