@@ -231,8 +231,8 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(target, "STEPS", 480)
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 20)
-    monkeypatch.setattr(passes, "MOST", 1)
-    monkeypatch.setattr(search, "TRIALS", 3)
+    monkeypatch.setattr(passes, "MAX_PASSES", 1)
+    monkeypatch.setattr(search, "MAX_TRIALS", 3)
 
 
 @pytest.fixture

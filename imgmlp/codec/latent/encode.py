@@ -30,7 +30,7 @@ from imgmlp.codec.latent.training.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training.run_plan import BRIEF_TIMING_SECONDS, RunPlan
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
-from imgmlp.codec.training.passes import Passes, Tried
+from imgmlp.codec.training.passes import Passes, PassResult
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.trainer import Ended
@@ -86,7 +86,7 @@ class _Encoder:
             if self.best is None or self._distance(found) < self._distance(self.best):
                 self.best = found
             self.passes.add(trainer.state.lmbda, first)
-            longer = self.passes.longer()
+            longer = self.passes.step_factor()
             steps = self.plan.pass_steps(trainer.again, longer)
             over = ended == "diverged" or not steps
             if over or self.passes.suffice(len(found.bytes), found.metrics["psnr"], first):
@@ -95,12 +95,12 @@ class _Encoder:
             if longer > 1:
                 missing = self.wanted.value - first.psnr
                 self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
-            lmbda, until = self.passes.lmbda(), self.plan.pass_deadline()
-            no_pass = len(self.passes.tried) == 1 and not trainer.state.over
+            lmbda, until = self.passes.next_lmbda(), self.plan.pass_deadline()
+            no_pass = len(self.passes.results) == 1 and not trainer.state.over
             may = no_pass and self.plan.may_restart(trainer.state.first)
             if may and trainer.was_astray(lmbda):
-                trainer.start_over(self.passes.lmbda(anew=trainer.state.held))
-                self.passes.forget()  # which are of what is left behind
+                trainer.start_over(self.passes.next_lmbda(restarts=trainer.state.held))
+                self.passes.restart()
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
             else:
@@ -120,13 +120,13 @@ class _Encoder:
         if saved is None and plan.has_fixed_lmbda:
             state.hold(self.lmbdas.steady(limited=limited))
         anew = self._anew(step, steps)
-        least, tried = plan.unconditional_passes(steps), list[Tried]()
+        least, tried = plan.unconditional_passes(steps), list[PassResult]()
         if saved is None:
             begin(step, self.picture.pixels, first, steps)
         else:
             step.restore(saved.arrays)
             self.resumed = step.done
-            tried = [Tried(*one) for one in saved.values["tried"]]
+            tried = [PassResult(*one) for one in saved.values["tried"]]
             self.best = Draft.of(saved)
         limits = plan.set_deadline(state)
         pricing = self.lmbdas.pricing(least, limited=limited)
@@ -194,7 +194,7 @@ class _Encoder:
             return limit is not None and time.perf_counter() > began + share * (limit - began)
 
         steps = state.steps - state.begun
-        refining = self.plan.refining(steps, state.first, self.passes.to_come)
+        refining = self.plan.refining(steps, state.first, self.passes.passes_left)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
         rounding = Rounding(*made, over, refining)
         found, first = rounding.best(state.lmbda)
@@ -209,7 +209,7 @@ class _Encoder:
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
-        values: dict[str, Any] = {"tried": self.passes.tried, "form": self.forms.name}
+        values: dict[str, Any] = {"tried": self.passes.results, "form": self.forms.name}
         values |= snapshot.values | self.plan.checkpoint_values()
         return Draft.kept(self.best, Snapshot(snapshot.arrays, values))
 

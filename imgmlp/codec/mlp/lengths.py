@@ -24,7 +24,7 @@ from imgmlp.codec.mlp.size_search import BRIEF, LEAST, PILOT_RATE, SizeSearch, p
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import usual_speed
-from imgmlp.codec.training.passes import AIM
+from imgmlp.codec.training.passes import AIMED_BYTES_FRACTION
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import STEPS, Goal, Kind, Workload
@@ -335,5 +335,5 @@ class Lengths:
             return rate_model.BITS * shape.parameters
         bits = rate_model.BITS * self.sizes.weights
         if self.wanted.kind == "bytes":
-            bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
+            bits = 8 * (AIMED_BYTES_FRACTION * self.wanted.value - self.rounding.overhead(shape))
         return min(max(8.0, bits), FINE * shape.parameters)

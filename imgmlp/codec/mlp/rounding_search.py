@@ -17,7 +17,7 @@ from imgmlp.codec.mlp import bit_allocation, decode, integer_inference, rate_mod
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.network import Network, Shape, alike
 from imgmlp.codec.training import draft
-from imgmlp.codec.training.search import approached, nearest, too_much
+from imgmlp.codec.training.search import approached, is_too_much, nearest
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError
@@ -148,14 +148,14 @@ class Rounding:
         most = max(bits, min(1.6 * bits, FINE * shape.parameters))
         if wanted.kind == "psnr" and wanted.value - first.psnr > LACKING:
             return first, first
-        ends = (0.1 * bits, bits) if too_much(wanted, first) else (bits, most)
+        ends = (0.1 * bits, bits) if is_too_much(wanted, first) else (bits, most)
 
         def stepped(budget: float) -> Trial:
             found = bit_allocation.settle(arrays, sizes, budget)
             return self._rounded(arrays, found, shape)
 
         tried = [first, *approached(wanted, first, ends, stepped, self._enough)]
-        over = [trial for trial in tried if too_much(wanted, trial)]
+        over = [trial for trial in tried if is_too_much(wanted, trial)]
         if over and not wanted.hit_by(tried[-1].size, tried[-1].psnr):
             start = nearest(wanted, over)
 

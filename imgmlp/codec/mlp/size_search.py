@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rate_model import Known, Seen
-from imgmlp.codec.training.search import MOST_TOLD
+from imgmlp.codec.training.search import MAX_PSNR
 from imgmlp.codec.training.target import TOLERANCE, Goal, Kind
 
 PILOT_RATE = 0.3  # bits a pixel of the first short run's network
@@ -98,7 +98,7 @@ class SizeSearch:
 
     def tried(self, weights: float, psnr: float, size: float) -> None:
         """An attempt was made with so many weights as paid for, of a network with `size`."""
-        self.attempts.append(Attempt(weights, min(psnr, MOST_TOLD), size))
+        self.attempts.append(Attempt(weights, min(psnr, MAX_PSNR), size))
 
     def searched(self) -> bool:
         """Whether short runs were made of a network near to the one that is wanted."""

@@ -19,7 +19,7 @@ from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bit
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
 from imgmlp.codec.training.replay import decibels, mean_loss
 from imgmlp.codec.training.run import Progress
-from imgmlp.codec.training.trainer import HOPELESS, Trainer, TrainerState
+from imgmlp.codec.training.trainer import DIVERGED_LOSS, Trainer, TrainerState
 
 Array = np.ndarray[Any, Any]
 
@@ -139,7 +139,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         loss = self._loss()
-        if not loss < HOPELESS:
+        if not loss < DIVERGED_LOSS:
             return self._recover()
         self._advance(self.done, decibels(loss))
         if self.done % (CONTROL * self.look) == 0:

@@ -1,6 +1,8 @@
-"""The passes of a run towards a target: which lambda the next one has, and when there are enough.
+"""The passes after a run: which lambda the next one has, and when there are enough of them.
 
-Plain numbers, which a checkpoint keeps; knows no clock and no device.
+A pass goes through the last part of the training schedule once more, with a lambda that should
+bring the file nearer to its target. Everything here is plain numbers that a checkpoint can hold;
+this module knows no clock and no device.
 """
 
 from __future__ import annotations
@@ -10,140 +12,153 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
-from imgmlp.codec.training.search import MOST_TOLD, Trial
-from imgmlp.codec.training.target import TOLERANCE, Goal
-from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
+from imgmlp.codec.training.search import MAX_PSNR, Trial
+from imgmlp.codec.training.target import TOLERANCE, Goal, Kind
+from imgmlp.codec.training.trainer import MAX_LMBDA, MIN_LMBDA
 
-AIM = 0.99  # of the bytes wanted
-MOST = 6  # after a run, at most
-STARVED = 3  # more of them, at most, where dB are missing at the lowest lambda and more steps help
-LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
-SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a lambda twice as high
-STEEP = 3.0  # times these that is believed, or the reciprocal
-# Doublings of lambda between two passes, at least, that tell a slope: of those nearer to each
-# other the search for rounded networks alone makes files that differ by as much.
-APART = 0.2
-# How much less a pass that there is in any case leads to at a lambda that stays: doublings of the
-# bytes, most of which are networks'; dB stay.
-SAVED = {"psnr": 0.0, "bytes": 0.007}
-FURTHEST = 1.5  # doublings of lambda, at most, at once
-ANEW = 3.0  # the same where a run begins anew whose lambda stayed
-EXACTLY = 1e-6  # doublings between a lambda and the lowest, which it is then
-HARDENED = 2  # doublings of a change of lambda, at most, for passes that it did not turn round
+AIMED_BYTES_FRACTION = 0.99  # of the bytes wanted
+MAX_PASSES = 6  # after a run
+# Further passes where dB are missing at the lowest lambda and longer passes are allowed.
+MAX_LONGER_PASSES = 3
+# dB that rounding towards a target may cost beyond what the bytes it saves are worth.
+MAX_ROUNDING_LOSS = 0.05
+# What doubling lambda typically changes: dB, or doublings of the bytes.
+TYPICAL_SLOPE: dict[Kind, float] = {"psnr": -1.5, "bytes": -0.5}
+MAX_SLOPE_RATIO = 3.0  # of a measured slope to the typical one, or the reverse
+# Doublings of lambda between two passes whose difference is a slope. Between closer ones the search
+# for rounded networks alone makes files differ by as much.
+MIN_SLOPE_DISTANCE = 0.2
+# How much the result falls in a pass at a constant lambda: doublings of the bytes, most of which
+# are the networks', or dB.
+PASS_SAVING: dict[Kind, float] = {"psnr": 0.0, "bytes": 0.007}
+MAX_LMBDA_CHANGE = 1.5  # doublings of lambda from one pass to the next
+MAX_LMBDA_CHANGE_OF_RESTART = 3.0  # the same for a run that starts over after a fixed lambda
+LMBDA_TOLERANCE = 1e-6  # doublings within which a lambda counts as the lowest one
+MAX_BOOST_DOUBLINGS = 2  # of a change of lambda, where earlier changes had too little effect
 
 
-class Tried(NamedTuple):
-    """A run or a pass, before its file was changed for the target."""
+class PassResult(NamedTuple):
+    """What a run or a pass led to, before its file was changed for the target."""
 
-    lmbda: float  # log2 of it
-    excess: float  # how much less would do
+    log2_lmbda: float
+    excess: float  # dB, or doublings of the bytes, above the target
 
 
 @dataclass
 class Passes:
-    """Of the last part of a run, each with lambda nearer to the target, but not below `cheapest`;
-    `least` of them even if the target is hit, as each makes a better file.
+    """Decides on the passes after a run, each with a lambda nearer to the target.
 
-    Where dB are missing at that lambda only more steps bring them: up to `longest` times as many as
-    a pass has usually.
+    Where dB are missing at the lowest lambda only more steps bring them: up to `max_step_factor`
+    times as many as a pass usually has.
     """
 
-    wanted: Goal
-    cheapest: float = CHEAPEST
-    least: int = 0
-    longest: float = 1.0
-    tried: list[Tried] = field(default_factory=list)
+    goal: Goal
+    min_lmbda: float = MIN_LMBDA
+    unconditional: int = 0  # passes that make a better file, even if the target is hit
+    max_step_factor: float = 1.0
+    results: list[PassResult] = field(default_factory=list)  # the run's first, then its passes'
 
-    def forget(self) -> None:
-        """What was tried, as the whole run is done anew."""
-        self.tried.clear()
+    def restart(self) -> None:
+        """Drop all results, since the whole run starts over."""
+        self.results.clear()
 
     def add(self, lmbda: float, first: Trial) -> None:
-        """What a run or a pass at a lambda gave before it was changed for the target."""
-        self.tried.append(Tried(math.log2(lmbda), self._excess(first)))
+        """Record what a run or a pass gave before it was changed for the target."""
+        self.results.append(PassResult(math.log2(lmbda), self._excess(first)))
 
     def _excess(self, first: Trial) -> float:
-        """How much less would do, in dB or in doublings of the bytes; of a lambda, nothing."""
-        if self.wanted.kind == "psnr":
-            return min(first.psnr, MOST_TOLD) - self.wanted.value
-        if self.wanted.kind == "bytes":
-            return math.log2(first.size / (AIM * self.wanted.value))
+        """dB, or doublings of the bytes, above the target; 0 where lambda is the target."""
+        if self.goal.kind == "psnr":
+            return min(first.psnr, MAX_PSNR) - self.goal.value
+        if self.goal.kind == "bytes":
+            return math.log2(first.size / (AIMED_BYTES_FRACTION * self.goal.value))
         return 0.0
 
     def suffice(self, size: int, quality: float, first: Trial) -> bool:
-        """Whether another pass could bring no better file than the latest, which was `first`."""
-        passed = len(self.tried) - 1
-        if passed < self._least:
-            return False
-        most = MOST + (min(self._starved, STARVED) if self.longest > 1 else 0)
-        if self.wanted.kind == "lambda" or passed >= most:
-            return True
-        worth = SLOPES["psnr"] / SLOPES["bytes"] * math.log2(first.size / size)
-        return self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST
+        """Whether another pass could bring no better file than the latest.
 
-    def lmbda(self, anew: bool = False) -> float:
-        """Where a line through the latest pass meets the target, after those that are to come; for
-        a pass, or for a run like the one before that begins `anew`.
-
-        Not between passes with too much and too little: each goes on training where the one
-        before ended, so that an earlier one's lambda would give something else by now.
+        That one has `size` bytes and `quality` dB now, and was `first` before it was changed for
+        the target.
         """
-        if self.wanted.kind == "lambda":
-            return self.wanted.value
-        lmbda, excess = self.tried[-1].lmbda, self._left(len(self.tried) - 1)
-        furthest = ANEW if anew else FURTHEST
-        lmbda += min(max(-excess / self._slope(), -furthest), furthest)
-        return min(max(math.exp2(lmbda), self.cheapest, CHEAPEST), DEAREST)
+        passes = len(self.results) - 1
+        if passes < self._unconditional:
+            return False
+        longer = min(self._lacking_passes, MAX_LONGER_PASSES) if self.max_step_factor > 1 else 0
+        if self.goal.kind == "lambda" or passes >= MAX_PASSES + longer:
+            return True
+        # What the bytes that rounding saved are worth in dB.
+        worth = TYPICAL_SLOPE["psnr"] / TYPICAL_SLOPE["bytes"] * math.log2(first.size / size)
+        is_hit = self.goal.hit_by(size, quality)
+        return is_hit and first.psnr - quality <= worth + MAX_ROUNDING_LOSS
 
-    def longer(self) -> float:
-        """How many times as many steps as usual the next pass should have: twice as many with each
-        that missed its dB at the lowest lambda."""
-        starved = self._misses_cheaply(self.tried[-1])
-        return min(2.0**self._starved, self.longest) if starved else 1.0
+    def next_lmbda(self, restarts: bool = False) -> float:
+        """The lambda of the next pass, or of the run if that `restarts`.
+
+        It is where a line through the latest result meets the target, with what unconditional
+        passes will still save. Results above and below the target are not interpolated: each pass
+        trains on from where the one before ended, so that an earlier lambda would lead to something
+        else by now.
+        """
+        if self.goal.kind == "lambda":
+            return self.goal.value
+        most = MAX_LMBDA_CHANGE_OF_RESTART if restarts else MAX_LMBDA_CHANGE
+        change = -self._remaining_excess(len(self.results) - 1) / self._slope()
+        lmbda = math.exp2(self.results[-1].log2_lmbda + min(max(change, -most), most))
+        return min(max(lmbda, self.min_lmbda, MIN_LMBDA), MAX_LMBDA)
+
+    def step_factor(self) -> float:
+        """Times as many steps as usual that the next pass should have.
+
+        They double with each pass that missed its dB at the lowest lambda.
+        """
+        if not self._lacks_steps(self.results[-1]):
+            return 1.0
+        return min(2.0**self._lacking_passes, self.max_step_factor)
 
     @property
-    def _starved(self) -> int:
-        """Passes that had the lowest lambda and missed their dB."""
-        return sum(map(self._misses_cheaply, self.tried[1:]))
+    def _lacking_passes(self) -> int:
+        """How many passes missed their dB at the lowest lambda."""
+        return sum(map(self._lacks_steps, self.results[1:]))
 
-    def _misses_cheaply(self, one: Tried) -> bool:
-        missing = self.wanted.kind == "psnr" and one.excess < -TOLERANCE
-        return missing and one.lmbda <= math.log2(self.cheapest) + EXACTLY
+    def _lacks_steps(self, result: PassResult) -> bool:
+        """Whether dB were missing at the lowest lambda, so that only more steps can bring them."""
+        misses = self.goal.kind == "psnr" and result.excess < -TOLERANCE
+        return misses and result.log2_lmbda <= math.log2(self.min_lmbda) + LMBDA_TOLERANCE
 
-    def _left(self, number: int) -> float:
-        """How much is still too much at the end, after one of those that were tried."""
-        saved = SAVED[self.wanted.kind] * max(self._least - number, 0)
-        return self.tried[number].excess - saved
-
-    @property
-    def to_come(self) -> int:
-        """Passes that there are in any case after what is rounded next."""
-        return max(self._least - len(self.tried), 0)
+    def _remaining_excess(self, number: int) -> float:
+        """The excess of a result once the unconditional passes after it have saved their part."""
+        saved = PASS_SAVING[self.goal.kind] * max(self._unconditional - number, 0)
+        return self.results[number].excess - saved
 
     @property
-    def _least(self) -> int:
-        return min(self.least, MOST)
+    def passes_left(self) -> int:
+        """Unconditional passes that follow the file that is made next."""
+        return max(self._unconditional - len(self.results), 0)
+
+    @property
+    def _unconditional(self) -> int:
+        return min(self.unconditional, MAX_PASSES)
 
     def _slope(self) -> float:
-        """What a lambda twice as high saves, by the latest two or, within bounds, as usual.
+        """What doubling lambda changes, by the latest two passes, within bounds, or as typical.
 
-        The first pass says nothing of it: its lambda was another one most of the time.
+        The run itself says nothing of it, as its lambda was another one most of the time.
         """
-        usual, latest = SLOPES[self.wanted.kind], self.tried[1:][-2:]
-        if len(latest) < 2 or abs(latest[1].lmbda - latest[0].lmbda) < APART:
-            return usual / self._stubborn()
+        typical, latest = TYPICAL_SLOPE[self.goal.kind], self.results[1:][-2:]
+        if len(latest) < 2 or abs(latest[1].log2_lmbda - latest[0].log2_lmbda) < MIN_SLOPE_DISTANCE:
+            return typical / self._boost()
         before, now = latest
-        measured = (now.excess - before.excess) / (now.lmbda - before.lmbda)
-        return -min(max(-measured, -usual / STEEP), -usual * STEEP)
+        measured = (now.excess - before.excess) / (now.log2_lmbda - before.log2_lmbda)
+        return -min(max(-measured, -typical / MAX_SLOPE_RATIO), -typical * MAX_SLOPE_RATIO)
 
-    def _stubborn(self) -> float:
-        """How many times as much lambda has to change, as passes have ended on one side.
+    def _boost(self) -> float:
+        """Times as far as usual that lambda has to move, since passes stay on one side.
 
-        Latents that have hardened follow less than usual; two such passes may be chance.
+        Latents that have settled follow lambda less than usual. Two such passes may be chance.
         """
-        left = [self._left(number) for number in range(1, len(self.tried))][::-1]
-        one_side = (
-            abs(now) > abs(before) / 2 and now * before > 0 for now, before in pairwise(left)
+        excesses = [self._remaining_excess(n) for n in range(1, len(self.results))][::-1]
+        stays = (
+            abs(now) > abs(before) / 2 and now * before > 0 for now, before in pairwise(excesses)
         )
-        stuck = sum(1 for _ in takewhile(bool, one_side))
-        return 2.0 ** min(max(stuck - 1, 0), HARDENED)
+        stuck = sum(1 for _ in takewhile(bool, stays))
+        return 2.0 ** min(max(stuck - 1, 0), MAX_BOOST_DOUBLINGS)

@@ -1,4 +1,4 @@
-"""Looking for the file that is nearest to a target among those that one number chooses between."""
+"""Looks for the file that is nearest to a target, among those that one number chooses between."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Protocol, TypeVar
 
 from imgmlp.codec.training.target import Goal
 
-TRIALS = 12  # numbers that are tried
-MOST_TOLD = 100.0  # dB that a file is taken to have: one that gives all back has no end of them
-NEARLY = 0.985  # of the bytes wanted, so that what is near to it keeps them
-# Where a quality is missed: dB that are given up for bytes, at most, where twice as many bring so
-# few, about half of what they bring to larger models.
-GIVEN_UP, BY_BYTES = 0.3, 2.5
+MAX_TRIALS = 12
+MAX_PSNR = 100.0  # dB that a lossless file is taken to have, instead of infinity
+AIMED_BYTES_FRACTION = 0.985  # of the bytes wanted, so that what comes near to it keeps them
+# Where no file has the dB wanted, up to so many dB are given up for fewer bytes if doubling the
+# bytes brings less than PSNR_PER_DOUBLING: about half of what it brings to larger models.
+MAX_PSNR_SACRIFICE = 0.3
+PSNR_PER_DOUBLING = 2.5
+# Interpolation stays this far inside of the interval, as a fraction of it.
+MIN_INTERVAL_FRACTION, MAX_INTERVAL_FRACTION = 0.05, 0.95
 
 
 class Trial(Protocol):
@@ -25,63 +28,65 @@ class Trial(Protocol):
 
     @property
     def psnr(self) -> float:
-        """dB; NaN where the target does not ask."""
+        """dB; NaN where the target does not depend on it."""
 
 
 T = TypeVar("T", bound=Trial)
 
 
 def approached(
-    wanted: Goal,
+    goal: Goal,
     start: T,
     ends: tuple[float, float],
     make: Callable[[float], T],
     enough: Callable[[], bool] = lambda: False,
 ) -> list[T]:
-    """Trials between two ends, of which the upper one gives more, until the target is hit.
+    """The trials that are made between two numbers until one of them hits the target.
 
-    `start` is the trial of an end, the upper one if it is too much. None if it hits the target
-    already, none more once `enough` says so. Every other number is where a line through the nearest
-    trials on either side meets the target; the others halve what is left.
+    The upper end gives more bytes or dB than the lower one. `start` is the trial of one end: the
+    upper one if it is too much. There are no trials if it hits the target already, and no more once
+    `enough` says so. The next number is by turns where a line through the nearest trials on either
+    side meets the target, and the middle of what is left.
     """
     (low, high), latest = ends, start
-    tried: list[T] = []
-    over = excess(wanted, start)
-    known = {high if over > 0 else low: over}  # how much too much each number gives
-    while len(tried) < TRIALS and low < high:
-        if wanted.hit_by(latest.size, latest.psnr) or enough():
+    trials: list[T] = []
+    over = excess(goal, start)
+    excesses = {high if over > 0 else low: over}
+    while len(trials) < MAX_TRIALS and low < high:
+        if goal.hit_by(latest.size, latest.psnr) or enough():
             break
         number = (low + high) / 2
-        if low in known and high in known and len(tried) % 2 == 0:
-            share = known[low] / (known[low] - known[high])
-            number = low + (high - low) * min(max(share, 0.05), 0.95)
+        if low in excesses and high in excesses and len(trials) % 2 == 0:
+            crossing = excesses[low] / (excesses[low] - excesses[high])
+            crossing = min(max(crossing, MIN_INTERVAL_FRACTION), MAX_INTERVAL_FRACTION)
+            number = low + (high - low) * crossing
         latest = make(number)
-        tried.append(latest)
-        known[number] = excess(wanted, latest)
-        low, high = (low, number) if known[number] > 0 else (number, high)
-    return tried
+        trials.append(latest)
+        excesses[number] = excess(goal, latest)
+        low, high = (low, number) if excesses[number] > 0 else (number, high)
+    return trials
 
 
-def excess(wanted: Goal, trial: Trial) -> float:
-    """How much less would do, in dB or in natural logarithms of bytes."""
-    if wanted.kind == "psnr":
-        return trial.psnr - wanted.value
-    return math.log(trial.size / (NEARLY * wanted.value))
+def excess(goal: Goal, trial: Trial) -> float:
+    """dB, or natural logarithm of bytes, above the target."""
+    if goal.kind == "psnr":
+        return trial.psnr - goal.value
+    return math.log(trial.size / (AIMED_BYTES_FRACTION * goal.value))
 
 
-def too_much(wanted: Goal, trial: Trial) -> bool:
+def is_too_much(goal: Goal, trial: Trial) -> bool:
     """Whether less would do, in bytes or dB."""
-    return excess(wanted, trial) > 0
+    return excess(goal, trial) > 0
 
 
-def nearest(wanted: Goal, trials: list[T]) -> T:
+def nearest(goal: Goal, trials: list[T]) -> T:
     """The trial that is nearest to the target.
 
-    Where none has the dB asked for, one that has hardly less than the most may take far fewer
-    bytes: finer steps bring little to what lacks training.
+    Where none has the dB wanted, one with hardly less than the most may take far fewer bytes: finer
+    steps bring little to networks that lack training.
     """
-    found = min(trials, key=lambda trial: wanted.distance(trial.size, trial.psnr))
-    if wanted.kind != "psnr" or wanted.misses(found.size, found.psnr) is None:
-        return found
-    alike = (trial for trial in trials if found.psnr - trial.psnr <= GIVEN_UP)
-    return min(alike, key=lambda trial: BY_BYTES * math.log2(trial.size) - trial.psnr)
+    best = min(trials, key=lambda trial: goal.distance(trial.size, trial.psnr))
+    if goal.kind != "psnr" or goal.misses(best.size, best.psnr) is None:
+        return best
+    similar = (trial for trial in trials if best.psnr - trial.psnr <= MAX_PSNR_SACRIFICE)
+    return min(similar, key=lambda trial: PSNR_PER_DOUBLING * math.log2(trial.size) - trial.psnr)

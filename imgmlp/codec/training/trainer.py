@@ -22,12 +22,12 @@ from imgmlp.codec.training.run import Progress, Run
 
 Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]
-Pricing = Callable[[float, float], float]  # (bits, dB) -> by what lambda is multiplied
+LmbdaUpdate = Callable[[float, float], float]  # (bits, dB) -> by what lambda is multiplied
 
-HOPELESS = 10.0  # a loss that no answer near the picture has
+DIVERGED_LOSS = 10.0  # a loss that no answer near the picture has
 TELLING = 0.05  # of the time that is left, what steps must have taken to tell their pace
 SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
-CHEAPEST, DEAREST = 1e-7, 10.0  # lambdas of a bit a pixel
+MIN_LMBDA, MAX_LMBDA = 1e-7, 10.0  # lambdas of a bit a pixel
 GRACE = 0.5  # seconds from its beginning that a run has for its first steps, whatever its limit is
 
 
@@ -53,7 +53,7 @@ class TrainerState:
     def multiply_lmbda(self, factor: float, most: float) -> None:
         """By a factor from 1 / most to most."""
         factor = min(max(factor, 1 / most), most)
-        self.lmbda = min(max(self.lmbda * factor, CHEAPEST), DEAREST)
+        self.lmbda = min(max(self.lmbda * factor, MIN_LMBDA), MAX_LMBDA)
 
 
 S = TypeVar("S", bound=Resumable)

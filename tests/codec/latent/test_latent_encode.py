@@ -69,8 +69,8 @@ def run(
 @pytest.fixture
 def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of passes and of lambdas, whichever is the best of them."""
-    monkeypatch.setattr(passes, "MOST", 2)
-    monkeypatch.setattr(search, "TRIALS", 3)
+    monkeypatch.setattr(passes, "MAX_PASSES", 2)
+    monkeypatch.setattr(search, "MAX_TRIALS", 3)
 
 
 @functools.cache
@@ -1032,7 +1032,7 @@ def test_passes_towards_decibels_have_a_lowest_lambda_and_may_be_longer() -> Non
     encoder._begun()
     assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.lmbdas.cheapest())
     usual = effort.SHORTER * effort.steps_for_pixels(300, 16 * 16)
-    assert encoder.passes.longest == pytest.approx(effort.MAX_PASS_STEPS / usual)
+    assert encoder.passes.max_step_factor == pytest.approx(effort.MAX_PASS_STEPS / usual)
 
 
 def test_only_small_pictures_have_longer_passes() -> None:
@@ -1078,7 +1078,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
     monkeypatch.setattr(latent, "Rounding", rounded)
     enough = iter([False])
     monkeypatch.setattr(latent.Passes, "suffice", lambda *_: next(enough, True))
-    monkeypatch.setattr(latent.Passes, "longer", lambda _: 1.5)
+    monkeypatch.setattr(latent.Passes, "step_factor", lambda _: 1.5)
     run(Goal("bytes", 150), workload=Workload(12, seconds))
     limited = seconds is not None
     assert seen["took"] > 0

@@ -238,7 +238,7 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     monkeypatch.setattr(rooms, "WORTH_OPENING", 2)
     monkeypatch.setattr(rooms, "SPARED", 0)
     monkeypatch.setattr(latent, "room_compiler", Compiler)
-    monkeypatch.setattr(passes, "MOST", 0)
+    monkeypatch.setattr(passes, "MAX_PASSES", 0)
     monkeypatch.setattr(rounding_search, "EXACT", 2)
     Compiler.made = 0
     return Begun(form, Picture(PIXELS[:rows]))

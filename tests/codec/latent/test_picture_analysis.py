@@ -16,7 +16,7 @@ from imgmlp.codec.latent.training.picture_analysis import (
     Spectrum,
 )
 from imgmlp.codec.training.target import Goal
-from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
+from imgmlp.codec.training.trainer import MAX_LMBDA, MIN_LMBDA
 from imgmlp.image import Picture
 
 SIZES = [(1, 1, 3), (1, 50, 3), (50, 1, 1), (5, 3, 2), (16, 16, 4), (17, 33, 3), (40, 70, 1)]
@@ -96,7 +96,7 @@ def test_every_picture_and_target_has_a_first_lambda(
 ) -> None:
     for pixels in (noise(*size), np.zeros(size, np.uint8)):
         found = Lambdas(Picture(pixels), wanted).first()
-        assert CHEAPEST <= found <= DEAREST
+        assert MIN_LMBDA <= found <= MAX_LMBDA
         assert math.isfinite(found)
 
 

@@ -896,7 +896,7 @@ def test_files_of_passes_move_latents_as_the_file_before_them_does(
 ) -> None:
     """Though runs get longer by passes."""
     made = list[Budget]()
-    monkeypatch.setattr(passes, "MOST", 1)
+    monkeypatch.setattr(passes, "MAX_PASSES", 1)
     monkeypatch.setattr(rounding_search, "EXACT", 1)
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: Budget(1, 1), 13: Budget(2, 2)})
     monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given[3]))

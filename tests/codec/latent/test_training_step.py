@@ -42,7 +42,7 @@ from imgmlp.codec.latent.training.rooms import Room
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.trainer import CHEAPEST
+from imgmlp.codec.training.trainer import MIN_LMBDA
 from imgmlp.engine import AnyDevice, Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block, Tiled
 from imgmlp.engine.ir.op import Op
@@ -1264,9 +1264,9 @@ def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
 def test_a_lambda_that_can_go_no_further_begins_nothing_anew() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     begun: list[float] = []
-    state = LatentTrainerState(40, CHEAPEST)
+    state = LatentTrainerState(40, MIN_LMBDA)
     LatentTrainer(step, state, lambda *_: 1e-3, anew=begun.append).run()
-    assert (begun, state.lmbda) == ([], CHEAPEST)
+    assert (begun, state.lmbda) == ([], MIN_LMBDA)
 
 
 @pytest.mark.parametrize("again", [False, True])

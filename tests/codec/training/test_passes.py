@@ -8,7 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from imgmlp.codec.training.passes import MOST, SAVED, SLOPES, STARVED, Passes, Tried
+from imgmlp.codec.training.passes import (
+    MAX_LONGER_PASSES,
+    MAX_PASSES,
+    PASS_SAVING,
+    TYPICAL_SLOPE,
+    Passes,
+    PassResult,
+)
 from imgmlp.codec.training.target import Goal
 
 
@@ -22,12 +29,12 @@ def test_the_lambda_of_a_pass_follows_from_the_latest_ones_alone() -> None:
     """Files of 359, 515 and 505 bytes where 396 are wanted: the first lambda is none to go back to,
     though it gave too little, because by now it would give too much as well.
     """
-    tried = [Tried(-9.33, -0.14), Tried(-9.68, 0.38), Tried(-9.43, 0.35)]
-    passes = Passes(Goal("bytes", 400), tried=tried)
-    assert math.log2(passes.lmbda()) > -9.33 + 0.2
+    results = [PassResult(-9.33, -0.14), PassResult(-9.68, 0.38), PassResult(-9.43, 0.35)]
+    passes = Passes(Goal("bytes", 400), results=results)
+    assert math.log2(passes.next_lmbda()) > -9.33 + 0.2
     # a line through this one and the one before meets the target
-    passes.tried.append(Tried(-8.4, -0.1))
-    assert math.log2(passes.lmbda()) == pytest.approx(-8.4 - 0.1 * 1.03 / 0.45)
+    passes.results.append(PassResult(-8.4, -0.1))
+    assert math.log2(passes.next_lmbda()) == pytest.approx(-8.4 - 0.1 * 1.03 / 0.45)
 
 
 @pytest.mark.parametrize(("excess", "doublings"), [(3.0, 2.0), (60.0, 3.0), (-60.0, -3.0)])
@@ -35,22 +42,22 @@ def test_a_run_that_begins_anew_goes_further_than_a_pass(excess: float, doubling
     passes = Passes(Goal("psnr", 35))
     passes.add(1e-3, File(5000, 35 + excess))
     furthest = 1.5
-    assert math.log2(passes.lmbda(anew=True) / 1e-3) == pytest.approx(doublings)
+    assert math.log2(passes.next_lmbda(restarts=True) / 1e-3) == pytest.approx(doublings)
     usual = min(max(doublings, -furthest), furthest)
-    assert math.log2(passes.lmbda() / 1e-3) == pytest.approx(usual)
+    assert math.log2(passes.next_lmbda() / 1e-3) == pytest.approx(usual)
 
 
 def test_files_that_give_all_back_have_dearer_ones_after_them() -> None:
     passes, lmbdas = Passes(Goal("psnr", 40)), [1e-4]
     for _ in range(3):
         passes.add(lmbdas[-1], File(999, math.inf))
-        lmbdas.append(passes.lmbda())
+        lmbdas.append(passes.next_lmbda())
     assert all(2 * now < later < math.inf for now, later in pairwise(lmbdas))
 
 
 def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:
     """Even where it hits the target."""
-    passes = Passes(Goal("bytes", 3568), tried=[Tried(-12.0, 0.2)])
+    passes = Passes(Goal("bytes", 3568), results=[PassResult(-12.0, 0.2)])
     assert not passes.suffice(3536, 24.15, File(3924, 34.36))
     assert not passes.suffice(3440, 33.70, File(3440, 33.70))  # nothing lost, but too little
     assert passes.suffice(3520, 33.40, File(3600, 33.49))
@@ -63,97 +70,100 @@ def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:
 def test_passes_that_there_are_in_any_case_are_taken_and_others_end_with_a_hit(
     wanted: Goal,
 ) -> None:
-    passes, hit = Passes(wanted, least=2), File(396, 30.0)
+    passes, hit = Passes(wanted, unconditional=2), File(396, 30.0)
     for _ in range(2):
         passes.add(1e-3, hit)
         assert not passes.suffice(hit.size, hit.psnr, hit)
-        assert passes.lmbda() == pytest.approx(1e-3, rel=0.02)
+        assert passes.next_lmbda() == pytest.approx(1e-3, rel=0.02)
     passes.add(1e-3, hit)
     assert passes.suffice(hit.size, hit.psnr, hit)
 
 
 def test_a_target_that_no_pass_hits_ends_after_the_last() -> None:
     passes, far = Passes(Goal("psnr", 50)), File(400, 30.0)
-    for left in range(MOST, -1, -1):
+    for left in range(MAX_PASSES, -1, -1):
         passes.add(1e-3, far)
         assert passes.suffice(far.size, far.psnr, far) is (left == 0)
 
 
 def test_two_passes_at_nearly_one_lambda_tell_nothing_of_others() -> None:
     """Files of 30.28 and 30.32 dB where 30 are wanted, at the higher lambda more, are chance."""
-    tried = [Tried(-8.3, 0.0), Tried(-8.4, 0.28), Tried(-8.21, 0.32)]
-    passes = Passes(Goal("psnr", 30), tried=tried)
-    assert math.log2(passes.lmbda()) == pytest.approx(-8.21 - 0.32 / SLOPES["psnr"])
+    results = [PassResult(-8.3, 0.0), PassResult(-8.4, 0.28), PassResult(-8.21, 0.32)]
+    passes = Passes(Goal("psnr", 30), results=results)
+    assert math.log2(passes.next_lmbda()) == pytest.approx(-8.21 - 0.32 / TYPICAL_SLOPE["psnr"])
 
 
 def test_a_lambda_that_passes_do_not_follow_changes_faster() -> None:
     """Files of 2% too many bytes, whatever lambda: after three of them it changes twice as much
     as usual, after four four times; not any more once they are on the other side.
     """
-    passes, usual = Passes(Goal("bytes", 400)), -0.03 / SLOPES["bytes"]
-    passes.tried = [Tried(-8.3, -0.1), Tried(-8.4, 0.03), Tried(-8.37, 0.03)]
+    passes, usual = Passes(Goal("bytes", 400)), -0.03 / TYPICAL_SLOPE["bytes"]
+    passes.results = [PassResult(-8.3, -0.1), PassResult(-8.4, 0.03), PassResult(-8.37, 0.03)]
     for times in (1, 2, 4, 4):
-        lmbda = passes.tried[-1].lmbda
-        assert math.log2(passes.lmbda()) - lmbda == pytest.approx(times * usual)
-        passes.tried += [Tried(lmbda + 0.03, 0.03)]
-    passes.tried += [Tried(lmbda + 0.1, -0.03)]
-    assert math.log2(passes.lmbda()) - (lmbda + 0.1) == pytest.approx(-usual)
+        lmbda = passes.results[-1].log2_lmbda
+        assert math.log2(passes.next_lmbda()) - lmbda == pytest.approx(times * usual)
+        passes.results += [PassResult(lmbda + 0.03, 0.03)]
+    passes.results += [PassResult(lmbda + 0.1, -0.03)]
+    assert math.log2(passes.next_lmbda()) - (lmbda + 0.1) == pytest.approx(-usual)
 
 
 def test_passes_that_each_leave_less_than_half_follow_their_lambda() -> None:
-    passes = Passes(Goal("psnr", 30), tried=[Tried(-9.0, n) for n in (2.0, 1.0, 0.4, 0.15)])
-    assert math.log2(passes.lmbda()) == pytest.approx(-9.0 - 0.15 / SLOPES["psnr"])
+    passes = Passes(Goal("psnr", 30), results=[PassResult(-9.0, n) for n in (2.0, 1.0, 0.4, 0.15)])
+    assert math.log2(passes.next_lmbda()) == pytest.approx(-9.0 - 0.15 / TYPICAL_SLOPE["psnr"])
 
 
 def test_passes_to_come_are_those_in_any_case() -> None:
-    passes, found = Passes(Goal("psnr", 30), least=2), list[int]()
+    passes, found = Passes(Goal("psnr", 30), unconditional=2), list[int]()
     for _ in range(4):
-        found.append(passes.to_come)
+        found.append(passes.passes_left)
         passes.add(1e-3, File(400, 30.0))
     assert found == [2, 1, 0, 0]
 
 
 def test_bytes_that_passes_to_come_save_are_spent_before() -> None:
-    hit = Passes(Goal("bytes", 400), least=4)
+    hit = Passes(Goal("bytes", 400), unconditional=4)
     hit.add(1e-3, File(396, 30.0))
-    saved = 4 * SAVED["bytes"]
-    assert math.log2(hit.lmbda() / 1e-3) == pytest.approx(saved / SLOPES["bytes"])
+    saved = 4 * PASS_SAVING["bytes"]
+    assert math.log2(hit.next_lmbda() / 1e-3) == pytest.approx(saved / TYPICAL_SLOPE["bytes"])
     for _ in range(4):
         hit.add(1e-3, File(396, 30.0))
-    assert hit.lmbda() == pytest.approx(1e-3)
+    assert hit.next_lmbda() == pytest.approx(1e-3)
 
 
 def test_where_bits_are_as_cheap_as_pays_only_more_steps_bring_what_is_missing() -> None:
     """Twice as many with each pass that was not enough, and some passes more, until there are."""
-    passes, missing = Passes(Goal("psnr", 50), cheapest=1e-6, longest=8.0), File(5000, 47.0)
+    passes, missing = (
+        Passes(Goal("psnr", 50), min_lmbda=1e-6, max_step_factor=8.0),
+        File(5000, 47.0),
+    )
     passes.add(2e-6, missing)
     longer = list[float]()
     while not passes.suffice(5000, 47.0, missing):
-        longer.append(passes.longer())
-        assert passes.lmbda() == pytest.approx(1e-6)
-        passes.add(passes.lmbda(), missing)
-    assert longer == [1.0, 2.0, 4.0] + [8.0] * (MOST + STARVED - 3)
+        longer.append(passes.step_factor())
+        assert passes.next_lmbda() == pytest.approx(1e-6)
+        passes.add(passes.next_lmbda(), missing)
+    assert longer == [1.0, 2.0, 4.0] + [8.0] * (MAX_PASSES + MAX_LONGER_PASSES - 3)
     passes.add(1e-6, File(5000, 50.5))
-    assert passes.longer() == 1.0
+    assert passes.step_factor() == 1.0
 
 
 def test_passes_at_other_lambdas_and_towards_bytes_are_as_long_as_ever() -> None:
     """And there are no more of them; nor where none may be longer."""
     missing, bytes_missing = File(5000, 47.0), File(4000, 47.0)
     for passes, found in (
-        (Passes(Goal("psnr", 50), cheapest=1e-9, longest=8.0), missing),
-        (Passes(Goal("psnr", 50), cheapest=1e-6), missing),
-        (Passes(Goal("bytes", 5000), cheapest=1e-6, longest=8.0), bytes_missing),
+        (Passes(Goal("psnr", 50), min_lmbda=1e-9, max_step_factor=8.0), missing),
+        (Passes(Goal("psnr", 50), min_lmbda=1e-6), missing),
+        (Passes(Goal("bytes", 5000), min_lmbda=1e-6, max_step_factor=8.0), bytes_missing),
     ):
-        for _ in range(1 + MOST):
-            assert not passes.tried or not passes.suffice(found.size, 47.0, found)
+        for _ in range(1 + MAX_PASSES):
+            assert not passes.results or not passes.suffice(found.size, 47.0, found)
             passes.add(1e-6, found)
-            assert passes.longer() == 1.0
+            assert passes.step_factor() == 1.0
         assert passes.suffice(found.size, 47.0, found)
 
 
 def test_no_pass_is_cheaper_than_pays() -> None:
-    passes = Passes(Goal("psnr", 50), cheapest=1e-6)
+    passes = Passes(Goal("psnr", 50), min_lmbda=1e-6)
     for _ in range(3):
-        passes.add(passes.lmbda() if passes.tried else 2e-6, File(5000, 45.0))
-    assert passes.lmbda() == pytest.approx(1e-6)
+        passes.add(passes.next_lmbda() if passes.results else 2e-6, File(5000, 45.0))
+    assert passes.next_lmbda() == pytest.approx(1e-6)

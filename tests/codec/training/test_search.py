@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from imgmlp.codec.training.search import GIVEN_UP, TRIALS, approached, nearest, too_much
+from imgmlp.codec.training.search import (
+    MAX_PSNR_SACRIFICE,
+    MAX_TRIALS,
+    approached,
+    is_too_much,
+    nearest,
+)
 from imgmlp.codec.training.target import Goal
 
 
@@ -28,15 +34,15 @@ def test_a_quality_is_found_from_above_and_below() -> None:
     wanted = Goal("psnr", 30.0)
     tried = approached(wanted, File(9, 20.0), (0.0, 64.0), lambda number: File(9, number))
     assert tried[-1].psnr == pytest.approx(30.0, abs=0.1)
-    assert too_much(wanted, File(1, 30.01))
-    assert not too_much(wanted, File(10**6, 29.99))
-    assert not too_much(wanted, File(10**6, 30.0))
+    assert is_too_much(wanted, File(1, 30.01))
+    assert not is_too_much(wanted, File(10**6, 29.99))
+    assert not is_too_much(wanted, File(10**6, 30.0))
 
 
 def test_what_hits_already_is_left_alone_and_what_cannot_ends() -> None:
     wanted = Goal("bytes", 700)
     assert approached(wanted, File(699), (0.0, 1.0), lambda _: File(0)) == []
-    assert len(approached(wanted, File(9), (0.0, 1.0), lambda _: File(9))) == TRIALS
+    assert len(approached(wanted, File(9), (0.0, 1.0), lambda _: File(9))) == MAX_TRIALS
 
 
 def test_there_is_nothing_between_an_end_and_itself() -> None:
@@ -56,5 +62,7 @@ def test_where_a_quality_is_missed_anyway_bytes_that_bring_little_are_spared() -
     assert nearest(wanted, [File(440, 29.88), File(350, 29.86)]) == File(350, 29.86)
     assert nearest(wanted, [File(380, 29.88), File(350, 29.5)]) == File(380, 29.88)
     assert nearest(wanted, [File(350, 29.7), File(20, 29.3)]) == File(350, 29.7)
-    assert nearest(wanted, [File(350, GIVEN_UP), File(20, 0.0)]) == File(20, 0.0)  # just as much
+    assert nearest(wanted, [File(350, MAX_PSNR_SACRIFICE), File(20, 0.0)]) == File(
+        20, 0.0
+    )  # just as much
     assert nearest(wanted, [File(440, 29.95), File(350, 29.86)]) == File(440, 29.95)

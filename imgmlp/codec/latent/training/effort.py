@@ -22,7 +22,7 @@ from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rooms import Place, is_gpu
 from imgmlp.codec.latent.training.windows import JUDGED
 from imgmlp.codec.training.pace import usual_speed
-from imgmlp.codec.training.passes import MOST
+from imgmlp.codec.training.passes import MAX_PASSES
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import UsageError
@@ -39,7 +39,7 @@ SMALL_PIXELS, MEDIUM_PIXELS = 2**14, 2**16
 MAX_BONUS_STEPS = 600
 # Small pictures also get passes after the run that do not depend on the target: as many as a target
 # may take, since otherwise the kind of target would decide how good the file is.
-MAX_UNCONDITIONAL_PASSES = MOST
+MAX_UNCONDITIONAL_PASSES = MAX_PASSES
 MAX_UNCONDITIONAL_PASS_STEPS = 1800  # of all of these passes together
 
 # Large pictures get fewer steps, so that beyond LARGE_PIXELS time hardly grows for a while.
@@ -134,7 +134,7 @@ def foreseen_run(
 def _expected_passes(goal: Goal, unconditional: int) -> float:
     if goal.kind == "lambda":
         return unconditional
-    return min(max(unconditional + 1, MOST / 4), MOST)
+    return min(max(unconditional + 1, MAX_PASSES / 4), MAX_PASSES)
 
 
 # --- from an effort to steps ---

@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.latent.training.picture_analysis import Spectrum
-from imgmlp.codec.training.passes import AIM, SAVED
+from imgmlp.codec.training.passes import AIMED_BYTES_FRACTION, PASS_SAVING
 from imgmlp.codec.training.target import Goal
-from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
+from imgmlp.codec.training.trainer import MAX_LMBDA, MIN_LMBDA, LmbdaUpdate
 from imgmlp.image import Picture
 
 # dB more than wanted that training aims at, as taking some away is easy; and under a time limit,
@@ -59,7 +59,7 @@ class Lambdas:
             found = spectrum.lmbda_of_error(self._error())
         else:
             found = spectrum.lmbda_of_bits(8 * self._room())
-        return min(max(found, self.cheapest(), CHEAPEST), DEAREST)
+        return min(max(found, self.cheapest(), MIN_LMBDA), MAX_LMBDA)
 
     def cheapest(self) -> float:
         """Below which no run needs to look for its target."""
@@ -74,14 +74,14 @@ class Lambdas:
     def steady(self, limited: bool) -> float:
         """What stays in a short run of few colours towards dB, whose latents follow no changes."""
         if limited:
-            return max(STEADY_LIMITED * self.first(), self.cheapest(), CHEAPEST)
+            return max(STEADY_LIMITED * self.first(), self.cheapest(), MIN_LMBDA)
         return max(self.first(), STEADY * self._error())
 
     def cheapest_of_passes(self) -> float:
         """Below which no pass after a run does."""
-        return max(IN_PASSES * self.cheapest(), CHEAPEST)
+        return max(IN_PASSES * self.cheapest(), MIN_LMBDA)
 
-    def pricing(self, passes: int = 0, limited: bool = False) -> Pricing | None:
+    def pricing(self, passes: int = 0, limited: bool = False) -> LmbdaUpdate | None:
         """How many times lambda should become, by the bits and dB that it leads to before so
         many passes, of which a limit may leave time for none; None where it stays."""
         value = self.wanted.value
@@ -90,8 +90,8 @@ class Lambdas:
         if self.wanted.kind == "psnr":
             above = SAFELY_ABOVE if limited else ABOVE
             return lambda _, quality: SLOW ** (quality - value - above)
-        whole = 8 * (self._room() - (1 - (SAFELY if limited else AIM)) * value)
-        whole = max(math.exp2(SAVED["bytes"] * passes) * whole, 1.0)
+        whole = 8 * (self._room() - (1 - (SAFELY if limited else AIMED_BYTES_FRACTION)) * value)
+        whole = max(math.exp2(PASS_SAVING["bytes"] * passes) * whole, 1.0)
         return lambda bits, _: bits / whole
 
     def most_weights(self) -> float:

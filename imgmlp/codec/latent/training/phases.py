@@ -20,7 +20,7 @@ from imgmlp.codec.latent.step.latent_step import BETAS, MOMENTUM, TILES, Control
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
-from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
+from imgmlp.codec.training.trainer import DIVERGED_LOSS, LmbdaUpdate, Trainer, TrainerState
 from imgmlp.image import has_alpha
 
 Array = np.ndarray[Any, Any]
@@ -244,7 +244,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self,
         step: LatentStep,
         state: LatentTrainerState,
-        pricing: Pricing | None = None,
+        pricing: LmbdaUpdate | None = None,
         limit: float | None = None,
         most: int = 0,
         anew: Callable[[float], None] | None = None,
@@ -297,7 +297,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         loss, rate = self.step.figures()
-        if not (loss < HOPELESS and math.isfinite(rate)):
+        if not (loss < DIVERGED_LOSS and math.isfinite(rate)):
             return self._recover()
         if self.done % self.control == 0:
             self._change_lmbda()

@@ -20,7 +20,7 @@ from imgmlp.codec.latent.synthesis import corner, synthesize
 from imgmlp.codec.latent.training.bit_allocation import MOST_TRIALS, Search
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.training import draft
-from imgmlp.codec.training.search import approached, nearest, too_much
+from imgmlp.codec.training.search import approached, is_too_much, nearest
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError
@@ -163,7 +163,7 @@ class Rounding:
             return self._trial(networks, -share)
 
         tried = [self._trial(networks, 0.0)]
-        over = too_much(wanted, tried[0])
+        over = is_too_much(wanted, tried[0])
         if over:
             ends = (-INWARDS, 0.0)
             tried += approached(wanted, tried[0], ends, partial(inner, networks), self._enough)
@@ -172,7 +172,7 @@ class Rounding:
         if not self._hit(tried):
             ends = (-HALVINGS, 0.0) if over else (0.0, HALVINGS)
             tried += approached(wanted, tried[0], ends, at_lmbda, self._enough)
-        if wanted.kind != "psnr" and all(too_much(wanted, trial) for trial in tried):
+        if wanted.kind != "psnr" and all(is_too_much(wanted, trial) for trial in tried):
             coarsest, ends = tried[-1].networks, (-FURTHEST_INWARDS, 0.0)
             further = partial(inner, coarsest)
             tried += approached(wanted, tried[-1], ends, further, self._enough)
@@ -191,7 +191,7 @@ class Rounding:
             dearer = lmbda * 2**doublings
             networks = self._search.refined(networks, dearer, enough, SHAVES)
             tried.append(replace(self._trial(networks, 0.0), shaved=doublings))
-            if self._hit(tried[-1:]) or not too_much(self.wanted, tried[-1]) or enough():
+            if self._hit(tried[-1:]) or not is_too_much(self.wanted, tried[-1]) or enough():
                 break
         return tried
 
