@@ -42,7 +42,7 @@ from imgmlp.engine import AnyDevice, Tensor, list_devices, open_device, optim
 
 NOR_MOVED = "networks do not harden, nor are single weights moved"
 NEAREST = 14  # neighbours of those that see fewer
-MEMORY = 0.95  # of what SOAP finds its bases by
+SHAMPOO_BETA = 0.95  # decay of the running means that SOAP computes its bases from
 AVERAGED = 0.01  # share of a run, by which the mean of networks forgets
 
 
@@ -56,7 +56,7 @@ class Without(LatentStep):
     def _optimizers(self) -> tuple[optim.Adam, Any]:
         latents, networks = super()._optimizers()
         if self.refreshed:
-            rest = latent_step.BETAS, MEMORY, latent_step.EPSILON, self.shapes
+            rest = latent_step.BETAS, SHAMPOO_BETA, latent_step.EPSILON, self.shapes
             return latents, optim.SOAP([self.flat], self.steering.networks, *rest)
         return latents, networks
 

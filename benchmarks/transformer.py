@@ -80,7 +80,7 @@ def _encoder(ours: TransformerEncoder, sizes: Sizes) -> nn.TransformerEncoderLay
     layer = nn.TransformerEncoderLayer(
         sizes.features, sizes.heads, sizes.hidden, dropout=0.0, batch_first=True
     )
-    into = ours.attention.into
+    into = ours.attention.projection_in
     assert into.bias is not None
     layer.self_attn.in_proj_weight.copy_(torch.from_numpy(into.weight.numpy()).T)
     layer.self_attn.in_proj_bias.copy_(torch.from_numpy(into.bias.numpy()))

@@ -1,8 +1,8 @@
-"""Function: an operation with a gradient of its own, written with Tensors.
+"""Function: a differentiable operation with a user-defined gradient, written with Tensors.
 
-forward computes the answer and may save Tensors; backward turns the gradient by the answer
-into one by each argument. Both only build expressions, which are compiled with the rest of
-the step: what is saved stands in memory between them if computing it again would cost more.
+`forward` computes the result and may save Tensors for `backward`, which maps the upstream gradient
+to a gradient for each argument. Both only build expressions, which are compiled with the rest of
+the step. Whether a saved Tensor is stored or recomputed is the compiler's decision.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import common_device
 
-Answers = Tensor | Sequence[Tensor | None] | None
+Gradients = Tensor | Sequence[Tensor | None] | None  # what `backward` may return
 
 
 class Context:
-    """What forward leaves for backward; both may also set attributes of their own."""
+    """Passes Tensors from `forward` to `backward`, which may also set attributes of their own."""
 
     def __init__(self) -> None:
         self.saved_tensors: tuple[Tensor, ...] = ()
 
     def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keep Tensors for backward, which finds them in `saved_tensors`."""
+        """Save Tensors for `backward`, as `saved_tensors`."""
         self.saved_tensors = tensors
 
 
 class Function:
-    """Subclass it, define forward and backward as static methods, and call `apply`.
+    """Base class: define `forward` and `backward` as static methods, and call `apply`.
 
     class Square(Function):
         @staticmethod
@@ -48,36 +48,36 @@ class Function:
     """
 
     forward: ClassVar[Any]  # (ctx, *arguments) -> Tensor
-    backward: ClassVar[Any]  # (ctx, g) -> a gradient for each argument, or None for it
+    backward: ClassVar[Any]  # (ctx, g) -> for each argument its gradient, or None
 
     @classmethod
     def apply(cls, *arguments: Any) -> Tensor:
-        """The answer for Tensors and anything else that forward takes.
+        """The result of `forward`, whose arguments may be Tensors or anything else.
 
-        Raises TypeError if forward gives no Tensor. When gradients are built, TypeError where
-        there is no backward, and ValueError where its number of gradients, or a gradient's shape,
-        is not the arguments'.
+        Raises TypeError if `forward` returns no Tensor. When a gradient is taken later, that raises
+        TypeError if there is no `backward`, and ValueError if it returns another number of
+        gradients than there are arguments, or a gradient of another shape.
         """
         ctx = Context()
         tensors = [a for a in arguments if isinstance(a, Tensor)]
-        answer = cls.forward(ctx, *arguments)
-        if not isinstance(answer, Tensor):
-            raise misuse(TypeError, f"{cls.__name__}.forward must return a Tensor, not {answer!r}")
-        device = common_device(answer, *tensors)
+        result = cls.forward(ctx, *arguments)
+        if not isinstance(result, Tensor):
+            raise misuse(TypeError, f"{cls.__name__}.forward must return a Tensor, not {result!r}")
+        device = common_device(result, *tensors)
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node | None, ...]:
             if not hasattr(cls, "backward"):
                 raise misuse(TypeError, f"{cls.__name__} has no gradient; define its backward")
-            found = cls.backward(ctx, Tensor(g, device))
-            return tuple(cls._checked(found, arguments))
+            gradients = cls.backward(ctx, Tensor(g, device))
+            return tuple(cls._tensor_gradients(gradients, arguments))
 
-        node = graph.function(answer.node, [t.node for t in tensors], vjp)
+        node = graph.function(result.node, [t.node for t in tensors], vjp)
         return Tensor(node, device)
 
     @classmethod
-    def _checked(cls, found: Answers, arguments: Sequence[Any]) -> list[Node | None]:
-        """Gradients by the arguments that are Tensors, in their dtypes."""
-        several = found if isinstance(found, tuple | list) else (found,)
+    def _tensor_gradients(cls, gradients: Gradients, arguments: Sequence[Any]) -> list[Node | None]:
+        """Check what `backward` returned; the gradients of those arguments that are Tensors."""
+        several = gradients if isinstance(gradients, tuple | list) else (gradients,)
         name = f"{cls.__name__}.backward"
         if len(several) != len(arguments):
             raise misuse(

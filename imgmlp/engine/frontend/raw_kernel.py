@@ -198,7 +198,7 @@ class RawKernel:
             here, there = told_apart(self.device, storage.device)
             raise misuse(ValueError, f"{self.name} is on device {here}, the Tensor on {there}")
         upload(storage)
-        storage.given = storage.given and not written
+        storage.is_from_host = storage.is_from_host and not written
         allocation: Allocation = storage.data
         return allocation
 

@@ -137,7 +137,7 @@ def compile(
         traced: Traced = _traced(step) if known is None else ({}, [])
         found = Program(
             device, *traced, general, precision,
-            beside=beside, traceable=known, later=bool(unready),
+            beside=beside, traceable=known, is_deferred=bool(unready),
         )  # fmt: skip
     if unready:
         unready[-1].append(found)

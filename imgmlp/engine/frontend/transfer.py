@@ -52,7 +52,7 @@ class Feeder:
         staged = self._staged[self._next]
         staged[...] = array
         self._pending[self._next] = self.program.device.write_async(self.storage.data, staged)
-        self.storage.given = True
+        self.storage.is_from_host = True
         self._next = (self._next + 1) % AHEAD
 
 

@@ -1,8 +1,8 @@
-"""What is computed: immutable, hash-consed Nodes.
+"""Node, the highest-level IR: a directed acyclic graph of operations, immutable and hash-consed.
 
-A Node says what a value is, never how or where it is computed. Building the same
-expression twice gives the same object, so common subexpressions cost nothing and
-`is` compares whole graphs. This module knows neither gradients nor kernels.
+A Node says what a value is, never how or where it is computed. Building the same expression twice
+gives the same object, so common subexpressions cost nothing and `is` compares whole graphs. This
+module knows neither gradients nor kernels.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ Shape = tuple[int, ...]
 
 
 class Buffer:
-    """Storage that a BUFFER Node names: a shape, a dtype and, once there, data on a device.
+    """The storage behind a BUFFER Node: a shape, a dtype and, once allocated, data on a device.
 
-    `host` holds the initial values until they are uploaded; `data` is the device's
-    allocation, which holds what the host put there where it is `given`. A Buffer without a device
-    is an intermediate of a Procedure. Of one that steps take rows by, `readers` are what does, each
-    with limits of its own of what may be written (oracle/index_bounds.py).
+    `host` holds the initial values until they are uploaded, and `data` is the device's allocation.
+    `is_from_host` tells that the host has written the current values. A Buffer without a device is
+    an intermediate of a Procedure. Where steps use the values as indices, `readers` holds the
+    limits that each of these steps sets for the values (oracle/index_bounds.py).
     """
 
     __slots__ = (
-        "__weakref__", "data", "device", "dtype", "given", "host", "name", "readers", "shape",
+        "__weakref__", "data", "device", "dtype", "host", "is_from_host", "name", "readers",
+        "shape",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +50,7 @@ class Buffer:
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.host, self.name = host, name
-        self.given = False
+        self.is_from_host = False
         self.readers: weakref.WeakKeyDictionary[Any, dict[Any, tuple[int, int]]] | None = None
         self.data: Any = None
 
@@ -63,20 +64,20 @@ class Buffer:
 
     @property
     def limits(self) -> dict[Any, tuple[int, int]]:
-        """From where up to where the values of each index must stay, for all readers of now."""
-        found: dict[Any, tuple[int, int]] = {}
-        for limits in [] if self.readers is None else list(self.readers.values()):
-            for key, (low, high) in limits.items():
-                least, end = found.get(key, (low, high))
-                found[key] = max(low, least), min(high, end)
-        return found
+        """The half-open range of each index made of this Buffer's values that all readers allow."""
+        limits: dict[Any, tuple[int, int]] = {}
+        for of_reader in [] if self.readers is None else list(self.readers.values()):
+            for key, (low, high) in of_reader.items():
+                begin, end = limits.get(key, (low, high))
+                limits[key] = max(low, begin), min(high, end)
+        return limits
 
     def __repr__(self) -> str:
         return f"{self.name or 'buffer'} {self.dtype.name}{list(self.shape)}"
 
 
 def _operator(op: Op, swapped: bool = False) -> Callable[[Node, Node | float], Node]:
-    """A method for one of Python's operators; `swapped`: its own value is the second one."""
+    """The method of a Python operator; with `swapped`, `self` is the right operand."""
 
     def method(self: Node, other: Node | float) -> Node:
         pair = self, as_node(other, self)
@@ -88,15 +89,17 @@ def _operator(op: Op, swapped: bool = False) -> Callable[[Node, Node | float], N
 class Node:
     """One value of a graph: an operation, its sources, its shape and dtype. Immutable."""
 
-    __slots__ = ("__weakref__", "arg", "dtype", "number", "op", "shape", "src", "varies")
+    __slots__ = ("__weakref__", "arg", "dtype", "has_buffer", "number", "op", "shape", "src")
 
     op: Op
     src: tuple[Node, ...]
-    arg: Any
+    arg: Any  # a parameter of the operation, as `Op` documents
     shape: Shape
     dtype: DType
-    number: int  # age: a source is always older than what uses it
-    varies: bool  # hangs on a Buffer; of any other one it is chance who made it, and when
+    number: int  # counts Nodes in the order of their creation, so sources have smaller numbers
+    # Whether it depends on a Buffer. The `number` of any other Node is arbitrary, because unrelated
+    # graphs share it and the first of them has created it.
+    has_buffer: bool
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Node is immutable; cannot set {name}")
@@ -108,7 +111,7 @@ class Node:
     def __repr__(self) -> str:
         return f"Node({label(self)}, {kind_of(self)})"
 
-    # Operators keep gradient rules readable. Shapes must agree; Python numbers are constants.
+    # Operators keep the gradient rules readable. Shapes must agree; Python numbers become CONSTs.
     __add__ = __radd__ = _operator(Op.ADD)
     __mul__ = __rmul__ = _operator(Op.MUL)
     __sub__, __rsub__ = _operator(Op.SUB), _operator(Op.SUB, swapped=True)
@@ -120,34 +123,34 @@ class Node:
 
 
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
-_age = itertools.count()
-_FIELDS = "op", "src", "arg", "shape", "dtype", "number", "varies"
-# What sets each of them, past Node's own refusal.
-_PUT = [getattr(Node, name).__set__ for name in _FIELDS]
+_next_number = itertools.count()
+_FIELDS = "op", "src", "arg", "shape", "dtype", "number", "has_buffer"
+# The slots' own setters, which bypass Node.__setattr__ and its refusal.
+_SETTERS = [getattr(Node, name).__set__ for name in _FIELDS]
 
 
 def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) -> Node:
-    """The one Node with these fields. Callers check shapes; use the builders below.
+    """The one Node with these fields. It checks nothing; use the builders below.
 
-    What has no elements is a constant, whatever it was to be made of: nothing computes it.
+    A value without elements becomes a CONST, so that nothing computes it.
     """
     if 0 in shape and op is not Op.CONST:
         return const(0, dtype, shape)
-    # repr tells 0.0 from -0.0 and 1 from True, which == does not
+    # repr distinguishes 0.0 from -0.0 and 1 from True, which == does not.
     constant = repr(arg) if op is Op.CONST else arg
     key = (op, src, constant, shape, dtype.name)
     node = _interned.get(key)
     if node is None:
         node = Node.__new__(Node)
-        varies = op is Op.BUFFER or True in [s.varies for s in src]
-        values = op, src, arg, shape, dtype, next(_age), varies
-        for put, value in zip(_PUT, values, strict=True):
-            put(node, value)
+        has_buffer = op is Op.BUFFER or True in [s.has_buffer for s in src]
+        values = op, src, arg, shape, dtype, next(_next_number), has_buffer
+        for set_field, value in zip(_SETTERS, values, strict=True):
+            set_field(node, value)
         _interned[key] = node
     return node
 
 
-# --- builders: each checks what it is given and infers shape and dtype ---
+# --- builders: each checks its arguments and infers shape and dtype ---
 
 
 def buffer(storage: Buffer) -> Node:
@@ -155,24 +158,25 @@ def buffer(storage: Buffer) -> Node:
 
 
 def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
-    """A constant of any shape; an integer is taken modulo the dtype's range."""
+    """A constant of any shape. An integer wraps to the range of its dtype."""
     return make(Op.CONST, (), exact(value, dtype), shape, dtype)
 
 
 def iota(count: int) -> Node:
-    """0, 1, 2, ... count-1 as int32 [count]. Raises ValueError for more than int32 counts."""
+    """0, 1, 2, ... count - 1 as i32 [count]. Raises ValueError for more than 2**31."""
     check_count(count)
     return make(Op.IOTA, (), None, (count,), i32)
 
 
 def check_count(count: int) -> None:
-    """Refuse more elements than have a place of their own in an i32."""
+    """Raise ValueError for more elements than an i32 can index."""
     if count > 1 << 31:
         raise misuse(ValueError, f"{count:,} elements in a row are more than an i32 can count")
 
 
 def part(whole: Node, variable: str, count: int, axis: int = 0) -> Node:
-    """One of `count` equal parts along an axis; a running kernel's variable says which."""
+    """One of `count` equal parts along an axis. `variable` names the kernel variable that says
+    which part."""
     shape = tuple(n // count if a == axis else n for a, n in enumerate(whole.shape))
     return make(Op.PART, (whole,), (variable, count, axis), shape, whole.dtype)
 
@@ -182,7 +186,7 @@ def as_node(value: Node | float, like: Node) -> Node:
 
 
 def alu(op: Op, *src: Node) -> Node:
-    """An elementwise operation on sources of one shape and, but for WHERE's condition, dtype."""
+    """An elementwise operation on sources of one shape and, except WHERE's condition, one dtype."""
     first = src[0]
     if any(s.shape != first.shape for s in src):
         shapes = ", ".join(str(s.shape) for s in src)
@@ -227,9 +231,9 @@ def cast(node: Node, dtype: DType) -> Node:
 
 
 def reduce(op: Op, node: Node, axes: Sequence[int], operation: str = "") -> Node:
-    """SUM or REDUCE_MAX over axes, which vanish from the shape; halves are added in f32.
+    """SUM or REDUCE_MAX over axes, which are removed from the shape. f16 is summed in f32.
 
-    Errors name the operation that is computed so.
+    `operation` is the user's name for it in error messages.
     """
     _check_not_bool(op, node)
     name = operation or op.name.lower().removeprefix("reduce_")
@@ -247,7 +251,7 @@ def reduce(op: Op, node: Node, axes: Sequence[int], operation: str = "") -> Node
 
 
 def move(op: Op, node: Node, arg: Any) -> Node:
-    """A movement operation; `arg` as Op documents. The view algebra checks it."""
+    """A movement operation, with `arg` as `Op` documents. ir/access.py checks the argument."""
     if op is Op.RESHAPE and node.op is Op.RESHAPE:
         node = node.src[0]
     try:
@@ -270,14 +274,14 @@ def move(op: Op, node: Node, arg: Any) -> Node:
 
 
 def _shape_after(shape: Shape, op: Op, arg: Any) -> Shape:
-    """What a movement makes of a shape; most are asked for again and again."""
+    """The shape after a movement. Most calls repeat earlier ones, hence the cache below."""
     try:
         if op is Op.PAD or op is Op.SHRINK:
             whole: Any = tuple([(operator.index(a), operator.index(b)) for a, b in arg])
         else:
             whole = tuple(map(operator.index, arg))
     except (TypeError, ValueError):
-        return apply_movement(Access.of(shape), op, arg).shape  # which says what is wrong
+        return apply_movement(Access.of(shape), op, arg).shape  # raises the precise error
     return _moved_shape(shape, op, whole)
 
 
@@ -287,13 +291,13 @@ def _moved_shape(shape: Shape, op: Op, arg: tuple[Any, ...]) -> Shape:
 
 
 def apply_movement(access: Access, op: Op, arg: Any) -> Access:
-    """The access after one more movement operation, which has a method of its name."""
+    """The access after one more movement; Access has a method named after each."""
     moved: Access = getattr(access, op.name.lower())(arg)
     return moved
 
 
 def base(node: Node, through: Set[Op] = MOVEMENT) -> Node:
-    """What a chain of movements, or of other operations of one source, starts from."""
+    """The Node below a chain of movements, or of the unary operations in `through`."""
     while node.op in through:
         node = node.src[0]
     return node
@@ -314,7 +318,7 @@ def dot(a: Node, b: Node) -> Node:
 def gather(table: Node, index: Node) -> Node:
     """Rows of a table: [N, ...] at int [...] -> index.shape + table.shape[1:].
 
-    Indices must be in range; of computed ones only the caller can know.
+    Indices must lie in [0, N); the caller is responsible for indices computed on the device.
     """
     if not index.dtype.is_int:
         raise misuse(TypeError, f"gather: the index must be of integers, not {kind_of(index)}")
@@ -326,7 +330,7 @@ def gather(table: Node, index: Node) -> Node:
 
 
 def concat(parts: Sequence[Node], axis: int) -> Node:
-    """Parts side by side along an axis; the other axes agree."""
+    """Concatenate along an axis; the parts agree in dtype and in all other sizes."""
     first = parts[0]
     axis = normal_axis(axis, first.shape, "concat")
     rest = {(p.dtype.name, *p.shape[:axis], *p.shape[axis + 1 :]) for p in parts}
@@ -353,58 +357,59 @@ def function(answer: Node, inputs: Sequence[Node], vjp: Callable[..., Any]) -> N
 
 
 def normal_axis(axis: int, shape: Shape, operation: str) -> int:
-    """An axis counted from the first, where negative ones count from the end."""
+    """A non-negative axis; a negative argument counts from the end. `operation` is for errors."""
     rank = len(shape)
     try:
         place = operator.index(axis)
     except TypeError:
         place = None
-    if place is None or isinstance(axis, bool):  # sum(True) might mean anything
+    if place is None or isinstance(axis, bool):  # sum(True) is ambiguous
         raise misuse(TypeError, f"{operation}: axis {axis!r} is no whole number")
     if not -rank <= place < rank:
         raise misuse(ValueError, f"{operation}: axis {axis} is none of the {rank} of shape {shape}")
     return place % rank
 
 
-# --- walking, and what printers show of a Node ---
+# --- traversal, rewriting, and labels for printers ---
 
 
 def toposort(
     roots: Iterable[Node], sources: Callable[[Node], Sequence[Node]] = attrgetter("src")
 ) -> list[Node]:
-    """Every Node that the roots need, each after its sources, or after what counts as those.
+    """The roots and everything below them, every Node after its sources.
 
-    Those that vary come in the order in which they were made, which is a step's own unless another
-    one on the same Buffers has made some of them before. The others, which any graph may have
-    needed before, stand before the first one that needs them.
+    `sources` may prune the graph. The order is the same in every process: Nodes that depend on a
+    Buffer come in the order of their creation, which the step determines unless an earlier step on
+    the same Buffers has created some of them. Each of the others, which unrelated graphs may have
+    created, comes right before the first Node that needs it.
     """
     roots = list(roots)
-    below: dict[Node, Sequence[Node]] = {}
+    sources_of: dict[Node, Sequence[Node]] = {}
     stack = roots.copy()
     while stack:
         node = stack.pop()
-        if node not in below:
-            below[node] = found = sources(node)
-            stack += [s for s in found if s not in below]
-    by_age = sorted(filter(attrgetter("varies"), below), key=attrgetter("number"))
-    if len(by_age) == len(below):
-        return by_age
+        if node not in sources_of:
+            sources_of[node] = found = sources(node)
+            stack += [s for s in found if s not in sources_of]
+    by_number = sorted(filter(attrgetter("has_buffer"), sources_of), key=attrgetter("number"))
+    if len(by_number) == len(sources_of):
+        return by_number
     order: dict[Node, None] = {}
-    for node in (*by_age, *roots):
-        for source in below[node]:
+    for node in (*by_number, *roots):
+        for source in sources_of[node]:
             if source not in order:
-                _put_in_order(source, below, order)
+                _append_after_sources(source, sources_of, order)
         order[node] = None
     return list(order)
 
 
-def _put_in_order(
-    node: Node, below: Mapping[Node, Sequence[Node]], order: dict[Node, None]
+def _append_after_sources(
+    node: Node, sources_of: Mapping[Node, Sequence[Node]], order: dict[Node, None]
 ) -> None:
-    """A Node behind all that it needs."""
+    """Append a Node to `order`, after those of its sources that are not there yet."""
     stack = [node]
     while stack:
-        missing = [s for s in below[stack[-1]] if s not in order]
+        missing = [s for s in sources_of[stack[-1]] if s not in order]
         if missing:
             stack += reversed(missing)
         else:
@@ -419,32 +424,32 @@ def rebuild(node: Node, src: tuple[Node, ...]) -> Node:
 
 
 def substitute(
-    roots: Sequence[Node], replaced: dict[Node, Node], given: Sequence[Node] = ()
+    roots: Sequence[Node], replaced: dict[Node, Node], unchanged: Sequence[Node] = ()
 ) -> list[Node]:
     """The roots with some of their Nodes replaced by others of the same shape and dtype.
 
-    What is `given` stays, with all below it.
+    The `unchanged` Nodes stay as they are, and so does everything below them.
     """
-    done = replaced | {node: node for node in given}  # others are what they were
+    done = replaced | {node: node for node in unchanged}
     for node in toposort(roots, lambda n: () if n in done else n.src):
         if node not in done and not done.keys().isdisjoint(node.src):
             done[node] = rebuild(node, tuple(done.get(s, s) for s in node.src))
             if node.op is Op.FUNCTION and done[node] is not node:
-                rule = _rule(node.arg, replaced)
-                done[node] = make(Op.FUNCTION, done[node].src, rule, node.shape, node.dtype)
+                vjp = _substituted_vjp(node.arg, replaced)
+                done[node] = make(Op.FUNCTION, done[node].src, vjp, node.shape, node.dtype)
     return [done.get(r, r) for r in roots]
 
 
-def _rule(vjp: Callable[..., Any], replaced: dict[Node, Node]) -> Callable[..., Any]:
-    """The gradient rule of a FUNCTION where Nodes were replaced: also in what the rule holds."""
+def _substituted_vjp(vjp: Callable[..., Any], replaced: dict[Node, Node]) -> Callable[..., Any]:
+    """The vjp of a FUNCTION after a substitution, which also covers the Nodes in its closure."""
 
-    def moved(g: Node, *values: Node) -> tuple[Node | None, ...]:
-        found = vjp(g, *values)
-        parts = [part for part in found if part is not None]
-        others = iter(substitute(parts, replaced, (g, *values)))
-        return tuple(part and next(others) for part in found)
+    def substituted(g: Node, *values: Node) -> tuple[Node | None, ...]:
+        gradients = vjp(g, *values)
+        nodes = [node for node in gradients if node is not None]
+        rewritten = iter(substitute(nodes, replaced, (g, *values)))
+        return tuple(node and next(rewritten) for node in gradients)
 
-    return moved
+    return substituted
 
 
 def kind_of(node: Node) -> str:
@@ -453,7 +458,7 @@ def kind_of(node: Node) -> str:
 
 
 def label(node: Node) -> str:
-    """One Node without its sources, as the printers show it."""
+    """A Node's operation and argument, without its sources, as printers show it."""
     if node.op is Op.BUFFER:
         return f"BUFFER {node.arg.name}".rstrip()
     if node.op in (Op.FUNCTION, Op.IOTA) or node.arg is None:

@@ -1,7 +1,7 @@
-"""The operations that there are, what each is given, and the kinds that they fall into.
+"""Op: the operations of a Node, the meaning of each Node's `arg`, and groups of operations.
 
-Only their names: what an operation takes and gives is for graph.py, its gradient for autograd.py,
-and what it computes for whoever runs it.
+These are only names. graph.py infers shapes and dtypes, operations/autograd.py has the gradients,
+and oracle/interpret.py defines what each operation computes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from enum import Enum, auto
 
 
 class Op(Enum):
-    """Everything that a Node can be; the comment gives its `arg`."""
+    """The operation of a Node. Comments give the Node's `arg`; without one it is None."""
 
-    __hash__ = object.__hash__  # Enum's own is Python code, and passes look into sets all the time
+    __hash__ = object.__hash__  # faster than Enum's, which is Python code; passes use many sets
 
-    # loads
+    # leaves
     BUFFER = auto()  # Buffer
     CONST = auto()  # Python number
-    IOTA = auto()  # None: 0, 1, 2 ... along the only axis
-    PART = auto()  # (variable, count, axis): an equal part of a BUFFER or IOTA along an axis
+    IOTA = auto()  # 0, 1, 2 ... along the only axis
+    PART = auto()  # (variable, count, axis): one of `count` equal parts of a BUFFER or IOTA
     # unary
-    CAST = auto()  # None: the Node's dtype says to what
+    CAST = auto()  # to the Node's dtype
     NEG = auto()
     EXP2 = auto()
     LOG2 = auto()
@@ -32,41 +32,41 @@ class Op(Enum):
     ADD = auto()
     SUB = auto()
     MUL = auto()
-    DIV = auto()  # floats divide, integers round towards minus infinity; 0 by 0
-    MOD = auto()  # integers only; the sign of the divisor, and 0 by 0
-    FMOD = auto()  # floats only: exactly x - n y of n rounded towards zero; the sign of x
+    DIV = auto()  # of integers rounded towards minus infinity; an integer divided by 0 is 0
+    MOD = auto()  # integers only; has the divisor's sign; modulo 0 is 0
+    FMOD = auto()  # floats only: exactly x - n y, n = trunc(x / y); has the sign of x
     MAX = auto()
     LT = auto()
     EQ = auto()
     XOR = auto()
     AND = auto()
     OR = auto()
-    SHL = auto()  # by less than the width of the dtype
-    SHR = auto()
+    SHL = auto()  # by fewer bits than the dtype has
+    SHR = auto()  # likewise
     # ternary
     WHERE = auto()
     MULACC = auto()  # a * b + c
-    # reductions, their axes removed from the shape
+    # reductions; their axes are removed from the shape
     SUM = auto()  # axes
     REDUCE_MAX = auto()  # axes
-    # movement: none of them copies
+    # movements, which copy nothing
     RESHAPE = auto()  # shape
     PERMUTE = auto()  # axes
     EXPAND = auto()  # shape
     PAD = auto()  # ((before, after), ...), filled with zero
     SHRINK = auto()  # ((begin, end), ...)
-    STRIDE = auto()  # steps, negative ones flip
+    STRIDE = auto()  # steps; a negative one also flips its axis
     # the rest
     DOT = auto()  # [..., M, K] x [..., K, N] -> [..., M, N]
     GATHER = auto()  # table [N, ...], index int [...] -> [..., ...]
     CONCAT = auto()  # axis
-    CONTIGUOUS = auto()  # a value that must stand in memory
-    FUNCTION = auto()  # vjp: the first source, with a gradient rule of its own
-    # control, see control_flow.py
-    PARAMETER = auto()  # (depth, position, ...): what an iteration of a loop receives
-    LOOP = auto()  # Body: its sources are initial, then captured values; no value of its own
-    COND = auto()  # None: condition of shape (), then two values; only the chosen one is computed
-    RESULT = auto()  # position of a carried value: what the LOOP leaves of it
+    CONTIGUOUS = auto()  # the source, which must be stored in memory
+    FUNCTION = auto()  # vjp: the value of the first source, with this gradient rule
+    # control flow, see control_flow.py
+    PARAMETER = auto()  # (depth, position, ...): a value that an iteration of a loop receives
+    LOOP = auto()  # Body; sources: initial, then captured values; it has no value itself
+    COND = auto()  # sources: condition of shape (), two values; computes only the chosen one
+    RESULT = auto()  # position: a carried value of the LOOP after its last iteration
 
 
 UNARY = frozenset({Op.CAST, Op.NEG, Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT, Op.HASH})
@@ -80,5 +80,5 @@ MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.S
 LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA, Op.PART, Op.PARAMETER})
 CONTROL = frozenset({Op.LOOP, Op.RESULT, Op.COND})
 FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT, Op.FMOD})
-# a bool is stored as a byte, 0 or 1, and these could make it another number
+# Refused for bools, which are stored as bytes 0 or 1: the result could be another number.
 NOT_BOOL = frozenset({Op.NEG, Op.ADD, Op.SUB, Op.DIV, Op.MOD, Op.SHL, Op.SHR, Op.MULACC, Op.SUM})

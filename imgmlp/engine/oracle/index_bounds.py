@@ -49,7 +49,7 @@ def _source_buffers(value: Node) -> list[Node] | None:
 def is_from_host(value: Node) -> bool:
     """Whether all elements of a value come from the host."""
     leaves = _source_buffers(value)
-    return leaves is not None and all(n.arg.host is not None or n.arg.given for n in leaves)
+    return leaves is not None and all(n.arg.host is not None or n.arg.is_from_host for n in leaves)
 
 
 _user_indices = WeakKeyDictionary[Node, set[Node]]()
@@ -291,7 +291,7 @@ def _host_values(storage: Buffer | None) -> Array | None:
     """The values that the host wrote to a Buffer, read from the device if there is no copy left."""
     if storage is None or storage.host is not None:
         return None if storage is None else storage.host
-    if not storage.given or storage.data is None or storage.data.handle is None:  # of a dry run
+    if not storage.is_from_host or storage.data is None or storage.data.handle is None:  # of a dry run
         return None
     array = np.empty(storage.shape, storage.dtype.np)
     storage.device.read(storage.data, array)

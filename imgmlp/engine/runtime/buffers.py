@@ -22,7 +22,7 @@ def upload(storage: Buffer) -> None:
     allocation: Allocation = storage.device.alloc(max(1, storage.nbytes))
     if storage.host is not None:
         storage.device.write(allocation, storage.host)
-        storage.given = True
+        storage.is_from_host = True
     storage.data, storage.host = allocation, None
 
 
@@ -43,7 +43,7 @@ def write_buffer(storage: Buffer, array: Array) -> None:
     check_like(storage, array)
     upload(storage)
     storage.device.write(storage.data, array)
-    storage.given = True
+    storage.is_from_host = True
 
 
 def read_buffer(device: AnyDevice, storage: Buffer) -> Array:

@@ -1,9 +1,7 @@
-"""Programs: a step compiled once, its launches bound once, replayed thousands of times.
+"""Program: a step that is compiled once and replayed thousands of times.
 
-Only where another page of a Tensor has its turn are arguments set anew.
-
-While a Program replays, Python allocates, builds and uploads nothing. On the NumPy device
-interpreted.py runs the same step instead.
+On an OpenCL device a replay enqueues launches whose arguments are bound already
+(bound_launches.py). On the NumPy device interpreted.py runs the same step.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from time import thread_time
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -24,7 +22,7 @@ from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
+from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, Precision, Target
 from imgmlp.engine.ir.usage_errors import misuse, warn
 from imgmlp.engine.oracle.index_bounds import (
     check_assigned,
@@ -35,6 +33,7 @@ from imgmlp.engine.oracle.index_bounds import (
     separate_bounds,
 )
 from imgmlp.engine.runtime import debug, program_cache
+from imgmlp.engine.runtime.bound_launches import BoundLaunches
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import DryRun
 from imgmlp.engine.runtime.executable import Executable, functions, parts
@@ -46,21 +45,34 @@ from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 if TYPE_CHECKING:
     from imgmlp.engine.compiler import Stages
 
-LEAST_TILE = 8  # rows of a tile that is not halved any more
-MANY_NODES = 400  # of a graph whose kernels a driver takes seconds for
+MIN_TILE_ROWS = 8  # a tile of a block is halved down to this when resources are short
+MANY_NODES = 400  # a graph of as many has kernels that a driver builds for seconds
+
+# Whether computed indices are checked before each step: under DEBUG only, always the indices that
+# the user has computed (and under DEBUG all of them), or never.
+IndexChecking = Literal["under_debug", "always", "never"]
 
 
 class Program:
-    """One step: named outputs and state updates, all computed from the state before it.
+    """One step: named outputs and state updates, all computed from the state before the step.
 
-    Raises ValueError if the graph reads a Buffer of another device, DeviceError if the
-    driver refuses a kernel, OutOfMemoryError if the intermediates do not fit, or a kernel needs
-    more local memory or registers than there are, also after tiles got smaller with a warning.
-    What is `traceable` has neither outputs nor updates yet. One that is ready `later`, when it is
-    first run or has to `get_ready`, may be built by other processes meanwhile.
+    general: whether to keep to the general scheduler and leave out the block program.
+    precision: of matrix products; "half" is only honoured by devices with matrix units, and the
+        attribute `precision` tells what is in use.
+    beside: another Program on the same device, whose arena and kernels this one shares where they
+        fit; the two must not run at the same time.
+    traceable: a step to be traced only if no earlier process has cached its outline. `outputs` and
+        `updates` are then ignored.
+    is_deferred: whether kernels are built at the first run, or by `get_ready`, so that other
+        processes can build them meanwhile.
 
-    One thread at a time runs it, or any other that changes the same state: steps of several
-    threads at once mix, and some are lost without a word.
+    Raises ValueError if the graph reads a Buffer of another device; DeviceError if the driver
+    refuses a kernel; OutOfMemoryError if the intermediates do not fit, or if a kernel needs more
+    local memory or registers than there are even with the smallest tiles (smaller ones than planned
+    are a warning).
+
+    Only one thread at a time may run it, or any other Program that changes the same state: steps of
+    several threads would interleave, and some would be lost silently.
     """
 
     def __init__(
@@ -70,72 +82,79 @@ class Program:
         updates: Sequence[Update],
         general: bool = False,
         precision: Precision = "float32",
-        checked: bool = True,
         beside: Program | None = None,
         traceable: Traceable | None = None,
-        later: bool = False,
-        once: bool = False,
+        is_deferred: bool = False,
+        index_checking: IndexChecking = "under_debug",
     ) -> None:
         if precision not in get_args(Precision):
             known = " or ".join(map(repr, get_args(Precision)))
             raise misuse(ValueError, f"precision is {precision!r}; use {known}")
         self.device = device
-        self.general = general  # leave out the block program
-        self._beside = beside  # whose memory for intermediates and kernels serve this one as well
-        self._counted: Allocation | None = None
-        rounded = precision == "half" and not device.has_matrix_units
-        self.precision: Precision = "float32" if rounded else precision  # that of products here
+        self.general = general
+        self._beside = beside
+        is_unsupported = precision == "half" and not device.has_matrix_units
+        self.precision: Precision = "float32" if is_unsupported else precision
         self._target = _target(device, self.precision)
         self.outputs: dict[str, Buffer] = {}
-        self.inputs: set[Buffer] = set()  # everything that is read, states included
-        self._unset: set[Buffer] = set()  # what no step has given a value yet
-        self._assigned: list[Buffer]  # whose values are not what the host put there, once it ran
+        self.inputs: set[Buffer] = set()  # all Buffers that are read, states included
+        self._unset: set[Buffer] = set()  # Buffers without a value until the first run
+        self._assigned: list[Buffer]  # after a run their values are no longer the host's
         self._traceable = traceable
+        self._bound: BoundLaunches | None = None
         if traceable is None:
-            self.updates = self._named((outputs, updates))
-            self._adopt_buffers()
-        elif not self._outlined(traceable):
+            self.updates = self._with_outputs((outputs, updates))
+            self._adopt_graph_buffers()
+        elif not self._load_outline(traceable):
             with separate_bounds(traceable.states):
                 for state, value in self.updates:
                     check_assigned(state, value, self)
                 limits = export_bounds(traceable.states)
-            self._adopt_buffers()
-            self._keep_outline(traceable, limits)
+            self._adopt_graph_buffers()
+            self._store_outline(traceable, limits)
         if isinstance(device, Device | DryRun):
-            self.arena = self._reserved(device)
-        self._memory: list[Allocation] | None = None  # that launches are bound to, once there are
-        if not later:
+            self.arena = self._reserve_arena(device)
+        if not is_deferred:
             self.get_ready()
         elif isinstance(device, Device) and device.builds_in_parts:
-            device.begin_parts(parts(self._own()[0]))
-        depth = debug.level()
-        self._show_times = depth > 0
-        watched = once and not isinstance(device, DryRun)
-        self._checks = self._index_checks(depth > 0) if checked and (depth or watched) else None
-        if depth:
-            debug.tell(debug.report(self.stages, depth, device.usage))
+            device.begin_parts(parts(self._source_and_shared_kernels()[0]))
+        debug_level = debug.level()
+        self._show_times = debug_level > 0
+        self._checks = self._index_checks(index_checking, debug_level > 0)
+        if debug_level:
+            debug.tell(debug.report(self.stages, debug_level, device.usage))
 
     def get_ready(self) -> None:
-        """Have the kernels, and what launches them, if they are not there yet."""
+        """Build the kernels and bind the launches, unless that is done already."""
         device = self.device
-        if not isinstance(device, Device) or self._memory is not None:
+        if not isinstance(device, Device) or self._bound is not None:
             return
         if self._beside is not None:
             self._beside.get_ready()
         self._handles = self._build(device)
-        self.launches = self._bind(device)
-        self.sequence = [self.launches[i] for i in self.executable.order]
-        self._several = {1: self.launches}  # by steps that they do, if they can do several
-        self._memory = [b.data for b in self._identity[1]]
+        buffers = self._identity[1]
+        self._bound = BoundLaunches(device, self.executable, self._handles, buffers, self.arena)
+
+    @property
+    def launches(self) -> list[Launch]:
+        """One launch for each kernel of the step; on an OpenCL device, once it is ready."""
+        assert self._bound is not None
+        return self._bound.launches
+
+    @property
+    def sequence(self) -> list[Launch]:
+        """The launches in the order in which one step runs them, repeated in loops."""
+        assert self._bound is not None
+        return self._bound.sequence
 
     @cached_property
     def updates(self) -> list[Update]:
-        """What the step assigns, outputs too; traced now if it was not so far."""
+        """All assignments of the step, including those to outputs. Traces the step if needed."""
         assert self._traceable is not None
-        return self._named(self._traceable.trace())
+        return self._with_outputs(self._traceable.trace())
 
-    def _named(self, traced: Traced) -> list[Update]:
-        """All that is assigned, and Buffers for the outputs that have none yet."""
+    def _with_outputs(self, traced: Traced) -> list[Update]:
+        """The updates, with an assignment to a new Buffer for each output that needs one."""
         outputs, updates = traced[0], list(traced[1])
         assigned = {value: state for state, value in updates}
         for name, node in outputs.items():
@@ -150,39 +169,40 @@ class Program:
                     updates.append((self.outputs[name], node))
         return updates
 
-    def _outlined(self, step: Traceable) -> bool:
-        """Whether an earlier process has left all that there is to know of a step."""
+    def _load_outline(self, step: Traceable) -> bool:
+        """Take over what an earlier process has cached of the step; False if it is incomplete."""
         if not isinstance(self.device, Device) or debug.level():
             return False
         outline = program_cache.load(self._outline_key(step), Outline.parse)
         if outline is None:
             return False
         key = program_cache.key(outline.graph, self._target, self.general)
-        found = program_cache.load(key, Executable.parse)
+        executable = program_cache.load(key, Executable.parse)
         assigned = [step.states[number] for number in outline.assigns]
-        if found is None or not import_bounds(outline.limits, step.states, assigned, self):
+        if executable is None or not import_bounds(outline.limits, step.states, assigned, self):
             return False
-        self.executable = found
-        given, self.outputs = outline.bound(step.states, self.device)
-        self._identity = outline.graph, given
+        self.executable = executable
+        buffers, self.outputs = outline.bound(step.states, self.device)
+        self._identity = outline.graph, buffers
         self.inputs = {step.states[number] for number in outline.reads}
         self._assigned = [*assigned, *self.outputs.values()]
-        self._adopt([*given, *self.outputs.values()])
+        self._adopt([*buffers, *self.outputs.values()])
         return True
 
-    def _keep_outline(self, step: Traceable, limits: list[list[Any]] | None) -> None:
+    def _store_outline(self, step: Traceable, limits: list[list[Any]] | None) -> None:
         if isinstance(self.device, Device) and not debug.level():
             assigned = {state for state, _ in self.updates}
-            given = self.outputs, self.inputs, assigned, limits, step.states
-            outline = Outline.of(self._identity, *given)
+            outline = Outline.of(
+                self._identity, self.outputs, self.inputs, assigned, limits, step.states
+            )
             if outline is not None:
                 program_cache.store(self._outline_key(step), outline.text())
 
     def _outline_key(self, step: Traceable) -> str:
         return program_cache.key(step.told(), self._target, self.general)
 
-    def _adopt_buffers(self) -> None:
-        """Everything that is read or written stands on this device."""
+    def _adopt_graph_buffers(self) -> None:
+        """Check the graph, and upload every Buffer that it reads or writes to this device."""
         nodes = self._nodes()
         if any(n.op is Op.PARAMETER for n in nodes):
             text = "a value inside of a loop has no value outside of it; return it from the body"
@@ -195,6 +215,7 @@ class Program:
         self._adopt([*leaves, *(state for state, _ in self.updates), *self.outputs.values()])
 
     def _adopt(self, storages: Sequence[Buffer]) -> None:
+        """Upload Buffers to this device. Raises ValueError for a Buffer of another device."""
         for storage in storages:
             if storage.device is None:
                 storage.device = self.device
@@ -208,148 +229,110 @@ class Program:
 
     @cached_property
     def stages(self) -> Stages:
-        """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
-        from imgmlp.engine.compiler import lower  # which a step that is kept does without
+        """Every form of the step that the compiler makes; on NumPy's device, those for a CPU."""
+        from imgmlp.engine.compiler import lower  # lazily: a cached step does not need it
 
         return lower(self.updates, self._target, self.general)
 
     @cached_property
     def executable(self) -> Executable:
-        """What runs of it: what an earlier process has kept, or what `stages` give."""
-        graph, given = self._identity
+        """The compiled step: from the cache of earlier processes, or else from `stages`."""
+        graph, buffers = self._identity
         if debug.level():
-            return Executable.of(self.stages, given)
+            return Executable.of(self.stages, buffers)
         key = program_cache.key(graph, self._target, self.general)
-        found = program_cache.load(key, Executable.parse)
-        if found is None:
+        executable = program_cache.load(key, Executable.parse)
+        if executable is None:
             if isinstance(self.device, Device) and len(self._nodes()) > MANY_NODES:
                 self.device.expect_programs()
             began = thread_time()
-            found = Executable.of(self.stages, given)
+            executable = Executable.of(self.stages, buffers)
             self.device.lowering += thread_time() - began
-            program_cache.store(key, found.text())
-        return found
+            program_cache.store(key, executable.text())
+        return executable
 
     def _nodes(self) -> list[Node]:
         return toposort(v for _, v in self.updates)
 
     @cached_property
     def _identity(self) -> tuple[str, list[Buffer]]:
+        """A digest of the graph, and its Buffers in the order in which the digest numbers them."""
         return program_cache.identify(self.updates)
 
     def _build(self, device: Device) -> dict[str, KernelHandle]:
-        """The kernels, with smaller tiles where the device has not enough memory for them."""
+        """The kernels by name. While one of them exceeds the device's resources, plan again."""
         while True:
             calls = self.executable.calls
-            source, lent = self._own()
+            source, shared = self._source_and_shared_kernels()
             theirs = {} if self._beside is None else self._beside._handles
-            handles = {name: theirs[found] for name, found in lent.items()}
+            handles = {name: theirs[their_name] for name, their_name in shared.items()}
             names = [n for n in dict.fromkeys(c.function for c in calls) if n not in handles]
             if names and device.builds_in_parts:
                 handles |= device.build_parts(parts(source))
             elif names:
                 handles |= device.build(source, names)
-            short = (device.shortage(handles[c.function], c.local_size) for c in calls)
-            problem = next(filter(None, short), None)
-            if problem is None:
+            shortages = (device.shortage(handles[c.function], c.local_size) for c in calls)
+            shortage = next(filter(None, shortages), None)
+            if shortage is None:
                 return handles
-            self._shrink(device, problem)
+            self._plan_for_less(device, shortage)
 
-    def _own(self) -> tuple[str, dict[str, str]]:
-        """The source, but for kernels that the program beside this one lends, and what these are
-        called there."""
+    def _source_and_shared_kernels(self) -> tuple[str, dict[str, str]]:
+        """The source without the kernels that `beside` has as well, and their names there."""
         source = self.executable.source
         if self._beside is None:
             return source, {}
-        (head, mine), (other, theirs) = map(functions, (source, self._beside.executable.source))
-        built = {text.replace(name, "", 1): name for name, text in theirs.items()}
-        same = {name: built.get(text.replace(name, "", 1)) for name, text in mine.items()}
-        if head != other or not any(same.values()):
+        (head, mine), (their_head, theirs) = map(
+            functions, (source, self._beside.executable.source)
+        )
+        # Kernels are equal if their texts are, apart from the name itself.
+        their_names = {text.replace(name, "", 1): name for name, text in theirs.items()}
+        matches = {name: their_names.get(text.replace(name, "", 1)) for name, text in mine.items()}
+        shared = {name: their_name for name, their_name in matches.items() if their_name}
+        if head != their_head or not shared:
             return source, {}
-        lent = {name: found for name, found in same.items() if found}
-        return head + "".join(text for name, text in mine.items() if name not in lent), lent
+        return head + "".join(text for name, text in mine.items() if name not in shared), shared
 
-    def _shrink(self, device: Device, problem: str) -> None:
-        """Plan the step anew for less local memory or fewer registers. Raises OutOfMemoryError."""
+    def _plan_for_less(self, device: Device, shortage: str) -> None:
+        """Compile again for less local memory or fewer registers. Raises OutOfMemoryError."""
         rows = self.executable.block_rows // 2
-        if rows >= LEAST_TILE:
-            instead = f"tiles of {rows} rows instead of {2 * rows}"
+        if rows >= MIN_TILE_ROWS:
+            change = f"tiles of {rows} rows instead of {2 * rows}"
             self._target = replace(self._target, block_rows=rows)
         elif self._target.joins:
-            instead = "kernels one by one instead of several in a launch"
+            change = "kernels one by one instead of several in a launch"
             self._target = replace(self._target, joins=False)
         else:
-            raise OutOfMemoryError(problem, hint="use a smaller network, or another device")
-        warn(f"{problem}: {instead}", ImgmlpWarning)
-        for known in ("stages", "_identity"):  # which is that of the updates from now on
-            self.__dict__.pop(known, None)
+            raise OutOfMemoryError(shortage, hint="use a smaller network, or another device")
+        warn(f"{shortage}: {change}", ImgmlpWarning)
+        for name in ("stages", "_identity"):  # an outline's identity is replaced by the graph's
+            self.__dict__.pop(name, None)
         del self.executable, self.arena
-        self.arena = self._reserved(device)
+        self.arena = self._reserve_arena(device)
 
-    def _reserved(self, device: Device | DryRun) -> list[Allocation]:
-        """Memory for intermediates, which no step leaves anything in for the next."""
+    def _reserve_arena(self, device: Device | DryRun) -> list[Allocation]:
+        """Memory for intermediates: that of `beside` if it suffices, as no step reads another's."""
         sizes = self.executable.allocations
-        lent = [] if self._beside is None else self._beside.arena
-        if len(lent) >= len(sizes) and all(
-            a.nbytes >= n for a, n in zip(lent, sizes, strict=False)
+        theirs = [] if self._beside is None else self._beside.arena
+        if len(theirs) >= len(sizes) and all(
+            a.nbytes >= n for a, n in zip(theirs, sizes, strict=False)
         ):
-            return lent[: len(sizes)]
+            return theirs[: len(sizes)]
         return [device.alloc(nbytes) for nbytes in sizes]
 
-    def _bind(self, device: Device, steps: int = 1) -> list[Launch]:
-        """The launches of a step, or of so many where one launch may do several."""
-        memory = [*(b.data for b in self._identity[1]), *self._intermediates(device)]
-        launches = []
-        for call in self.executable.calls:
-            turns = [self._turns(device), np.int32(steps)] if call.turns else []
-            args = [*turns, *(memory[n] for n in call.arguments)]
-            sizes = (call.global_size,), (call.local_size,)
-            launches.append(device.bind(self._handles[call.function], args, *sizes))
-        return launches
-
-    def _follow(self, device: Device) -> None:
-        """Have the launches take what the Buffers have by now: another page may have its turn."""
-        assert self._memory is not None
-        now = [b.data for b in self._identity[1]]
-        moved = {
-            n for n, (old, new) in enumerate(zip(self._memory, now, strict=True)) if old is not new
-        }
-        if not moved:
-            return
-        for launches in self._several.values():
-            for call, launch in zip(self.executable.calls, launches, strict=True):
-                before = 2 if call.turns else 0
-                for number, n in enumerate(call.arguments, before):
-                    if n in moved:
-                        device.bind_again(launch, number, now[n])
-        self._memory = now
-
-    def _turns(self, device: Device) -> Allocation:
-        """What work-groups that stay count in: zero between two launches."""
-        if self._counted is None:
-            self._counted = device.alloc(TURNS * 4)
-            device.write(self._counted, np.zeros(TURNS, np.uint32))
-        return self._counted
-
-    def _intermediates(self, device: Device) -> list[Allocation]:
-        """Each one's part of the arena."""
-        if not device.can_slice:
-            return [self.arena[n] for n, _, _ in self.executable.places]
-        return [device.slice(self.arena[n], *part) for n, *part in self.executable.places]
-
     def run(self, times: int = 1) -> None:
-        """Enqueue the step so many times; does not wait for the device.
+        """Enqueue the step `times` times, without waiting for the device.
 
-        Under DEBUG it does, and raises OutOfBoundsError where a computed index is out of bounds;
-        otherwise what such an index takes is undefined, and may end the process.
-        Raises ValueError for fewer than 0, TypeError for no whole number.
+        Under DEBUG it waits, and raises OutOfBoundsError for a computed index that is out of
+        bounds; otherwise reading by such an index is undefined and may end the process. Raises
+        ValueError for a negative number, TypeError for another type.
         """
         if not isinstance(times, int | np.integer):
             raise misuse(TypeError, f"run: takes a whole number of steps, not {times!r}")
         if times < 0:
             raise misuse(ValueError, f"run: {times} steps; the number must not be negative")
         if isinstance(self.device, DryRun):
-            self._unset.clear()  # as what is read of it is zero
+            self._unset.clear()  # everything that is read of a dry run is zero
             return
         if self._checks is not None:
             for _ in range(times):
@@ -360,58 +343,46 @@ class Program:
             return
         self._run(times)
 
-    def _index_checks(self, every: bool) -> Program | None:
-        """What finds the indices that the step gathers by, before it does; None if it does not.
+    def _index_checks(self, when: IndexChecking, is_debugging: bool) -> Program | None:
+        """A Program that computes the range of each index that the step gathers by, or None.
 
-        Those that the user computes, or `every` one.
+        Under DEBUG it covers all indices, otherwise those that the user has computed.
         """
-        found = index_checks(self.updates, None if every else has_computed_index)
-        self._checked = [check for check, _ in found]
-        updates = [update for _, several in found for update in several]
+        is_always = when == "always" and not isinstance(self.device, DryRun)
+        if when == "never" or not (is_always or is_debugging):
+            return None
+        checks = index_checks(self.updates, None if is_debugging else has_computed_index)
+        self._checked = [check for check, _ in checks]
+        updates = [update for _, several in checks for update in several]
         if not updates:
             return None
-        # products as the step has them: another precision might give another index
-        return Program(self.device, {}, updates, self.general, self.precision, checked=False)
+        # In the step's precision: an index that depends on products might differ in another.
+        return Program(
+            self.device, {}, updates, self.general, self.precision, index_checking="never"
+        )
 
     def _run(self, times: int) -> None:
         if times:
             self._unset.clear()
             for state in self._assigned:
-                state.given = False
+                state.is_from_host = False
         if isinstance(self.device, NumpyDevice):
             for _ in range(times):
                 self._interpret(self.device.form)
             return
         self.get_ready()
-        self._follow(self.device)
+        assert self._bound is not None
         if self._show_times and times:
             self._show_times = False
-            measured = self._time_once(self.device)
+            measured = self._bound.time_step()
             debug.tell(debug.render_times(self.stages, measured, "in the first run") + "\n")
             times -= 1
-        self._enqueue(self.device, times)
-
-    def _enqueue(self, device: Device, times: int) -> None:
-        """Enqueue so many steps, several in a launch if its work-groups may stay for them."""
-        most, side = self.executable.steps, self.executable.side
-        if not most:
-            for _ in range(times):
-                if side:
-                    device.launch_beside(self.sequence, *side)
-                else:
-                    device.launch_all(self.sequence)
-            return
-        while times:
-            steps = min(times, most)
-            if steps not in self._several:
-                self._several[steps] = self._bind(device, steps)
-            device.launch_all(self._several[steps])
-            times -= steps
+        self._bound.enqueue(times)
 
     def time(self, runs: int = 20) -> list[float]:
-        """Run the step so often; microseconds that each kernel takes on the device, medians.
+        """Run the step `runs` times; the median microseconds of each kernel on the device.
 
-        Raises DeviceError on NumPy's device, which launches nothing, ValueError for no runs.
+        Raises DeviceError on NumPy's device, which launches no kernels; ValueError for no runs.
         """
         check_runs("time", runs)
         if isinstance(self.device, NumpyDevice):
@@ -419,19 +390,13 @@ class Program:
                 "NumPy's interpreter launches no kernels that could be timed",
                 hint="choose another device; `imgmlp devices` shows what there is",
             )
-        self.run()  # what is slow only once
-        measured = [self._time_once(self.device) for _ in range(runs)]
+        self.run()  # the first run compiles and may be slow
+        assert self._bound is not None
+        measured = [self._bound.time_step() for _ in range(runs)]
         return [float(t) for t in np.median(measured, axis=0)]
 
-    def _time_once(self, device: Device) -> list[float]:
-        """Run the step, launch by launch; microseconds of each kernel, iterations together."""
-        found = [0.0] * len(self.launches)
-        for i, time in zip(self.executable.order, device.time_launches(self.sequence), strict=True):
-            found[i] += time
-        return found
-
     def render_times(self, runs: int = 20) -> str:
-        """What `time` finds, as text."""
+        """The result of `time` as a table for people."""
         return debug.render_times(self.stages, self.time(runs), f"medians of {runs} runs")
 
     @cached_property
@@ -439,29 +404,30 @@ class Program:
         return Interpreted(self.updates)
 
     def _interpret(self, form: Form) -> None:
-        """Run one form of the step in place. Raises OutOfMemoryError."""
+        """Run one form of the step on host memory. Raises OutOfMemoryError."""
         if form == "nodes":
             self._interpreted.run()
         else:
             run_lowered(self.stages, form)
 
     def read(self, name: str) -> Array:
-        """An output as it is once all enqueued steps are done.
+        """The value of an output after all enqueued steps.
 
-        One that the step assigns as well is read from the state, with whatever was written there
-        since. Raises ValueError for another, and before the first step for one that is no state.
+        An output that the step also assigns to a state is read from that state, including what was
+        written there since. Raises ValueError for an unknown name, and before the first run for an
+        output that is not a state.
         """
         return read_buffer(self.device, self.computed(name))
 
     def computed(self, name: str) -> Buffer:
-        """Where an output stands that has a value. Raises ValueError as `read` does."""
+        """The Buffer of an output that has a value. Raises ValueError as `read` does."""
         storage = self.storage(name)
         if storage in self._unset:
             raise misuse(ValueError, f"{name!r} has no value before the first run of the program")
         return storage
 
     def storage(self, name: str) -> Buffer:
-        """Where an output stands. Raises ValueError if there is none of this name."""
+        """The Buffer of an output. Raises ValueError if there is none of this name."""
         if name not in self.outputs:
             known = ", ".join(self.outputs) or "none"
             raise misuse(ValueError, f"{name!r} is no output of the program, which has {known}")
@@ -472,12 +438,15 @@ class Program:
         self.device.finish()
 
     def marker(self) -> Pending:
-        """Done once all steps enqueued so far are: bounds how far the host runs ahead."""
+        """A Pending that is done once all steps enqueued so far are.
+
+        Waiting for it bounds how far the host runs ahead of the device.
+        """
         return self.device.marker()
 
 
 def _target(device: AnyDevice, precision: Precision) -> Target:
-    """A device as the compiler sees it."""
+    """The properties of a device that the compiler decides by."""
     return Target(
         lanes=device.lanes,
         units=device.info.compute_units,
@@ -492,7 +461,7 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
 
 
 def check_runs(where: str, runs: int) -> None:
-    """Refuse what is no number of runs to time: a TypeError, or a ValueError for fewer than 1."""
+    """Check a number of runs to time. Raises TypeError for another type, ValueError below 1."""
     if not isinstance(runs, int | np.integer):
         raise misuse(TypeError, f"{where}: takes a whole number of runs, not {runs!r}")
     if runs < 1:
@@ -500,10 +469,11 @@ def check_runs(where: str, runs: int) -> None:
 
 
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
-    """Compute some Buffers now. Raises OutOfBoundsError for a computed index out of bounds, except
-    within loops."""
-    program = Program(device, {}, updates, once=True)
-    given = [is_from_host(value) for _, value in updates]  # before states change
+    """Compute the updates now. Raises OutOfBoundsError for a computed index that is out of bounds,
+    except inside of loops."""
+    program = Program(device, {}, updates, index_checking="always")
+    # Before the run: a state may be moved from Buffers of which the run changes what is known.
+    are_from_host = [is_from_host(value) for _, value in updates]
     program.run()
-    for (state, _), known in zip(updates, given, strict=True):
-        state.given = known
+    for (state, _), known in zip(updates, are_from_host, strict=True):
+        state.is_from_host = known

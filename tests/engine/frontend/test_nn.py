@@ -234,7 +234,7 @@ def test_layers_of_neighbouring_seeds_have_no_weights_in_common() -> None:
     for one, other in zip(again, layers[2].parameters(), strict=True):
         assert np.array_equal(one.numpy(), other.numpy())
     parts = [nn.SelfAttention(4, 2, seed, device) for seed in ((2, 0), (2, 1))]
-    assert not np.array_equal(*(p.into.weight.numpy() for p in parts))
+    assert not np.array_equal(*(p.projection_in.weight.numpy() for p in parts))
 
 
 @pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long

@@ -184,8 +184,8 @@ def test_a_decay_and_a_memory_have_limits_too() -> None:
     p = Tensor(np.zeros((2, 3)), open_device("numpy"))
     with pytest.raises(ValueError, match=r"AdamW: weight_decay must be in \[0, inf\), not -1"):
         optim.AdamW([p], weight_decay=-1.0)
-    with pytest.raises(ValueError, match=r"SOAP: memory must be in \[0, 1\), not 1"):
-        optim.SOAP([p], memory=1.0)
+    with pytest.raises(ValueError, match=r"SOAP: shampoo_beta must be in \[0, 1\), not 1"):
+        optim.SOAP([p], shampoo_beta=1.0)
 
 
 RATES: dict[str, Callable[..., optim.SGD | optim.AdamW | optim.SOAP]] = {
@@ -267,7 +267,7 @@ def test_the_learning_rate_is_computed_on_the_device(device: AnyDevice, preset: 
 SHAPES = [(5, 3), (4,), (2, 6), (49, 2)]  # the last one is too large for SOAP
 SIZES = [math.prod(shape) for shape in SHAPES]
 STARTS = np.split(RNG.standard_normal(sum(SIZES)), np.cumsum(SIZES)[:-1])
-MEMORY, EVERY = 0.9, 8
+SHAMPOO_BETA, EVERY = 0.9, 8
 
 
 def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
@@ -282,7 +282,7 @@ def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
             g = p + noise.reshape(p.shape)
             squares = g @ g.T, g.T @ g
             pairs = zip(factors, squares, strict=True)
-            factors = [MEMORY * f + (1 - MEMORY) * s for f, s in pairs]
+            factors = [SHAMPOO_BETA * f + (1 - SHAMPOO_BETA) * s for f, s in pairs]
             turned = bases[0].T @ g @ bases[1]
             m = BETAS[0] * m + (1 - BETAS[0]) * turned
             v = BETAS[1] * v + (1 - BETAS[1]) * turned**2
@@ -302,7 +302,7 @@ def soap_program(device: AnyDevice, flat: bool) -> tuple[Program, optim.SOAP, li
     parameters = [Tensor(a, device) for a in ([np.concatenate(STARTS)] if flat else arrays)]
     count = Tensor(np.uint32(0), device)
     told = {"shapes": SHAPES} if flat else {}
-    optimizer = optim.SOAP(parameters, LR, BETAS, MEMORY, EPSILON, **told)
+    optimizer = optim.SOAP(parameters, LR, BETAS, SHAMPOO_BETA, EPSILON, **told)
 
     def step() -> dict[str, Tensor]:
         drawn = Tensor.uniform((sum(SIZES),), count, device) - 0.3

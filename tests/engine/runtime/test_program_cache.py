@@ -667,7 +667,7 @@ def test_what_a_step_assigned_is_not_given_whether_it_was_traced_or_not(folder: 
     for traced in (1, 0):
         step = Taking(device, [3, 0, 2])
         step.program.run()
-        given = [t.node.arg.given for t in (step.x, step.at, step.last)]
+        given = [t.node.arg.is_from_host for t in (step.x, step.at, step.last)]
         assert (step.traced, given) == (traced, [True, True, False])
 
 
