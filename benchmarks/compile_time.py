@@ -23,7 +23,7 @@ from examples import transformer
 from imgmlp.codec.float_mlp import fit, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.engine import AnyDevice, Program, compiler, open_device
-from imgmlp.engine.device import opencl
+from imgmlp.engine.device import driver
 from imgmlp.engine.runtime import program_cache
 
 PICTURE = 512, 512, 3
@@ -79,12 +79,12 @@ def host_time(program: Program) -> float:
 
 def without_driver(measure: Callable[[], float]) -> float:
     """What is left of it when enqueueing does nothing."""
-    enqueue = opencl.cl.enqueue_nd_range_kernel
-    opencl.cl.enqueue_nd_range_kernel = lambda *args: None
+    enqueue = driver.cl.enqueue_nd_range_kernel
+    driver.cl.enqueue_nd_range_kernel = lambda *args: None
     try:
         return measure()
     finally:
-        opencl.cl.enqueue_nd_range_kernel = enqueue
+        driver.cl.enqueue_nd_range_kernel = enqueue
 
 
 def figures(step: str, spec: str) -> dict[str, float]:

@@ -48,7 +48,7 @@ ORDER = """
 """.split()  # noqa: SIM905
 # Other people's packages, and the modules or folders that may import them; others are free.
 RESERVED = {
-    "pyopencl": "engine.device.opencl",
+    "pyopencl": "engine.device.driver",
     "distributed": "batch.cluster",
     "fsspec": "batch.store",
     "platformdirs": "engine.device.kernel_cache",

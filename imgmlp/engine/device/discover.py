@@ -6,16 +6,10 @@ import warnings
 from typing import Any
 
 from imgmlp.engine.device.base import DeviceInfo, Kind
+from imgmlp.engine.device.driver import NVIDIA, check_not_forked, cl, import_failure, status
 from imgmlp.engine.device.kernel_cache import choose_cache
 from imgmlp.engine.device.numpy_device import NUMPY_FORMS, NumpyDevice, numpy_info
-from imgmlp.engine.device.opencl import (
-    NVIDIA,
-    Device,
-    check_not_forked,
-    cl,
-    import_failure,
-    status,
-)
+from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.device.pocl import PLATFORM, mended
 from imgmlp.engine.device.probe import doubt, problem_of
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError

@@ -37,7 +37,7 @@ DAY = 86400.0  # seconds for which a failure is believed
 WHILE = 600.0  # seconds for which no answer is; enough for commands that follow one another
 PREFIX = "probe-"
 # What decides, and may change.
-SOURCES = ("probe", "trial", "discover", "opencl", "driver_errors", "pocl")
+SOURCES = ("probe", "trial", "discover", "opencl", "building", "driver", "driver_errors", "pocl")
 MAPS = Path("/proc/self/maps")
 LINKERS = ("ld", "gcc")  # PoCL runs the one, with files of the other; small systems lack both
 NOT_LINKED = "linker command failed"  # what its compiler says then

@@ -173,7 +173,7 @@ def test_of_a_step_whose_kernels_are_new_others_make_some(
         return contextlib.nullcontext()
 
     monkeypatch.setattr(opencl, "beside", noted)
-    monkeypatch.setattr(opencl, "COLD", 1e-3)
+    monkeypatch.setattr(opencl, "MIN_COLD_SECONDS", 1e-3)
     monkeypatch.setattr(opencl, "cores_here", lambda: 2)
     monkeypatch.setattr(pocl, "info", replace(pocl.info, compute_units=3))
     monkeypatch.setenv(child.COMPILERS, "5")
@@ -188,7 +188,7 @@ def test_of_a_step_whose_kernels_are_new_others_make_some(
 def test_a_step_gives_the_same_with_them(
     pocl: Device, monkeypatch: pytest.MonkeyPatch, places: list[Path]
 ) -> None:
-    monkeypatch.setattr(opencl, "COLD", 0.0)
+    monkeypatch.setattr(opencl, "MIN_COLD_SECONDS", 0.0)
     monkeypatch.setattr(opencl, "cores_here", lambda: 2)
     monkeypatch.setattr(pocl, "info", replace(pocl.info, compute_units=2))
     monkeypatch.setenv(child.COMPILERS, "1")
@@ -216,7 +216,7 @@ def test_nobody_is_asked_while_kernels_that_are_there_take_long(
 
 
 def slowly(launch_first: Any, launch: Launch, queue: Any) -> Any:
-    time.sleep(2 * opencl.COLD)
+    time.sleep(2 * opencl.MIN_COLD_SECONDS)
     return launch_first(launch, queue)
 
 

@@ -17,12 +17,12 @@ import pytest
 from conftest import BUILT_TWICE, OPENCL, environment, open_mapping, open_opencl, open_pocl
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, list_devices, open_device
-from imgmlp.engine.device import discover
+from imgmlp.engine.device import building, discover, driver
 from imgmlp.engine.device import opencl as opencl_module
 from imgmlp.engine.device.base import KernelHandle, Launch
 from imgmlp.engine.device.discover import find
+from imgmlp.engine.device.driver import NVIDIA
 from imgmlp.engine.device.driver_errors import build_failure
-from imgmlp.engine.device.opencl import NVIDIA
 from imgmlp.engine.device.pocl import PASSED_OVER, WHEEL
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
@@ -175,10 +175,10 @@ def test_nothing_of_a_kernel_is_kept_for_ever(
     """As pyopencl has it, which takes the longer for each the more there were."""
     handle = opencl.build(DOUBLE, ["t_double"])["t_double"]
     arguments = opencl.alloc(32), np.int32(8)
-    monkeypatch.setattr(opencl_module, "MOST_SOURCES", len(linecache.cache) + 3)
+    monkeypatch.setattr(building, "MAX_CACHED_SOURCES", len(linecache.cache) + 3)
     for _ in range(10):
         opencl.bind(handle, arguments, (1,), (1,))
-        assert len(linecache.cache) <= opencl_module.MOST_SOURCES
+        assert len(linecache.cache) <= building.MAX_CACHED_SOURCES
 
 
 def test_a_kernel_that_does_not_build_says_why_and_where(opencl: Device) -> None:
@@ -256,9 +256,9 @@ def test_what_is_generated_is_built_without_the_drivers_header() -> None:
     device = open_pocl()
     if device.info.driver != WHEEL:
         pytest.skip("only of the wheel's PoCL it is known how")
-    assert device._passes_over
+    assert device._passes_over_header
     with pytest.raises(Exception, match="declaration of function '_cl_clamp'"):
-        device._built(opencl_module._declarations() + FAR, [PASSED_OVER])
+        device._built(building._declarations() + FAR, [PASSED_OVER])
 
 
 def test_what_is_not_declared_is_found_in_the_drivers_header() -> None:
@@ -421,10 +421,10 @@ def test_a_context_goes_with_its_last_device_but_pocl_s_stays(
     stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = open_opencl()
-    monkeypatch.setattr(opencl_module, "PLATFORM", device.info.platform if stays else "another")
-    monkeypatch.setattr(opencl_module, "_contexts", weakref.WeakValueDictionary())
-    monkeypatch.setattr(opencl_module, "_staying", [])
-    shared = weakref.ref(opencl_module._context(device._handle, device.info))
+    monkeypatch.setattr(driver, "PLATFORM", device.info.platform if stays else "another")
+    monkeypatch.setattr(driver, "_contexts", weakref.WeakValueDictionary())
+    monkeypatch.setattr(driver, "_permanent_contexts", [])
+    shared = weakref.ref(driver.shared_context(device._handle, device.info))
     assert (shared() is not None) is stays
 
 
@@ -473,7 +473,7 @@ def test_a_program_whose_compiler_lacked_memory_is_never_released(
         def build(self, **_: object) -> None:
             raise error("std::bad_alloc")
 
-    monkeypatch.setattr(opencl_module.cl, "Program", Program)
+    monkeypatch.setattr(driver.cl, "Program", Program)
     with pytest.raises(error) as caught:
         opencl._built("", [])
     del caught
@@ -487,15 +487,15 @@ def test_what_is_kept_is_given_back_before_memory_is_said_to_be_short(
     device = open_opencl()
     device.spare.most = 8192
     device.alloc(4096)
-    real, asked = opencl_module.cl.Buffer, []
+    real, asked = driver.cl.Buffer, []
 
     def buffer(*arguments: object, size: int) -> object:
         asked.append(size)
         if device.spare._kept:
-            raise opencl_module.cl.MemoryError("clCreateBuffer failed: OUT_OF_RESOURCES")
+            raise driver.cl.MemoryError("clCreateBuffer failed: OUT_OF_RESOURCES")
         return real(*arguments, size=size)
 
-    monkeypatch.setattr(opencl_module.cl, "Buffer", buffer)
+    monkeypatch.setattr(driver.cl, "Buffer", buffer)
     assert device.alloc(2048).nbytes == 2048
     assert asked == [2048, 2048]
 
@@ -509,7 +509,7 @@ def test_a_queue_beside_begins_behind_what_is_before_and_is_waited_for(
         told[kernel] = queue, sizes[3]  # type: ignore[assignment]
         return f"{kernel} done"
 
-    monkeypatch.setattr(opencl_module.cl, "enqueue_nd_range_kernel", enqueue)
+    monkeypatch.setattr(driver.cl, "enqueue_nd_range_kernel", enqueue)
     handle = KernelHandle("", None, None)
     names = [f"k{n}" for n in range(7)]
     launches = [Launch(handle, name, (1,), (1,), None, compiled=True) for name in names]

@@ -20,7 +20,7 @@ import pytest
 from conftest import QUICK, Command, environment
 
 from imgmlp.engine.device import pocl
-from imgmlp.engine.device.opencl import cl
+from imgmlp.engine.device.driver import cl
 
 CLANG = shutil.which("clang-14")
 # What clang defines for instructions that a compiler uses without being asked.

@@ -13,7 +13,7 @@ from conftest import QUICK, Command, open_mapping, open_pocl
 
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device
-from imgmlp.engine.device import opencl
+from imgmlp.engine.device import driver
 from imgmlp.engine.ir.kernel import Block
 from imgmlp.engine.ir.target import Precision
 from imgmlp.errors import UsageError
@@ -141,10 +141,10 @@ def test_matrix_units_are_those_of_capability_8_and_above(
 ) -> None:
     def get_info(_: Any) -> int:
         if major is None:
-            raise opencl.cl.LogicError("INVALID_VALUE")
+            raise driver.cl.LogicError("INVALID_VALUE")
         return major
 
-    assert opencl._has_matrix_units(SimpleNamespace(get_info=get_info)) is wanted
+    assert driver.has_matrix_units(SimpleNamespace(get_info=get_info)) is wanted
 
 
 def test_a_processor_has_none() -> None:
