@@ -350,7 +350,7 @@ def test_a_wrong_arrow_is_noticed(module: str, source: str) -> None:
         ),
         ("engine.frontend.tensor", "from imgmlp.engine.ir import dtype as dt, graph"),
         ("engine.passes.simplify", "from imgmlp.engine.oracle.interpret import evaluate"),
-        ("engine.device.opencl", "import pyopencl"),
+        ("engine.device.driver", "import pyopencl"),
         ("engine", "from imgmlp.engine.frontend import nn"),
         ("codec.float_mlp.fit", "from imgmlp.engine import Tensor, dtype, optim"),
         ("cli.commands", "def f():\n    from imgmlp.cli import parsing"),

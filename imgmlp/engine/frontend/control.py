@@ -1,7 +1,7 @@
-"""Loops and choices as part of a step.
+"""Control flow inside of a step: `loop` and `cond`.
 
-What Python's own `for` and `if` cannot give: a loop whose body is compiled once and replayed,
-however many iterations there are, and a choice by a value that only the device knows.
+Python's own `for` and `if` run while a step is traced. `loop` instead compiles its body once and
+replays it for any number of iterations, and `cond` chooses by a value that only the device knows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import common_device
 
-_numbers = itertools.count()  # one for each loop that is built, by any thread
+_loop_numbers = itertools.count()  # a unique number for each loop that is traced
 
 
 @overload
@@ -39,27 +39,27 @@ def loop(
 def loop(
     count: int, body: Callable[..., Tensor | Sequence[Tensor]], *initial: Tensor
 ) -> Tensor | tuple[Tensor, ...]:
-    """What `count` iterations make of the initial values: one Tensor of one, a tuple of several.
+    """The carried values after `count` iterations: a Tensor if there is one, otherwise a tuple.
 
-    `body(i, *carried)` is called once. It takes the number of the iteration (i32 of shape ()),
-    and the values carried from the one before; it returns as many, of the same shapes and
-    dtypes. It may use any Tensor from outside; what it computes of those alone is computed once,
-    before the loop. On a device, the kernels of the body are replayed `count` times.
+    `body(i, *carried)` is called once, to be traced. It takes the iteration number (i32 of shape
+    ()) and the values carried from the iteration before, and returns as many values of the same
+    shapes and dtypes. It may use any Tensor from outside; what depends only on those is computed
+    once, before the loop. On a device, the kernels of the body are replayed `count` times.
 
-    Gradients go through all iterations, by unrolling them: that takes memory and operations
-    for each, and raises ValueError where those are too many. Taken inside of the body, as an
-    optimizer does, they are part of it and cost nothing more.
+    A gradient through the loop unrolls it, which takes memory and operations for each iteration,
+    and raises ValueError if those are too many. A gradient taken inside of the body, as by an
+    optimizer, is a part of the body and needs no unrolling.
 
-    Raises TypeError or ValueError if the count is not a whole number from 0, or if the body
-    returns other shapes or dtypes or assigns a state. What a value inside of it made is refused
-    wherever it is used outside, in another loop too.
+    Raises TypeError or ValueError if the count is not a non-negative integer, or if the body
+    returns other shapes or dtypes or assigns a state. A value of the body that is not returned
+    cannot be used outside of it, nor in another loop.
     """
     _check_count(count)
     _check_functions("loop", body)
     if not initial or not all(isinstance(t, Tensor) for t in initial):
         raise misuse(TypeError, "loop: needs Tensors to carry from iteration to iteration")
     device = common_device(*initial)
-    depth, own = building.depth, next(_numbers)
+    depth, own = building.depth, next(_loop_numbers)
     index = control_flow.parameter(depth, 0, graph.const(0, i32), own)
     carried = [control_flow.parameter(depth, 1 + i, t.node, own) for i, t in enumerate(initial)]
     building.depth += 1
@@ -71,17 +71,16 @@ def loop(
     found = _tensors("loop: the body", returned)
     _check_carried(initial, found)
     _check_assigned("loop: the body", updates)
-    sized = [i for i, t in enumerate(initial) if t.node.size]  # what has no elements stays
+    sized = [i for i, t in enumerate(initial) if t.node.size]  # others have nothing to compute
     starts, values = ([several[i].node for i in sized] for several in (initial, found))
     carried = [carried[i] for i in sized]
     if index in graph.toposort(values):
         starts, carried = [graph.const(0, i32), *starts], [index, *carried]
         values = [index + 1, *values]
     loops = control_flow.loop(int(count), depth, starts, carried, values) if sized else []
-    ends = loops[-len(sized) :]
-    left = dict(zip(sized, ends, strict=True))
+    final = dict(zip(sized, loops[-len(sized) :], strict=True))
     device = common_device(*initial, *found)
-    results = tuple(Tensor(left.get(i, t.node), device) for i, t in enumerate(initial))
+    results = tuple(Tensor(final.get(i, t.node), device) for i, t in enumerate(initial))
     return results[0] if len(results) == 1 else results
 
 
@@ -100,16 +99,16 @@ def cond(
     then: Callable[[], Tensor | tuple[Tensor, ...]],
     otherwise: Callable[[], Tensor | tuple[Tensor, ...]],
 ) -> Tensor | tuple[Tensor, ...]:
-    """What `then` returns if the condition is true on the device, or else what `otherwise` does.
+    """The result of `then` if the condition is true on the device, otherwise that of `otherwise`.
 
-    The condition is a bool or integer Tensor of one element, true unless 0. Both functions are
-    called once, without arguments, and return a Tensor or a tuple of them, of the same shapes
-    and dtypes. Of what they compute, kernels run only for the chosen one; so they do for
-    gradients. What is needed elsewhere too, and in a loop what does not depend on carried
-    values, is computed in any case. For values that cost little, Tensor.where is quicker.
+    The condition is a bool or integer Tensor of one element; an integer is true unless it is 0.
+    Both functions are called once, without arguments, to be traced. They return a Tensor or a tuple
+    of Tensors, of the same shapes and dtypes. Only the chosen one's kernels run, and only its
+    gradients'. Values that are needed elsewhere too, and within a loop those that do not depend on
+    carried values, are computed in any case. For cheap values, Tensor.where is faster.
 
-    Raises TypeError for another condition or what is no function, TypeError or ValueError if the
-    results differ in number, shape or dtype, or if a function assigns a state.
+    Raises TypeError for another condition or an argument that is no function; TypeError or
+    ValueError if the results differ in number, shape or dtype, or if a function assigns a state.
     """
     if not isinstance(condition, Tensor) or condition.dtype.is_float or condition.node.size != 1:
         what = kind_of(condition.node) if isinstance(condition, Tensor) else repr(condition)
@@ -118,9 +117,9 @@ def cond(
         )
     _check_functions("cond", then, otherwise)
     several, updates = list[Any](), list[Update]()
-    for way in (then, otherwise):  # each captured alone: gradients of one are none of the other's
+    for branch in (then, otherwise):  # in traces of their own, as `grad` is undone after each
         with capture() as assigned:
-            several.append(way())
+            several.append(branch())
         updates += assigned
     first, second = (_tensors("cond: a function", returned) for returned in several)
     _check_assigned("cond: a function", updates)

@@ -29,7 +29,7 @@ def call_numpy_function(
     Raises TypeError for a reduction while a step is traced.
     """
     if function in _REDUCTIONS:
-        if tracing.is_building():
+        if tracing.is_tracing():
             advice = "a Tensor's own operations are part of a step that is built"
             raise misuse(TypeError, f"np.{function.__name__} of a Tensor: {advice}")
         arguments = (*map(np.asarray, arguments[:1]), *arguments[1:])

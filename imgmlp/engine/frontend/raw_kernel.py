@@ -185,7 +185,7 @@ class RawKernel:
         What may be `written` is not what the host put there any more, so that indices are looked at
         before rows are taken by them.
         """
-        if tracing.is_building():
+        if tracing.is_tracing():
             advice = "a kernel written by hand runs at once, and cannot be part of a compiled step"
             raise misuse(TypeError, f"{self.name}: {advice}")
         if not tensor.node.size:

@@ -168,7 +168,7 @@ class Tensor(Creation):
             raise misuse(ValueError, f"backward: {text}; {layers}")
         gradients = self.gradient(wrt)
         sums = [g if t._grad is None else t._grad + g for t, g in zip(wrt, gradients, strict=True)]
-        if not tracing.is_building():
+        if not tracing.is_tracing():
             _realize(sums)
         for t, g in zip(wrt, sums, strict=True):
             t._set_grad(g)
@@ -219,7 +219,7 @@ class Tensor(Creation):
         shape or another dtype differs, if an i32 cannot hold a value, or if this Tensor has no
         device; TypeError while a step is traced, because the step would not repeat the write.
         """
-        if tracing.is_building():
+        if tracing.is_tracing():
             advice = "a step assigns, and a Feeder sends it values"
             raise misuse(TypeError, f"write: is no part of a step that is built; {advice}")
         if not self.realized:
@@ -253,7 +253,7 @@ class Tensor(Creation):
 
     def __bool__(self) -> bool:
         """Whether the only element is not zero, computed now. TypeError while a step is traced."""
-        if tracing.is_building():
+        if tracing.is_tracing():
             advice = "a step is built once, for all values; use Tensor.where"
             raise misuse(TypeError, f"bool of a Tensor of shape {self.shape}: {advice}")
         if self.node.size != 1:
@@ -303,7 +303,7 @@ def assign_all(pairs: Iterable[tuple[Tensor, Operand]]) -> None:
     the second value from the first Tensor's new value. Raises ValueError if a Tensor gets two
     values, TypeError for an object that is not a Tensor.
     """
-    if tracing.is_building():
+    if tracing.is_tracing():
         _assign_each(pairs)
         return
     pairs = list(pairs)  # evaluated before the capture, within which a RawKernel could not run

@@ -1,4 +1,7 @@
-"""Steps: functions that build one, the assignments they make, and compiling them."""
+"""Tracing: a Python function is called once, and the Nodes and assignments it makes are its step.
+
+`compile` turns a traced step into a Program.
+"""
 
 from __future__ import annotations
 
@@ -22,43 +25,46 @@ from imgmlp.engine.runtime.program import Program
 Step = Callable[[], Mapping[str, Elementwise]]
 
 
-class _Building(threading.local):
-    """A thread's own: what others compute meanwhile is no part of its step."""
+class _TraceState(threading.local):
+    """What this thread is tracing; other threads may compute at once meanwhile.
+
+    The lists are stacks, because the body of a loop or a choice is traced within a step.
+    """
 
     def __init__(self) -> None:
-        self.captured: list[list[Update]] = []  # assignments of its steps, innermost last
-        self.undone: list[list[Callable[[], None]]] = []  # with each of them
-        self.unready: list[list[Program]] = []  # those compiled together, innermost last
+        self.captured: list[list[Update]] = []  # the assignments of each trace
+        self.undo_actions: list[list[Callable[[], None]]] = []  # to run at the end of each trace
+        self.deferred: list[list[Program]] = []  # Programs of each `together` that are not ready
 
 
-_building = _Building()
+_state = _TraceState()
 
 
 @contextmanager
 def capture() -> Iterator[list[Update]]:
-    """Within, assignments are noted down instead of made; at its end `at_end` undoes the rest."""
-    _building.captured.append([])
-    _building.undone.append([])
+    """Trace: collect assignments instead of making them, and undo other changes at the end."""
+    _state.captured.append([])
+    _state.undo_actions.append([])
     try:
-        yield _building.captured[-1]
+        yield _state.captured[-1]
     finally:
-        _building.captured.pop()
-        for undo in reversed(_building.undone.pop()):
+        _state.captured.pop()
+        for undo in reversed(_state.undo_actions.pop()):
             undo()
 
 
 def at_end(undo: Callable[[], None]) -> None:
-    """Have something undone once the innermost step, body or choice is built; not if none is."""
-    if _building.undone:
-        _building.undone[-1].append(undo)
+    """Call `undo` at the end of the innermost trace; without a trace, never."""
+    if _state.undo_actions:
+        _state.undo_actions[-1].append(undo)
 
 
 def assign(state: Buffer, value: Node) -> bool:
-    """Give a Buffer a new value at the end of the step being built; False if none is.
+    """Record the assignment of a Buffer in the innermost trace; False if there is none.
 
-    Raises ValueError if the step has given it one before.
+    Raises ValueError if the trace has assigned the Buffer before.
     """
-    captured = _building.captured
+    captured = _state.captured
     if captured:
         if any(state is other for other, _ in captured[-1]):
             name = state.name or "a state"
@@ -71,24 +77,24 @@ def assign(state: Buffer, value: Node) -> bool:
     return bool(captured)
 
 
-def is_building() -> bool:
-    """Whether a step is being built, so that nothing is to run now."""
-    return bool(_building.captured)
+def is_tracing() -> bool:
+    """Whether this thread is tracing, so that nothing may run now."""
+    return bool(_state.captured)
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Programs that this thread compiles within are ready when it is left: where other processes
-    build parts of programs, they have those of all before while the next one is lowered.
+    """Defer building the Programs that this thread compiles within, until the end of the block.
 
-    What the driver refuses is raised then, or when one is run before.
+    Other processes can then build one Program's kernels while the next one is lowered. Errors of
+    the driver are raised at the end of the block, or when one of the Programs is run before that.
     """
     programs = list[Program]()
-    _building.unready.append(programs)
+    _state.deferred.append(programs)
     try:
         yield
     finally:
-        _building.unready.pop()
+        _state.deferred.pop()
     for program in programs:
         program.get_ready()
 
@@ -102,51 +108,55 @@ def compile(
     depends_on: object = None,
     states: Sequence[Elementwise] = (),
 ) -> Program:
-    """A Program from a function that builds one step out of Tensors.
+    """Trace a function that builds one step out of Tensors, and compile it to a Program.
 
-    `step` is called once. What it returns by name can be read by a Receiver; what it
-    assigns becomes the state after the step. A state that it returns itself, or by an operation
-    that changes nothing of it, is read as it is after the step, too. A value that it returns and
-    assigns as well is read from the state, with whatever was written there since. Nothing runs
-    until `Program.run`. `general` keeps to what the general scheduler makes of it. With a
-    `precision` of "half" products round their factors to 16 bits where the device has matrix units,
-    and only there: `Program.precision` says whether. Whatever else reads such a factor may read it
-    rounded; sums and Buffers stay float32. The loss should be a sum, or scaled, if its mean is over
-    many rows: gradients below 6e-5 lose digits in 16 bits, and those below 3e-8 are zero. With
-    "exact" no factor is split either, as matrix units need it: products of whole numbers are the
-    same everywhere as long as all sums stay within 2**24. A Program `beside` it, on the same
-    device, lends it kernels that both have, and its memory for intermediates, if there is enough of
-    it.
-
-    Where `depends_on` is given, `step` is a method and may not be called at all: an earlier process
-    has kept what came of it. Then `repr(depends_on)` must tell all that changes what the step
-    computes, beside the class of its object and the shapes and dtypes of `states`, realized
-    Tensors, the only ones that it takes. Nothing is kept of a class outside of imgmlp: nobody
-    would notice that its code has changed. Raises TypeError for another function.
+    step: called once. It returns outputs by name, which `Program.read` and Receivers read; what it
+        assigns becomes the state after the step. A state that it returns, as it is or reshaped, is
+        also read as of after the step, and so is a value that it both returns and assigns,
+        including what was written to that state since. Nothing runs until `Program.run`.
+    general: keep to the general scheduler, without block programs.
+    precision: of matrix products; sums and Buffers are always float32.
+        "half" rounds factors to 16 bits where the device has matrix units, and only there;
+        `Program.precision` tells whether it does. Other readers of such a factor may also get the
+        rounded value. The loss should be a sum, or scaled if it is a mean over many rows: in 16
+        bits gradients below 6e-5 lose digits, and those below 3e-8 are zero.
+        "exact" does not even split factors into two numbers for matrix units, so that products of
+        integers are the same on all devices as long as all sums stay within 2**24.
+    beside: a Program on the same device that lends the kernels which both have, and its memory for
+        intermediates if that suffices.
+    depends_on: allows an earlier process's result to be reused without calling `step`, which must
+        be a method then (TypeError otherwise). `repr(depends_on)` must determine, together with the
+        class of the object and the shapes and dtypes of `states`, everything that the step
+        computes. Steps of classes outside of imgmlp are never cached, because a change of their
+        code would go unnoticed.
+    states: with `depends_on`, all realized Tensors that the step uses.
     """
     if not callable(step):
         text = f"compile: takes a function that returns a dict of Tensors, not {step!r}"
         raise misuse(TypeError, text)
     check_device("compile", device)
-    unready, known = _building.unready, None
-    with _uncollected():
+    deferred, traceable = _state.deferred, None
+    with _without_gc():
         if depends_on is not None and (name := _name_of(step)):
             name = f"{name} {depends_on!r}"
-            method = WeakMethod(step)  # not of what holds the Program, which nobody would free then
-            known = Traceable(name, [t.node.arg for t in states], lambda: _traced(_alive(method)))
-        traced: Traced = _traced(step) if known is None else ({}, [])
-        found = Program(
+            method = WeakMethod(step)  # its object may hold the Program: no reference cycle
+            buffers = [t.node.arg for t in states]
+            traceable = Traceable(name, buffers, lambda: _traced(_alive(method)))
+        traced: Traced = _traced(step) if traceable is None else ({}, [])
+        program = Program(
             device, *traced, general, precision,
-            beside=beside, traceable=known, is_deferred=bool(unready),
+            beside=beside, traceable=traceable, is_deferred=bool(deferred),
         )  # fmt: skip
-    if unready:
-        unready[-1].append(found)
-    return found
+    if deferred:
+        deferred[-1].append(program)
+    return program
 
 
 def _name_of(step: Step) -> str:
-    """What tells a method from all others of this version of imgmlp; nothing for those of classes
-    outside of it, as nothing that is kept on disk names the version of their code."""
+    """A name that identifies a method of imgmlp's classes; "" for a class outside of imgmlp.
+
+    The cache's keys contain a digest of imgmlp's source, but not of other code.
+    """
     if not isinstance(step, MethodType):
         text = f"compile: depends_on is for a method of an object that holds the states, not {step}"
         raise misuse(TypeError, f"{text}; leave it out")
@@ -157,6 +167,7 @@ def _name_of(step: Step) -> str:
 
 
 def _alive(method: WeakMethod[Step]) -> Step:
+    """The method, to be traced late. Raises ReferenceError if its object has been freed."""
     step = method()
     if step is None:
         raise ReferenceError("what the Program was compiled for is gone, and its graph with it")
@@ -177,9 +188,9 @@ def _traced(step: Step) -> Traced:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Nobody looks for garbage meanwhile: most of what is made stays, and to look through it all
-    again and again took a sixth of the time."""
+def _without_gc() -> Iterator[None]:
+    """Switch the garbage collector off: tracing and lowering allocate many objects that stay, and
+    repeated collections took a sixth of the time."""
     wanted = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""What goes to a Program and comes from it while it replays, without anyone waiting.
+"""Feeder and Receiver: asynchronous input and output of a Program while it replays.
 
-The device's queue runs in order: a value that is sent between two steps is read by the second
-and not by the first, and an output is read as the steps before it left it.
+The device's queue runs in order. So a value that is sent between two steps is seen by the second
+and not by the first, and an output is read as the steps before it have left it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from imgmlp.engine.operations.elementwise import check_tensor
 from imgmlp.engine.runtime.buffers import check_like
 from imgmlp.engine.runtime.program import Program
 
-AHEAD = 2  # values of an input that may be on their way at once
+STAGING_BUFFERS = 2  # values of one input that may be in transfer at the same time
 
 
 class Feeder:
-    """New values for a Tensor that a Program reads, uploaded while earlier steps still run.
+    """Uploads new values for a Tensor that a Program reads, while earlier steps still run.
 
-    Values are copied to memory that the device reads by itself, so that `send` returns at once
-    and its array may be changed. Raises ValueError if the Program does not read the Tensor,
-    TypeError for what is none.
+    A value is first copied to staging memory, from which the device reads by itself, so that `send`
+    returns at once and its array may be changed. Raises ValueError if the Program does not read the
+    Tensor, TypeError for an object that is no Tensor.
     """
 
     def __init__(self, program: Program, tensor: Tensor) -> None:
@@ -36,15 +36,15 @@ class Feeder:
             raise misuse(ValueError, f"{tensor!r} is nothing that the program reads from memory")
         self.program, self.storage = program, tensor.node.arg
         shape, kind = self.storage.shape, self.storage.dtype.np
-        self._staged = [program.device.staging(shape, kind) for _ in range(AHEAD)]
-        self._pending = [Pending() for _ in range(AHEAD)]
+        self._staged = [program.device.staging(shape, kind) for _ in range(STAGING_BUFFERS)]
+        self._pending = [Pending() for _ in range(STAGING_BUFFERS)]
         self._next = 0
 
     def send(self, array: Array) -> None:
-        """Give the steps that are enqueued from now on a new value.
+        """Set the value for the steps that are enqueued from now on.
 
-        Waits only while two earlier values are still on their way. Raises ValueError if shape
-        or dtype differ.
+        Waits only while two earlier values are still in transfer. Raises ValueError if the shape or
+        the dtype differs.
         """
         array = np.asarray(array)
         check_like(self.storage, array)
@@ -53,14 +53,14 @@ class Feeder:
         staged[...] = array
         self._pending[self._next] = self.program.device.write_async(self.storage.data, staged)
         self.storage.is_from_host = True
-        self._next = (self._next + 1) % AHEAD
+        self._next = (self._next + 1) % STAGING_BUFFERS
 
 
 class Receiver:
-    """Outputs of a Program, read from the device without stalling its queue.
+    """Reads outputs of a Program from the device without stalling its queue.
 
-    `callback(tag, {name: array})` is called from `poll` or `wait`, in the order of `send`. `state`
-    names Tensors in memory that are read as well, such as those that the steps move.
+    `callback(tag, {name: array})` is called by `poll` or `wait`, in the order of the `send` calls.
+    `state` names further realized Tensors to read, such as parameters that the steps assign.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Receiver:
         callback: Callable[[Any, dict[str, Array]], None],
         state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Raises ValueError for a Tensor that the Program does not have in memory, or one with the
-        name of an output."""
+        """Raises ValueError for a state that the Program does not use, or that has the name of an
+        output."""
         state = state or {}
         if both := sorted(set(state) & set(program.outputs)):
             raise misuse(
@@ -89,9 +89,9 @@ class Receiver:
         self._waiting: list[tuple[Any, list[Pending], dict[str, Array]]] = []
 
     def send(self, tag: Any = None, names: Sequence[str] | None = None) -> None:
-        """Read the outputs, or some of them, as they are after the steps enqueued so far.
+        """Start to read all outputs, or some of them, as of after the steps enqueued so far.
 
-        Raises ValueError for one that no step has given a value yet.
+        `tag` is passed to the callback. Raises ValueError for an output that has no value yet.
         """
         pending, arrays = [], {}
         for name in self.names if names is None else _listed(names):
@@ -102,12 +102,12 @@ class Receiver:
         self._waiting.append((tag, pending, arrays))
 
     def poll(self) -> None:
-        """Deliver what has arrived."""
+        """Call the callback for every `send` whose data has arrived, without waiting."""
         while self._waiting and all(p.done() for p in self._waiting[0][1]):
             self._deliver()
 
     def wait(self, most: int | None = None) -> None:
-        """Deliver everything that was sent for, or the first ones of it, at most so many."""
+        """Wait for all outstanding reads, or for the first `most` of them, and deliver them."""
         for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
             for pending in self._waiting[0][1]:
                 pending.wait()
@@ -119,5 +119,5 @@ class Receiver:
 
 
 def _listed(names: Sequence[str]) -> Sequence[str]:
-    """Names, of which a single one may stand for a list of it."""
+    """The names as a list, where a single name may be given as a str."""
     return [names] if isinstance(names, str) else names
