@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,8 @@ class Device(KernelBuilding):
         self._timing_queue: Any = None
         self._side_queue: Any = None
         self.usage = Usage()
+        # Held while a step is enqueued, so that the steps of several threads do not interleave.
+        self.enqueue_lock = RLock()
         self.spare = Spare(spare(info))
         self.can_slice = info.platform != NVIDIA and self._try_to_slice()
         if not self.can_slice:

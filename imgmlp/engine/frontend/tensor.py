@@ -18,7 +18,7 @@ import numpy as np
 
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.frontend import tracing
-from imgmlp.engine.frontend.numpy_functions import call_numpy_function
+from imgmlp.engine.frontend.numpy_functions import call_numpy_function, check_not_traced
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node
@@ -282,18 +282,20 @@ class Tensor(Creation):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """The current value, always copied: what np.asarray and most of NumPy's functions use.
 
-        NumPy's ufuncs, such as np.exp, refuse a Tensor instead. Raises ValueError for copy=False.
+        NumPy's ufuncs, such as np.exp, refuse a Tensor instead. Raises ValueError for copy=False,
+        TypeError if one of NumPy's other functions is called while a step is traced.
         """
+        check_not_traced()
         if copy is False:
             text = "a Tensor's value is on its device, and NumPy has a copy only"
             raise misuse(ValueError, f"{text}; leave out copy=False")
         return self.numpy().astype(dtype or self.dtype.np, copy=False)
 
     def __array_function__(
-        self, function: Any, kinds: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+        self, function: Any, types: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
         """What NumPy does when one of its functions, such as np.where, is given a Tensor."""
-        return call_numpy_function(function, arguments, named)
+        return call_numpy_function(function, types, arguments, keywords)
 
 
 def assign_all(pairs: Iterable[tuple[Tensor, Operand]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from threading import RLock
 from time import thread_time
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -71,8 +72,9 @@ class Program:
     local memory or registers than there are even with the smallest tiles (smaller ones than planned
     are a warning).
 
-    Only one thread at a time may run it, or any other Program that changes the same state: steps of
-    several threads would interleave, and some would be lost silently.
+    Several threads may run it. Their steps follow one another, never interleaved; on an OpenCL
+    device that also holds for different Programs. On the NumPy device, different Programs that
+    change the same state must not be run by several threads at the same time.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Program:
         self._assigned: list[Buffer]  # after a run their values are no longer the host's
         self._traceable = traceable
         self._bound: BoundLaunches | None = None
+        self._run_lock = device.enqueue_lock if isinstance(device, Device) else RLock()
         if traceable is None:
             self.updates = self._with_outputs((outputs, updates))
             self._adopt_graph_buffers()
@@ -127,13 +130,16 @@ class Program:
     def get_ready(self) -> None:
         """Build the kernels and bind the launches, unless that is done already."""
         device = self.device
-        if not isinstance(device, Device) or self._bound is not None:
+        if not isinstance(device, Device):
             return
-        if self._beside is not None:
-            self._beside.get_ready()
-        self._handles = self._build(device)
-        buffers = self._identity[1]
-        self._bound = BoundLaunches(device, self.executable, self._handles, buffers, self.arena)
+        with self._run_lock:
+            if self._bound is not None:
+                return
+            if self._beside is not None:
+                self._beside.get_ready()
+            self._handles = self._build(device)
+            buffers = self._identity[1]
+            self._bound = BoundLaunches(device, self.executable, self._handles, buffers, self.arena)
 
     @property
     def launches(self) -> list[Launch]:
@@ -334,6 +340,11 @@ class Program:
         if isinstance(self.device, DryRun):
             self._unset.clear()  # everything that is read of a dry run is zero
             return
+        with self._run_lock:
+            self._run_checked(times)
+
+    def _run_checked(self, times: int) -> None:
+        """Enqueue steps; before each of them, check its indices if they are to be checked."""
         if self._checks is not None:
             for _ in range(times):
                 self._checks.run()
@@ -392,7 +403,8 @@ class Program:
             )
         self.run()  # the first run compiles and may be slow
         assert self._bound is not None
-        measured = [self._bound.time_step() for _ in range(runs)]
+        with self._run_lock:
+            measured = [self._bound.time_step() for _ in range(runs)]
         return [float(t) for t in np.median(measured, axis=0)]
 
     def render_times(self, runs: int = 20) -> str:

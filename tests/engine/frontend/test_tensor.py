@@ -464,6 +464,44 @@ def test_numpys_reductions_are_no_part_of_a_step(name: str) -> None:
         compile(lambda: {"y": x * getattr(np, name)(a=x)}, open_device("numpy"))
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("where", lambda x: np.where(x, 1.0, 2.0)),
+        ("stack", lambda x: np.stack([x, x])),
+        ("concatenate", lambda x: np.concatenate([x, np.ones(2)])),
+        ("median", np.median),
+        ("linalg.norm", np.linalg.norm),
+    ],
+)
+def test_no_function_of_numpys_makes_a_value_a_constant_of_a_step(
+    name: str, call: Callable[[Tensor], Array]
+) -> None:
+    x = Tensor([1.0, 2.0], open_device("numpy"))
+    advice = {"where": "use Tensor.where", "concatenate": "use Tensor.concat"}.get(name, "")
+    last = name.rpartition(".")[2]
+    with pytest.raises(TypeError, match=rf"np.{last} of a Tensor: .*{advice}.*test_tensor\.py"):
+        compile(lambda: {"y": x * call(x)}, open_device("numpy"))
+    assert np.asarray(call(x)).size  # as before, also after it was refused
+
+
+def test_functions_of_numpys_that_call_a_tensors_method_are_part_of_a_step() -> None:
+    device = open_device("numpy")
+    x = Tensor([[1.0, 2.0]], device)
+    program = compile(lambda: {"y": np.squeeze(x) + np.shape(x)[1]}, device)
+    x.write(np.array([[5.0, 6.0]], np.float32))
+    program.run()
+    assert program.read("y").tolist() == [7.0, 8.0]
+
+
+def test_a_value_that_is_asked_for_may_be_a_constant_of_a_step() -> None:
+    device = open_device("numpy")
+    x = Tensor([1.0, 2.0], device)
+    program = compile(lambda: {"y": x * np.asarray(x).sum()}, device)
+    program.run()
+    assert program.read("y").tolist() == [3.0, 6.0]
+
+
 def test_what_is_written_while_a_step_is_built_is_no_part_of_it() -> None:
     x = Tensor([1.0, 2.0], open_device("numpy"))
     with pytest.raises(TypeError, match=r"write: .*assigns.*Feeder.*test_tensor\.py"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +54,26 @@ def test_state_goes_on_from_replay_to_replay(device: AnyDevice) -> None:
     program.run(7)
     assert program.read("square") == 36
     assert count.item() == 7
+
+
+def test_no_step_is_lost_when_several_threads_run_a_program(device: AnyDevice) -> None:
+    threads, runs = 4, 50
+    state = Tensor(np.zeros(3, np.float32), device)
+
+    def step() -> dict[str, Tensor]:
+        state.assign(state + 1 + 0 * (state.reshape(3, 1) @ state.reshape(1, 3)).sum())
+        return {"state": state}
+
+    program = compile(step, device, general=True)  # in several launches
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for each in [pool.submit(program.run) for _ in range(threads * runs)]:
+                each.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert state.numpy().tolist() == [threads * runs] * 3
 
 
 @pytest.mark.parametrize(
