@@ -1,8 +1,7 @@
-"""Errors and warnings about what was asked for: each names the line that asked.
+"""Errors and warnings about a wrong use of the engine. Each names the line of the user's code.
 
-That is the innermost one outside of this package, and of what Python calls it by.
-
-Nothing here costs anything until something is wrong.
+That is the innermost line outside of this package, and outside of Python's and NumPy's modules
+through which a call may pass. Nothing here costs anything until there is an error.
 """
 
 from __future__ import annotations
@@ -17,24 +16,27 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+import numpy as np
+
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
-# What stands between two calls of this package, or of Python itself.
-BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, "<frozen"
+NUMPY = str(Path(np.__file__).parent) + os.sep
+# Beginnings of the file names whose frames may lie between this package and the user's code.
+INTERMEDIARIES = functools.__file__, contextlib.__file__, copy.__file__, "<frozen", NUMPY
 E = TypeVar("E", bound=Exception)
 
 
 class OutOfBoundsError(IndexError, ValueError):
-    """An index that no element has: an IndexError, and a wrong argument as any other."""
+    """An index out of bounds: an IndexError, and also a ValueError as other wrong arguments are."""
 
 
 def misuse(kind: type[E], message: str) -> E:
-    """An error to raise, its message followed by the file and line of the caller's code."""
+    """An error to raise; the file and line of the user's code are appended to the message."""
     place = user_line(sys._getframe(1))
     return kind(f"{message} ({place})" if place else message)
 
 
 def warn(message: str, kind: type[Warning]) -> None:
-    """A warning that names the line which asked, however far down it is noticed."""
+    """Issue a warning that is attributed to the line of the user's code."""
     frame: FrameType | None = sys._getframe(1)
     level = 2
     while frame is not None and _is_ours(frame):
@@ -43,11 +45,11 @@ def warn(message: str, kind: type[Warning]) -> None:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """`file:line` of the innermost call from outside of this package, or nothing."""
+    """`file:line` of the innermost frame of the user's code, or "" if there is none."""
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((PACKAGE, *BETWEEN))
+    return frame.f_code.co_filename.startswith((PACKAGE, *INTERMEDIARIES))

@@ -30,7 +30,7 @@ from imgmlp.codec.training import chunked
 from imgmlp.engine import Device, NumpyDevice
 from imgmlp.engine.codegen.render import building_block
 from imgmlp.engine.compiler import Stages
-from imgmlp.engine.device import opencl
+from imgmlp.engine.device import driver
 from imgmlp.engine.device.base import Allocation, KernelHandle
 from imgmlp.engine.device.discover import find
 from imgmlp.engine.ir.op import ELEMENTWISE
@@ -103,7 +103,7 @@ def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
     """Opens a Judge. Not thorough: kernels are optimised, and what is read may be unwritten."""
 
     def opened(mapping: Mapping, thorough: bool = True, arena: bool = False) -> Judge:
-        monkeypatch.setattr(opencl, "_contexts", {})  # when one is made, this is read:
+        monkeypatch.setattr(driver, "_contexts", {})  # when one is made, this is read:
         checks = CHECKS | ({"OCLGRIND_UNINITIALIZED": "1"} if thorough else {})
         for name, value in {**checks, "OCLGRIND_LOG": str(tmp_path / "log")}.items():
             monkeypatch.setenv(name, value)

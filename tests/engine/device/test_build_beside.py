@@ -18,7 +18,7 @@ from conftest import BUILT_TWICE, open_pocl
 from imgmlp import child
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.engine import Device, Tensor, compile, compiler, open_device, together
-from imgmlp.engine.device import build_beside, build_for, opencl
+from imgmlp.engine.device import build_beside, build_for, building, driver
 from imgmlp.engine.device.build_beside import Builders
 from imgmlp.engine.device.discover import open_untried
 from imgmlp.engine.ir.target import Target
@@ -437,14 +437,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def close(self) -> None:
             self.working = False
 
-    monkeypatch.setattr(opencl, "Builders", Noted)
-    monkeypatch.setattr(opencl, "cores_here", lambda: 9)
+    monkeypatch.setattr(building, "Builders", Noted)
+    monkeypatch.setattr(building, "cores_here", lambda: 9)
     monkeypatch.setenv(child.COMPILERS, "5")
     return found
 
 
 def as_nvidia(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "info", replace(device.info, platform=opencl.NVIDIA))
+    monkeypatch.setattr(device, "info", replace(device.info, platform=driver.NVIDIA))
 
 
 def test_processes_get_ready_where_a_driver_compiles_what_is_built(
@@ -469,14 +469,14 @@ def test_they_end_where_memory_is_short(
 ) -> None:
     as_nvidia(pocl, monkeypatch)
     pocl.expect_programs()
-    make = opencl.cl.Buffer
+    make = driver.cl.Buffer
 
     def short(*told: Any, **sizes: Any) -> Any:
         if started[0].working:
-            raise opencl.cl.MemoryError("none is left")
+            raise driver.cl.MemoryError("none is left")
         return make(*told, **sizes)
 
-    monkeypatch.setattr(opencl.cl, "Buffer", short)
+    monkeypatch.setattr(driver.cl, "Buffer", short)
     assert pocl.alloc(1000).nbytes == 1000
     pocl.expect_programs()
     pocl.free_memory()
@@ -555,7 +555,7 @@ def test_others_come_where_the_first_part_shows_that_nothing_is_kept(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     as_nvidia(pocl, monkeypatch)
-    monkeypatch.setattr(opencl, "NOT_KEPT", kept)
+    monkeypatch.setattr(building, "NOT_KEPT", kept)
     number = time.time_ns() % 10**6
     parts = {TEXT.format(f"t_{n}", n + number): [f"t_{n}"] for n in range(count)}
     assert set(pocl.build_parts(parts)) == {f"t_{n}" for n in range(count)}

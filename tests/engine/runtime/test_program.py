@@ -388,7 +388,7 @@ def gradients(device: AnyDevice) -> Program:
 def test_tiles_get_smaller_where_a_kernel_has_no_room(
     monkeypatch: pytest.MonkeyPatch, refused: int, rows: int | None, told: str
 ) -> None:
-    monkeypatch.setattr("imgmlp.engine.runtime.program.LEAST_TILE", 32)
+    monkeypatch.setattr("imgmlp.engine.runtime.program.MIN_TILE_ROWS", 32)
     monkeypatch.setitem(MAX_TILE_ROWS, "one", 64)
     tried: list[str] = []
 
