@@ -291,7 +291,9 @@ def _host_values(storage: Buffer | None) -> Array | None:
     """The values that the host wrote to a Buffer, read from the device if there is no copy left."""
     if storage is None or storage.host is not None:
         return None if storage is None else storage.host
-    if not storage.is_from_host or storage.data is None or storage.data.handle is None:  # of a dry run
+    if (
+        not storage.is_from_host or storage.data is None or storage.data.handle is None
+    ):  # of a dry run
         return None
     array = np.empty(storage.shape, storage.dtype.np)
     storage.device.read(storage.data, array)
