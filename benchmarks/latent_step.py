@@ -2,7 +2,7 @@
 
     python benchmarks/latent_step.py PICTURE... --device gpu --slowest 24
 
-The step is that of a long run, in the room that the picture has there.
+The step is that of a long run, in the bucket that the picture has there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from imgmlp.codec.latent.starts import newest_start
 from imgmlp.codec.latent.step.latent_step import ENTROPY, HIDDEN, LatentStep
+from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.phases import control
-from imgmlp.codec.latent.training.rooms import Place
 from imgmlp.engine import open_device
 from imgmlp.image import load
 
@@ -33,7 +33,7 @@ def main() -> None:
         began = time.perf_counter()
         step = LatentStep(
             pixels, 0, device, start=newest_start((HIDDEN, ENTROPY)),
-            room=Place(pixels.shape, device).room,
+            bucket=TrainingSetup(pixels.shape, device).bucket,
         )  # fmt: skip
         step.steer(control(0, 36_000, 1e-3))
         step.run(1)

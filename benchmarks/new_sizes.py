@@ -1,15 +1,15 @@
 """What a picture waits for of a size that nothing was compiled for, by how many processes help.
 
     python benchmarks/new_sizes.py PICTURE --device gpu --compilers 7 3 0 --runs 3
-    python benchmarks/new_sizes.py PICTURE --device gpu --compilers 7 --steps 20000 --rooms
+    python benchmarks/new_sizes.py PICTURE --device gpu --compilers 7 --steps 20000 --buckets
 
 Each run is a process that encodes a crop of the picture by so many steps, of 64 rows and columns
-less than the one before, so that each has a program of its own; rooms of few kinds, which runs on
-graphics cards share, are left out unless --rooms is there. Caches are empty before the first, which
-is told by itself, as it compiles what pictures of all sizes share. Numbers of helpers take turns,
-and each crop is encoded again, with everything compiled. Told are seconds: lowering and compiling,
-of processor time of this process, then by the clock until its first figures and until its end; the
-last two once more with everything compiled; and D + lambda R of the file, in 1e-4.
+less than the one before, so that each has a program of its own; coarse buckets, which runs on
+graphics cards share, are left out unless --buckets is there. Caches are empty before the first,
+which is told by itself, as it compiles what pictures of all sizes share. Numbers of helpers take
+turns, and each crop is encoded again, with everything compiled. Told are seconds: lowering and
+compiling, of processor time of this process, then by the clock until its first figures and until
+its end; the last two once more with everything compiled; and D + lambda R of the file, in 1e-4.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from imgmlp.child import COMPILERS
 CODE = """
 import sys, time
 from imgmlp.codec import encoder
-from imgmlp.codec.latent.training import rooms
+from imgmlp.codec.latent.training import buckets
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.image import load
 name, spec, began, steps, shared = sys.argv[1:]
 if not int(shared):
-    rooms.COARSE = ()
+    buckets.COARSE_BUCKETS = ()
 told = []
 run = Run(lambda _: told or told.append(time.time() - float(began)))
 device, picture, lmbda = open_device(spec), load(name), 1e-3
@@ -57,14 +57,14 @@ def main() -> None:
     parser.add_argument("--compilers", type=int, nargs="+", default=[7, 3, 0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rooms", action="store_true", help="use those of few kinds as well")
+    parser.add_argument("--buckets", action="store_true", help="use coarse buckets as well")
     options = parser.parse_args()
     picture = Image.open(options.picture).convert("RGB")
     with tempfile.TemporaryDirectory() as place:
         fresh = os.environ | dict.fromkeys(CACHES, place)
         crop = Path(place) / "crop.png"
         picture.save(crop)
-        how = options.device, str(options.steps), str(int(options.rooms))
+        how = options.device, str(options.steps), str(int(options.buckets))
         print("first of all: " + told(encoded(crop, how, fresh)))
         found: dict[int, list[list[float]]] = {count: [] for count in options.compilers}
         for run in range(options.runs * len(options.compilers)):

@@ -1,6 +1,6 @@
 """A picture of every kind that devices compile for, so that it can be done while nobody waits.
 
-Programs serve pictures of many sizes (latent/training/rooms.py), and networks of many widths
+Programs serve pictures of many sizes (latent/training/buckets.py), and networks of many widths
 (mlp/rooms.py). These are the ones of short runs, in RGB, and of what decodes their files.
 """
 
@@ -27,8 +27,8 @@ SIZES = (
     (150, 100), (512, 768), (768, 512), (200, 200), (1024, 1024), (1776, 1776),
 )  # fmt: skip
 # The same on GPUs, within 1024×1536 pixels either way, but for what fills less than a fourth of the
-# room that it has: of up to 100,000 pixels, whose networks are small, of more, and from a megapixel
-# on, with a grid more.
+# bucket that it has: of up to 100,000 pixels, whose networks are small, of more, and from a
+# megapixel on, with a grid more.
 ON_GPUS = (
     (20, 20), (60, 40), (128, 100), (128, 256), (256, 128), (256, 256), (256, 384), (384, 256),
     (225, 400), (512, 512), (512, 768), (768, 512), (768, 1024), (1024, 1024),

@@ -14,9 +14,9 @@ from conftest import Command, open_opencl, open_pocl
 
 from imgmlp.cli import prepare
 from imgmlp.codec import encoder, kinds
+from imgmlp.codec.latent.training import buckets as latent_buckets
 from imgmlp.codec.latent.training import forms
-from imgmlp.codec.latent.training import rooms as latent_rooms
-from imgmlp.codec.latent.training.rooms import Place
+from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.rounding_search import paid_weights
 from imgmlp.codec.training.target import Goal, Workload
@@ -34,7 +34,9 @@ CARD: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu", memory=1 << 33), la
 def programs(sizes: set[tuple[int, int]], device: Any = CPU) -> set[str]:
     """Of short runs, of latents."""
     shapes, quick = [(*size, 3) for size in sizes], device is CPU
-    return {Place(s, device, True).step_program(forms.widths(s, np.inf, quick)) for s in shapes}
+    return {
+        TrainingSetup(s, device, True).step_program(forms.widths(s, np.inf, quick)) for s in shapes
+    }
 
 
 def test_there_is_a_picture_of_every_kind() -> None:
@@ -47,7 +49,7 @@ def test_there_is_a_picture_of_every_kind() -> None:
 def test_there_is_a_picture_of_the_usual_kinds_for_graphics_cards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(latent_rooms, "is_gpu", lambda device: device is CARD)
+    monkeypatch.setattr(latent_buckets, "is_gpu", lambda device: device is CARD)
     found = [(k.height, k.width) for k in kinds.kinds(CARD) if k.codec == "latent"]
     own = {*found}
     assert len(programs(own, CARD)) == len(own) == len(found)

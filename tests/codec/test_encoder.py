@@ -14,7 +14,7 @@ from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import encode
-from imgmlp.codec.latent.training import forms, rooms
+from imgmlp.codec.latent.training import buckets, forms
 from imgmlp.codec.mlp import estimate, rate_model
 from imgmlp.codec.mlp.rounding_search import Rounding, paid_weights
 from imgmlp.codec.training.compile_times import PROCESSORS, UNKNOWN, CompileTimes
@@ -166,12 +166,16 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     times = CompileTimes(device)
     assert compiling(80, 96) == PROCESSORS["latent step"]
     device.compiling += 20.0
-    times.note(rooms.Place((80, 96, 3), device, True).step_program(forms.widths((80, 96, 3), 1e9)))
+    times.note(
+        buckets.TrainingSetup((80, 96, 3), device, True).step_program(
+            forms.widths((80, 96, 3), 1e9)
+        )
+    )
     assert compiling(80, 96) == compiling(100, 112) == 0.0
     assert compiling(256, 384) == 20.0  # as what is of its kind took
     device.compiling += 30.0
     widths = forms.widths((400, 400, 3), 1e9, quick=True)
-    times.note(rooms.Place((400, 400, 3), device, True).step_program(widths))
+    times.note(buckets.TrainingSetup((400, 400, 3), device, True).step_program(widths))
     assert compiling(256, 400) == compiling(700, 600) == 0.0
 
 

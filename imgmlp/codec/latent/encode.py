@@ -13,6 +13,7 @@ import numpy as np
 from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.training.buckets import bucket_compiler
 from imgmlp.codec.latent.training.cost_model import estimate_work
 from imgmlp.codec.latent.training.effort import MAX_EFFORT_STEPS, workload
 from imgmlp.codec.latent.training.forms import Forms
@@ -25,7 +26,6 @@ from imgmlp.codec.latent.training.phases import (
     control,
     is_graphic,
 )
-from imgmlp.codec.latent.training.rooms import room_compiler
 from imgmlp.codec.latent.training.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training.run_plan import BRIEF_TIMING_SECONDS, RunPlan
 from imgmlp.codec.training.checkpoint import Snapshot
@@ -62,10 +62,10 @@ class _Encoder:
         self.picture, self.wanted, self.device, self.run = picture, wanted, device, run
         self.plan = RunPlan(picture, wanted, workload, device, run)
         self.lmbdas = Lambdas(picture, wanted)
-        self.first = self.lmbdas.first()
-        most = self.lmbdas.most_weights()
+        self.first = self.lmbdas.initial()
+        most = self.lmbdas.max_weights()
         self.forms = Forms(
-            picture.pixels, self.plan.place, most, self.plan.hyperlatents, self.first
+            picture.pixels, self.plan.setup, most, self.plan.hyperlatents, self.first
         )
         self.resumed = 0
         self.passes: Passes  # of a run that has begun
@@ -110,7 +110,7 @@ class _Encoder:
         """A run at its beginning, or where a checkpoint left it."""
         saved, plan, first = self.run.saved, self.plan, self.first
         step = self.forms.first(saved.values["form"] if saved is not None else None)
-        plan.start(is_opening=self.forms.opened)
+        plan.start(is_opening=self.forms.is_in_opening)
         if saved is None:
             state = LatentTrainerState(plan.choose_steps(step, first), first)
         else:
@@ -118,7 +118,7 @@ class _Encoder:
         steps = state.first or state.steps
         limited = plan.workload.seconds is not None
         if saved is None and plan.has_fixed_lmbda:
-            state.hold(self.lmbdas.steady(limited=limited))
+            state.hold(self.lmbdas.fixed_lmbda(limited=limited))
         anew = self._anew(step, steps)
         least, tried = plan.unconditional_passes(steps), list[PassResult]()
         if saved is None:
@@ -130,11 +130,11 @@ class _Encoder:
             self.best = Draft.of(saved)
         limits = plan.set_deadline(state)
         pricing = self.lmbdas.pricing(least, limited=limited)
-        cheapest = self.lmbdas.cheapest()
+        cheapest = self.lmbdas.min_lmbda()
         dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
         longest = plan.max_pass_factor(trainer.again)
-        lowest = self.lmbdas.cheapest_of_passes()
+        lowest = self.lmbdas.min_lmbda_in_passes()
         self.passes = Passes(self.wanted, lowest, least, longest, tried)
         if plan.costs.switches_program(steps):
             trainer.pause_after(plan.costs.opening_steps, late=plan.deadline is not None)
@@ -160,7 +160,7 @@ class _Encoder:
     def _train(self, trainer: LatentTrainer) -> Ended:
         """A pass, which may begin in a program for many sizes and go over to the picture's own."""
         if trainer.pause is not None:
-            compiler = room_compiler(trainer.step, self.plan.place.room)
+            compiler = bucket_compiler(trainer.step, self.plan.setup.bucket)
             waits = self.plan.deadline is None  # which leaves no time for that
             ended = trainer.run_beside(compiler, self.run, self._complete, "pictures", waits)
             if ended != "done" or not trainer.paused:
@@ -172,7 +172,7 @@ class _Encoder:
         return ended
 
     def _go_over(self, trainer: LatentTrainer) -> None:
-        """To the picture's own room, where there is memory for it."""
+        """To the picture's own bucket, where there is memory for it."""
         reached, step = trainer.step, self.forms.whole()
         if step is None:
             trainer.stay()

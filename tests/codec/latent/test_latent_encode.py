@@ -25,15 +25,15 @@ from imgmlp.codec.latent.model import LatentModel, Quantized
 from imgmlp.codec.latent.step.latent_step import LatentStep, Steering
 from imgmlp.codec.latent.training import (
     bit_allocation,
+    buckets,
     cost_model,
     effort,
     forms,
     phases,
-    rooms,
     rounding_search,
     run_plan,
 )
-from imgmlp.codec.latent.training.lmbdas import IN_PASSES, Lambdas
+from imgmlp.codec.latent.training.lmbdas import MIN_LMBDA_FACTOR_IN_PASSES, Lambdas
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.latent.training.rounding_search import Refining, Trial, Written
@@ -151,7 +151,7 @@ def test_cheap_bits_make_a_picture_that_only_fine_steps_have(
 def test_what_bits_cost_says_which_start_networks_begin_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forms, "LEAST_FOR_LOW", 0)
+    monkeypatch.setattr(forms, "MIN_PIXELS_FOR_LOW_LMBDA", 0)
     device = open_device("numpy")
     for goal, number in (
         (Goal("lambda", 1e-3), 4), (Goal("lambda", 1e-5), 9), (Goal("psnr", 60.0), 9),
@@ -255,7 +255,7 @@ def test_the_lambda_of_few_colours_stays_in_a_short_run_towards_db(
     for pixels in (TWO_COLOURS, PIXELS):
         with pytest.raises(Enough):
             run(wanted, pixels, Workload(phases.HASTY, limit))
-    few_first, many_first = (Lambdas(Picture(p), wanted).first() for p in (TWO_COLOURS, PIXELS))
+    few_first, many_first = (Lambdas(Picture(p), wanted).initial() for p in (TWO_COLOURS, PIXELS))
     if stays and kind == "psnr":
         assert few_first < 2 * error
         assert found[0] == pytest.approx((5 * error if limit is None else 0.6 * few_first, True))
@@ -266,8 +266,8 @@ def test_the_lambda_of_few_colours_stays_in_a_short_run_towards_db(
 
 def test_no_lambda_that_stays_is_below_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
     lmbdas = Lambdas(Picture(TWO_COLOURS), Goal("psnr", 45))
-    monkeypatch.setattr(lmbdas, "first", lmbdas.cheapest)
-    assert lmbdas.steady(limited=True) == lmbdas.cheapest() == pytest.approx(0.2 * 10**-4.5)
+    monkeypatch.setattr(lmbdas, "initial", lmbdas.min_lmbda)
+    assert lmbdas.fixed_lmbda(limited=True) == lmbdas.min_lmbda() == pytest.approx(0.2 * 10**-4.5)
 
 
 @pytest.mark.usefixtures("few_trials")
@@ -449,7 +449,7 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     judged = run_plan.RunPlan(larger, *made)
     assert [judged.quantisation_steps(n) for n in steps] == [0, 48, 120]
     # in sixteen windows, with each of which networks move
-    monkeypatch.setattr(rooms.Place, "in_windows", True)
+    monkeypatch.setattr(buckets.TrainingSetup, "uses_windows", True)
     in_parts = run_plan.RunPlan(larger, *made)
     assert [in_parts.quantisation_steps(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
     assert all(judged.costs.searches(n) for n in steps)
@@ -1030,7 +1030,9 @@ def test_passes_towards_decibels_have_a_lowest_lambda_and_may_be_longer() -> Non
     made = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
     encoder = latent._Encoder(*made, open_device("numpy"), Run())
     encoder._begun()
-    assert encoder.passes.cheapest == pytest.approx(IN_PASSES * encoder.lmbdas.cheapest())
+    assert encoder.passes.cheapest == pytest.approx(
+        MIN_LMBDA_FACTOR_IN_PASSES * encoder.lmbdas.min_lmbda()
+    )
     usual = effort.SHORTER * effort.steps_for_pixels(300, 16 * 16)
     assert encoder.passes.max_step_factor == pytest.approx(effort.MAX_PASS_STEPS / usual)
 
@@ -1104,20 +1106,20 @@ def test_shorter_runs_move_latents_faster_and_so_do_longer_ones() -> None:
 def test_where_the_program_of_many_sizes_has_no_memory_the_pictures_own_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rooms: list[object] = []
+    buckets: list[object] = []
 
-    def made(*_: object, room: object, **__: object) -> str:
-        rooms.append(room)
-        if room is not None:
+    def made(*_: object, bucket: object, **__: object) -> str:
+        buckets.append(bucket)
+        if bucket is not None:
             raise OutOfMemoryError("too little", hint="")
         return "a step"
 
     monkeypatch.setattr(forms, "LatentStep", made)
-    monkeypatch.setattr(forms.Place, "room", (32, 32))
+    monkeypatch.setattr(forms.TrainingSetup, "bucket", (32, 32))
     asked = Picture(PIXELS), Goal("lambda", 1e-3), SHORT, open_device("numpy"), Run()
     found: object = latent._Encoder(*asked).forms.first()
     assert found == "a step"
-    assert rooms == [(32, 32), None]
+    assert buckets == [(32, 32), None]
 
 
 # --- what may go wrong ---
@@ -1242,13 +1244,17 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
     pixels = np.zeros((400, 300, 3), np.uint8)
 
     def taken(device: Any, short: bool) -> tuple[int, int]:
-        return forms.Forms(pixels, rooms.Place(pixels.shape, device, short), math.inf)._widths
+        return forms.Forms(
+            pixels, buckets.TrainingSetup(pixels.shape, device, short), math.inf
+        )._widths
 
-    assert taken(cpu, short=True) == forms.SMALL == starts.START_WIDTHS[6]
-    assert taken(cpu, short=False) == forms.LARGE
+    assert taken(cpu, short=True) == forms.SMALL_WIDTHS == starts.START_WIDTHS[6]
+    assert taken(cpu, short=False) == forms.LARGE_WIDTHS
     assert not forms.is_quick(open_device("numpy"), short=True)
-    assert forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL
-    assert forms.widths((64, 64, 3), math.inf) == forms.TINY == starts.START_WIDTHS[4]
+    assert (
+        forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL_WIDTHS
+    )
+    assert forms.widths((64, 64, 3), math.inf) == forms.ICON_WIDTHS == starts.START_WIDTHS[4]
     picture, wanted, work = Picture(pixels), Goal("lambda", 1e-3), latent.workload(1, None)
     found, noted = run_plan.RunPlan(picture, wanted, work, cpu, Run()), list[str]()
     found._compile_times = SimpleNamespace(note=noted.append)  # type: ignore[assignment]
@@ -1257,8 +1263,8 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
     step: Any = SimpleNamespace(flat=flat, judge=nothing, steer=nothing, pace=lambda _: 1.0)
     found._timed(step, 1e-3)
     assert noted == list(cost_model.estimate_work(picture, wanted, work, cpu).programs)
-    monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
-    assert taken(cpu, short=True) == forms.LARGE
+    monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
+    assert taken(cpu, short=True) == forms.LARGE_WIDTHS
 
 
 def test_long_runs_of_large_pictures_have_hyperlatents() -> None:

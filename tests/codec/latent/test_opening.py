@@ -1,4 +1,4 @@
-"""Long runs of the latent codec: begun in a program for many sizes while a room of their own is
+"""Long runs of the latent codec: begun in a program for many sizes while a bucket of their own is
 compiled for."""
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import plane
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training import (
+    buckets,
     cost_model,
     effort,
     forms,
     phases,
-    rooms,
     rounding_search,
     run_plan,
 )
+from imgmlp.codec.latent.training.buckets import TrainingSetup, bucket_compiler
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.rooms import Place, room_compiler
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("trained")
 STARTED = {"hidden": 16, "entropy": 12, "start": 4}
 SIZE = 5, 6
 PIXELS = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8)
-ROOM = 8, 8
+BUCKET = 8, 8
 
 
 def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_many() -> None:
@@ -52,14 +52,14 @@ def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_
     device: Any = SimpleNamespace(info=info, lanes="one")
 
     def steps(height: int, width: int, short: bool = False) -> int:
-        return Place((height, width, 3), device, short).opening_steps(25_000)
+        return TrainingSetup((height, width, 3), device, short).opening_steps(25_000)
 
     assert 50 < steps(512, 768) < 200
     assert steps(512, 768) == steps(400, 700) == pytest.approx(steps(256, 256) / 6, abs=1)
     assert steps(512, 768, short=True) == 0  # which stay there
     assert steps(2000, 3000) == 0
     assert steps(2000, 1400) == steps(2048, 1535) > 0
-    # in a room
+    # in a bucket
     assert steps(128, 20) == steps(100, 64) == pytest.approx(4 * steps(256, 256), abs=4)
     assert steps(128, 100) == 0  # whose own is shared
     # in windows for thin ones
@@ -73,15 +73,15 @@ def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_
     assert steps(512, 768) == steps(600, 20) == 0
 
 
-def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
+def test_long_runs_on_graphics_cards_begin_in_a_coarse_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """But in none so large that there is no memory for the picture's own as well."""
     card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
-    monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
+    monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
 
     def steps(height: int, width: int, short: bool = False, extra: int = 0) -> int:
-        return Place((height, width, 3), card, short, extra).opening_steps(25_000)
+        return TrainingSetup((height, width, 3), card, short, extra).opening_steps(25_000)
 
     assert 3000 < steps(512, 700) < 8000
     assert steps(512, 700) == steps(400, 600) == pytest.approx(steps(300, 200) / 4, abs=1)
@@ -93,13 +93,13 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
     assert steps(2100, 3000) == 0
     assert steps(1400, 1900, extra=1) > 0
     assert steps(2000, 3000, extra=1) == 0
-    thin = (1100, 3900, 3), card, False  # in a room with which a grid more has no memory
-    assert not Place(*thin).begins_in_windows
-    assert not Place(*thin, 1).begins_in_windows
+    thin = (1100, 3900, 3), card, False  # in a bucket with which a grid more has no memory
+    assert not TrainingSetup(*thin).starts_in_windows
+    assert not TrainingSetup(*thin, 1).starts_in_windows
 
     def goes(height: int, width: int, of: int) -> bool:
         opening = steps(height, width)
-        return Place((height, width, 3), card).goes_over(of, opening, 25_000)
+        return TrainingSetup((height, width, 3), card).switches_program(of, opening, 25_000)
 
     assert goes(400, 600, 30_000)
     assert not goes(400, 600, 10_000)  # four times as many there at least
@@ -107,13 +107,13 @@ def test_long_runs_on_graphics_cards_begin_in_a_room_of_few_kinds(
     assert not goes(512, 768, 30_000)
 
 
-def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_room(
+def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By an H200's: 0.41 ms in a room of 512x768, 0.30 in one of 384x576 and 0.345 of 448x640."""
+    """By an H200's: 0.41 ms in a bucket of 512x768, 0.30 in one of 384x576 and 0.345 of 448x640."""
     info = replace(open_device("numpy").info, kind="gpu")
     card: Any = SimpleNamespace(info=info, lanes="group", compiling=0.0, lowering=0.0)
-    for module in (rooms, effort, run_plan):
+    for module in (buckets, effort, run_plan):
         monkeypatch.setattr(module, "is_gpu", lambda _: True)
 
     def told(height: int, width: int) -> run_plan.RunPlan:
@@ -144,10 +144,10 @@ def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_room(
 def test_on_a_graphics_card_others_help_the_process_that_compiles_beside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, told = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=ROOM), []
+    step, told = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=BUCKET), []
     monkeypatch.setattr(child, "Helper", lambda *_, helped: told.append(helped))
-    monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
-    room_compiler(step, ROOM)
+    monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
+    bucket_compiler(step, BUCKET)
     assert told == [True]
 
 
@@ -155,22 +155,22 @@ def test_the_whole_goes_on_where_windows_are() -> None:
     """Of one window, which does what the whole does; of several, networks' moments are as those of
     so many times larger gradients."""
     device = open_device("numpy")
-    step, room = (LatentStep(PIXELS, 0, device, **STARTED, room=room) for room in (None, ROOM))
-    window = WindowedStep(PIXELS, 0, device, **STARTED, window=ROOM)
+    step, padded = (LatentStep(PIXELS, 0, device, **STARTED, bucket=one) for one in (None, BUCKET))
+    window = WindowedStep(PIXELS, 0, device, **STARTED, window=BUCKET)
     for each in (step, window):
         each.steer(Control(1e-3, noise=0.0))
         each.run(2)
-    room.steer(Control(1e-3, noise=0.0))
-    room.restore(window.handed_to(room))
-    for each in (step, room):
+    padded.steer(Control(1e-3, noise=0.0))
+    padded.restore(window.handed_to(padded))
+    for each in (step, padded):
         each.run(2)
         assert each.done == 4
-    assert room.figures() == pytest.approx(step.figures(), rel=1e-5)
-    assert np.allclose(room.flat.numpy(), step.flat.numpy(), atol=1e-5)
-    for found, expected in zip(room.grids(), step.grids(), strict=True):
+    assert padded.figures() == pytest.approx(step.figures(), rel=1e-5)
+    assert np.allclose(padded.flat.numpy(), step.flat.numpy(), atol=1e-5)
+    for found, expected in zip(padded.grids(), step.grids(), strict=True):
         assert np.allclose(found, expected, atol=1e-4)
     tall = np.concatenate([PIXELS] * 3)
-    several = WindowedStep(tall, 0, device, **STARTED, window=ROOM)
+    several = WindowedStep(tall, 0, device, **STARTED, window=BUCKET)
     several.adam.first[0].write(np.full(several.flat.shape, 0.5, np.float32))
     several.adam.second[0].write(np.full(several.flat.shape, 0.25, np.float32))
     found, count = several.handed_to(LatentStep(tall, 0, device, **STARTED)), len(several.windows)
@@ -179,10 +179,12 @@ def test_the_whole_goes_on_where_windows_are() -> None:
     assert (found["networks_1"] == 0.25 * count**2).all()
 
 
-def test_a_room_goes_on_where_another_is() -> None:
+def test_a_bucket_goes_on_where_another_is() -> None:
     device = open_device("numpy")
-    all_rooms: tuple[rooms.Room, ...] = None, (16, 16), (8, 6)
-    step, shared, own = (LatentStep(PIXELS, 0, device, **STARTED, room=room) for room in all_rooms)
+    all_buckets: tuple[buckets.Bucket, ...] = None, (16, 16), (8, 6)
+    step, shared, own = (
+        LatentStep(PIXELS, 0, device, **STARTED, bucket=bucket) for bucket in all_buckets
+    )
     for each in (step, shared):
         each.steer(Control(1e-3, noise=0.0))
         each.run(2)
@@ -224,20 +226,22 @@ class Begun:
     picture: Picture
 
 
-@pytest.fixture(params=[("in windows", 5), ("in a shared room", 3)], ids=lambda param: param[0])
+@pytest.fixture(params=[("in windows", 5), ("in a shared bucket", 3)], ids=lambda param: param[0])
 def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Begun:
-    """In windows or a room of 8x8, from where a room of 8x8 or 4x8 goes on."""
+    """In windows or a bucket of 8x8, from where a bucket of 8x8 or 4x8 goes on."""
     form, rows = request.param
-    monkeypatch.setattr(rooms, "_compiles", lambda _: True)
-    monkeypatch.setattr(rooms, "SMALL_SIDE", 4 if form == "in windows" else 128)
-    monkeypatch.setattr(rooms, "SIZE", ROOM)
+    monkeypatch.setattr(buckets, "_compiles", lambda _: True)
+    monkeypatch.setattr(buckets, "SMALL_SIDE", 4 if form == "in windows" else 128)
     monkeypatch.setattr(plane, "LEAST_SIDE", 4)
-    monkeypatch.setattr(rooms, "MEANWHILE", 2 * 8 * 8 * forms.operations_of(PIXELS.shape))
+    opening_operations = 2 * 8 * 8 * forms.operations_of(PIXELS.shape)
+    limits = buckets.CPU._replace(
+        window_size=BUCKET, opening_operations=opening_operations, min_saved_operations=0
+    )
+    monkeypatch.setattr(buckets, "CPU", limits)
     for module in (cost_model, run_plan):
         monkeypatch.setattr(module, "is_short", lambda *_: False)
-    monkeypatch.setattr(rooms, "WORTH_OPENING", 2)
-    monkeypatch.setattr(rooms, "SPARED", 0)
-    monkeypatch.setattr(latent, "room_compiler", Compiler)
+    monkeypatch.setattr(buckets, "MIN_RUN_PER_OPENING", 2)
+    monkeypatch.setattr(latent, "bucket_compiler", Compiler)
     monkeypatch.setattr(passes, "MAX_PASSES", 0)
     monkeypatch.setattr(rounding_search, "EXACT", 2)
     Compiler.made = 0
@@ -262,7 +266,7 @@ def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
         done = state.arrays["steps" if "steps" in state.arrays else "count"]
         seen.append((state.values["form"], int(done)))
     # the second time where the program is waited for
-    assert seen == [(begun.form, 1), (begun.form, 2), ("in a room", 3)]
+    assert seen == [(begun.form, 1), (begun.form, 2), ("in a bucket", 3)]
     rest = encoded(begun.picture, Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
     assert rest.resumed == 3
     assert rest.bytes == encoded(begun.picture).bytes
@@ -321,14 +325,14 @@ def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.Mo
     assert seen == [2]
 
 
-def test_where_its_own_room_has_no_memory_a_run_stays_as_it_began(
+def test_where_its_own_bucket_has_no_memory_a_run_stays_as_it_began(
     begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = forms.Forms._whole
 
-    def too_large(self: forms.Forms, room: rooms.Room) -> LatentStep:
+    def too_large(self: forms.Forms, bucket: buckets.Bucket) -> LatentStep:
         if Compiler.made == 0:
-            return whole(self, room)
+            return whole(self, bucket)
         raise OutOfMemoryError("too large", hint="take less")
 
     monkeypatch.setattr(forms.Forms, "_whole", too_large)
@@ -336,15 +340,15 @@ def test_where_its_own_room_has_no_memory_a_run_stays_as_it_began(
     assert (Compiler.made, found.metrics["steps"]) == (1, 4)
 
 
-@pytest.mark.parametrize("begun", [("in a shared room", 3)], indirect=True)
-def test_where_a_shared_room_has_no_memory_a_run_has_its_own_from_the_beginning(
+@pytest.mark.parametrize("begun", [("in a shared bucket", 3)], indirect=True)
+def test_where_a_shared_bucket_has_no_memory_a_run_has_its_own_from_the_beginning(
     begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = forms.Forms._whole
 
-    def too_large(self: forms.Forms, room: rooms.Room) -> LatentStep:
-        if room != ROOM:
-            return whole(self, room)
+    def too_large(self: forms.Forms, bucket: buckets.Bucket) -> LatentStep:
+        if bucket != BUCKET:
+            return whole(self, bucket)
         raise OutOfMemoryError("too large", hint="take less")
 
     monkeypatch.setattr(forms.Forms, "_whole", too_large)
@@ -353,15 +357,15 @@ def test_where_a_shared_room_has_no_memory_a_run_has_its_own_from_the_beginning(
 
 
 def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> None:
-    step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=ROOM)
-    with room_compiler(step, ROOM) as compiler:
+    step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=BUCKET)
+    with bucket_compiler(step, BUCKET) as compiler:
         process = compiler._process
         assert process is not None
         compiler.wait(lambda: True)
         assert (compiler.working, compiler.done) == (True, False)
         compiler.wait(lambda: False)
         assert (compiler.working, compiler.done) == (False, True)
-    with room_compiler(step, None) as compiler:
+    with bucket_compiler(step, None) as compiler:
         process = compiler._process
         assert process is not None
         assert process.poll() is None
@@ -374,7 +378,7 @@ def test_the_other_process_makes_the_step_that_is_gone_over_to(
 ) -> None:
     pixels, made = np.zeros((6, 40, 3), np.uint8), []
     step = WindowedStep(pixels, 0, open_device("numpy"), **STARTED, window=(64, 64), **more)
-    kind = rooms.LatentStep
+    kind = buckets.LatentStep
 
     def noted(*given: Any, **named: Any) -> LatentStep:
         made.append(kind(*given, **named))
@@ -382,20 +386,20 @@ def test_the_other_process_makes_the_step_that_is_gone_over_to(
 
     def helper(_: str, *told: str, helped: bool) -> None:
         assert not helped  # which cores of a processor that trains would have no time for
-        rooms.compile_room(*told)
+        buckets.compile_bucket(*told)
 
     monkeypatch.setattr(child, "Helper", helper)
-    monkeypatch.setattr(rooms, "LatentStep", noted)
-    room_compiler(step, (8, 64))
+    monkeypatch.setattr(buckets, "LatentStep", noted)
+    bucket_compiler(step, (8, 64))
     assert [one.shape for one in made] == [step.shape]
-    assert made[0].room == (8, 64)
+    assert made[0].bucket == (8, 64)
     assert made[0].start.number == step.start.number
 
 
 def test_the_other_process_ends_with_the_one_that_started_it() -> None:
     """However that ends: of its standard input there is no more then."""
-    step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=ROOM)
-    with room_compiler(step, ROOM) as compiler:
+    step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=BUCKET)
+    with bucket_compiler(step, BUCKET) as compiler:
         process = compiler._process
         assert process is not None
         assert process.stdin is not None

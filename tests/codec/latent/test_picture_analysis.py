@@ -95,7 +95,7 @@ def test_every_picture_and_target_has_a_first_lambda(
     wanted: Goal, size: tuple[int, int, int]
 ) -> None:
     for pixels in (noise(*size), np.zeros(size, np.uint8)):
-        found = Lambdas(Picture(pixels), wanted).first()
+        found = Lambdas(Picture(pixels), wanted).initial()
         assert MIN_LMBDA <= found <= MAX_LMBDA
         assert math.isfinite(found)
 
@@ -110,10 +110,10 @@ def test_the_first_lambda_of_each_target_is_found_once(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(lmbdas, "Spectrum", transformed)
     goals = Goal("psnr", 30), Goal("psnr", 35), Goal("bytes", 500)
-    found = [[Lambdas(picture, goal).first() for goal in goals] for _ in range(2)]
+    found = [[Lambdas(picture, goal).initial() for goal in goals] for _ in range(2)]
     assert found[0] == found[1]
     assert len(set(found[0])) == len(made) == len(goals)
-    alone = [Lambdas(Picture(picture.pixels.copy()), goal).first() for goal in goals]
+    alone = [Lambdas(Picture(picture.pixels.copy()), goal).initial() for goal in goals]
     assert alone == found[0]
 
 

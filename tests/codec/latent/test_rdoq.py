@@ -148,7 +148,7 @@ def test_a_room_for_more_changes_neither_costs_nor_slopes(extra: int) -> None:
     """Nor what is around a window."""
     pixels, found, has = picture(20, 28), list[list[Array]](), STARTED | {"extra": extra}
     window = WindowStep(pixels, 0, open_device("numpy"), **has, window=(32, 64))
-    for step in (whole(pixels, **has), whole(pixels, **has, room=(32, 64)), filled(window)):
+    for step in (whole(pixels, **has), whole(pixels, **has, bucket=(32, 64)), filled(window)):
         flat, (extent,) = step.flat.numpy(), step.windows
         errors, bits = step.costs(extent, flat)
         found.append([errors, *bits, *step.latent_slopes(extent, flat, LMBDA)])
@@ -232,7 +232,7 @@ def differs(step: LatentStep, ways: list[Array], slopes: list[Array], loss: Any)
     [
         ({}, 1e-4),
         ({}, 3e-2),
-        ({"room": (32, 48)}, 3e-2),
+        ({"bucket": (32, 48)}, 3e-2),
         ({"hyper": True}, 1e-3),
         ({"extra": 2}, 1e-3),
     ],
@@ -765,7 +765,7 @@ def test_moves_stay_that_the_windows_which_networks_are_judged_by_do_not_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As they were where time is over before the others' turn."""
-    monkeypatch.setattr("imgmlp.codec.latent.training.windows.JUDGED", 1)
+    monkeypatch.setattr("imgmlp.codec.latent.training.windows.JUDGED_PIXELS", 1)
     step = rounded(parted(picture(20, 60), (16, 16)))
     unseen = next(extent for extent in step.windows if extent not in step._judges)
     values = unseen.cut(step.grids())[0] + 1

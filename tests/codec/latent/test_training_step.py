@@ -37,8 +37,8 @@ from imgmlp.codec.latent.step.latent_step import PARTS, Control, LatentStep, Par
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import hardening, phases
 from imgmlp.codec.latent.training.bit_allocation import LARGEST_WEIGHT, Refinement, Search, part_of
+from imgmlp.codec.latent.training.buckets import Bucket
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.rooms import Room
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
@@ -76,8 +76,8 @@ def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int, first
     """It is linear in values and in taps, so products with a gradient agree on both sides."""
     device = open_device("numpy")
     x, taps = Tensor(draw(2, 7, 5), device), Tensor(draw(4, seed=1), device)
-    y = upsampling.Doubled.apply(x, taps, axis, wanted, first)
-    every = upsampling.Doubled.apply(x, taps, axis, first + wanted, 0).numpy()
+    y = upsampling.AxisUpsampling.apply(x, taps, axis, wanted, first)
+    every = upsampling.AxisUpsampling.apply(x, taps, axis, first + wanted, 0).numpy()
     assert np.array_equal(y.numpy(), every[(slice(None),) * axis + (slice(first, None),)])
     g = draw(*y.shape, seed=2)
     by_x, by_taps = (y * Tensor(g, device)).sum().gradient([x, taps])
@@ -97,10 +97,10 @@ def test_both_axes_at_once_are_doubled_as_one_after_the_other(
     height, width = (2 * (n - halo) - m for n, m in zip(size, less, strict=True))
     g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
     wanted = height + 2 * halo, width + 2 * halo
-    known = upsampling.tables_for(2, [(0, n) for n in size], wanted)
+    known = upsampling.upsampling_tables(2, [(0, n) for n in size], wanted)
     tables = upsampling.Tables(*(Tensor(values, device) for values in known))
     for those in (None, tables):
-        y = upsampling.upsampled(x, taps, height, width, those, halo)
+        y = upsampling.upsample(x, taps, height, width, those, halo)
         found.append([y, *(y * g).sum().gradient([x, taps])])
     for one, both in zip(*found, strict=True):
         assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
@@ -118,7 +118,7 @@ def test_places_behind_the_last_one_and_before_the_first_one_repeat_it(
     values = draw(2, 5, 5)
     x, ends = Tensor(values, device), Tensor(np.array([end], np.int32), device)
     begin = None if first is None else Tensor(np.array([first], np.int32), device)
-    y = upsampling.Repeated.apply(x, begin, ends, axis)
+    y = upsampling.EdgeReplication.apply(x, begin, ends, axis)
     expected = np.take(values, np.clip(np.arange(5), first or 0, end - 1), axis)
     beyond = [n for n in range(5) if n >= end + 2 or n < (first or 0) - 2]
     expected[(slice(None),) * axis + (beyond,)] = 0
@@ -129,11 +129,11 @@ def test_places_behind_the_last_one_and_before_the_first_one_repeat_it(
 
 
 def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
-    rooms = {side: common_side(side) for side in range(1, 1025)}
-    for side, room in rooms.items():
-        assert side <= room < side + SIDE_UNIT
-        assert side <= LEAST_SIDE or room < 2 * side
-    assert len(set(rooms.values())) < 20
+    buckets = {side: common_side(side) for side in range(1, 1025)}
+    for side, bucket in buckets.items():
+        assert side <= bucket < side + SIDE_UNIT
+        assert side <= LEAST_SIDE or bucket < 2 * side
+    assert len(set(buckets.values())) < 20
 
 
 @pytest.mark.parametrize("size", [(1, 40), (64, 64), (33, 70), (512, 768)])
@@ -213,13 +213,15 @@ def test_gradients_of_bits_are_differences() -> None:
 
     def bits(changed: list[np.ndarray]) -> np.ndarray:
         value, mean, s = (c.astype(np.float64) for c in changed)
-        scale = np.exp(np.clip(s - 4, operations.SHARPEST, operations.WIDEST))
+        scale = np.exp(np.clip(s - 4, operations.MIN_LOG_SCALE, operations.MAX_LOG_SCALE))
 
         def below(x: np.ndarray) -> np.ndarray:
             tail = 0.5 * np.exp(-np.abs(x - mean) / scale)
             return np.where(x < mean, tail, 1 - tail)
 
-        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), operations.LEAST_MASS))
+        return -np.log2(
+            np.maximum(below(value + 0.5) - below(value - 0.5), operations.MIN_PROBABILITY)
+        )
 
     likely = bits(values) < 12  # nearer to the floor there is no slope, and cancellation in `below`
     for n, g in enumerate(found):
@@ -299,12 +301,12 @@ def bits_of(grid: np.ndarray, layers: list[np.ndarray], above: np.ndarray) -> np
     shifted += list(above[: len(layers[0]) - 24])
     mean, s = np.moveaxis(network(np.stack(shifted, -1), layers), -1, 0)
     scale, away = (
-        np.exp(np.clip(s - 4, operations.SHARPEST, operations.WIDEST)),
+        np.exp(np.clip(s - 4, operations.MIN_LOG_SCALE, operations.MAX_LOG_SCALE)),
         np.abs(grid - mean),
     )
     near, far = np.exp(-np.abs(away - 0.5) / scale) / 2, np.exp(-(away + 0.5) / scale) / 2
     return -np.log2(
-        np.maximum(np.where(away < 0.5, 1 - near - far, near - far), operations.LEAST_MASS)
+        np.maximum(np.where(away < 0.5, 1 - near - far, near - far), operations.MIN_PROBABILITY)
     )
 
 
@@ -325,7 +327,7 @@ def convolved(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 STARTED = {"hidden": 16, "entropy": 12, "start": 1}
-ROOM = (32, 48)
+BUCKET = (32, 48)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +335,7 @@ ROOM = (32, 48)
     [
         ("numpy", {}),
         ("numpy", STARTED),
-        ("numpy", STARTED | {"room": ROOM}),
+        ("numpy", STARTED | {"bucket": BUCKET}),
         ("numpy", STARTED | {"hyper": True}),
         ("numpy:uops", {}),
         ("numpy:uops-group", {}),
@@ -394,9 +396,9 @@ def test_a_room_for_more_changes_nothing_that_a_file_would_have(
     monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
     device, pixels = open_device("numpy"), picture().repeat(2 if hyper else 1, 1)
     device.lanes = lanes
-    room = 2 * ROOM[0], 2 * ROOM[1]
+    bucket = 2 * BUCKET[0], 2 * BUCKET[1]
     own, roomy = (
-        LatentStep(pixels, 1, device, **STARTED, room=one, hyper=hyper) for one in (None, room)
+        LatentStep(pixels, 1, device, **STARTED, bucket=one, hyper=hyper) for one in (None, bucket)
     )
     grids = [np.rint(2 * draw(*grid.shape, seed=n)) for n, grid in enumerate(own.grids())]
     flat = own.flat.numpy() + np.float32(0.02) * draw(*own.flat.shape)
@@ -422,16 +424,16 @@ def test_a_room_for_more_changes_nothing_that_a_file_would_have(
 def test_pictures_that_share_a_room_share_their_programs(lanes: Lanes) -> None:
     device, sizes = open_device("numpy"), ((21, 30), (32, 17), (25, 32))
     device.lanes = lanes
-    steps = [LatentStep(picture()[:1, :1].repeat(h, 0).repeat(w, 1), 1, device, room=(32, 32))
+    steps = [LatentStep(picture()[:1, :1].repeat(h, 0).repeat(w, 1), 1, device, bucket=(32, 32))
              for h, w in sizes]  # fmt: skip
     for programs in zip(*map(latent_programs, steps), strict=True):
         assert len({program._identity[0] for program in programs}) == 1
 
 
-def launches_on_a_card(pixels: np.ndarray, room: Room = None) -> int:
+def launches_on_a_card(pixels: np.ndarray, bucket: Bucket = None) -> int:
     device = open_device("numpy")
     device.lanes, device.has_matrix_units = "group", True
-    step = LatentStep(pixels, 1, device, hidden=16, entropy=16, room=room)
+    step = LatentStep(pixels, 1, device, hidden=16, entropy=16, bucket=bucket)
     return len(step.program.stages.procedure.kernels)
 
 
@@ -1355,13 +1357,13 @@ def test_blocks_give_what_the_graph_means(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("lanes", ["one", "group"])
 def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
     """What is kept of one stands for the other, which is not traced."""
-    own = {"hidden": 4, "entropy": 4, "room": (8, 8)}
-    small, trained = picture()[:5, :7], {"hidden": 16, "entropy": 12, "room": (8, 8)}
+    own = {"hidden": 4, "entropy": 4, "bucket": (8, 8)}
+    small, trained = picture()[:5, :7], {"hidden": 16, "entropy": 12, "bucket": (8, 8)}
     wide = small.swapaxes(0, 1)
     variants: list[tuple[np.ndarray, int, dict[str, Any]]] = [
         (small, 1, own), (wide, 1, own), (small[:, :, :1], 1, own),
         (np.dstack([small, small[:, :, :1]]), 1, own), (small, 2, own),
-        (small, 1, {**own, "room": None}),
+        (small, 1, {**own, "bucket": None}),
         (small, 1, trained), (small, 1, {**trained, "start": 1}),
         (wide, 1, {**trained, "start": 1}),
     ]  # fmt: skip
@@ -1438,7 +1440,7 @@ def test_small_pictures_share_one_program() -> None:
     """Whatever their grids would be."""
     device, sizes = open_device("numpy"), [(3, 3), (7, 5), (13, 9), (20, 30)]
     steps = [
-        LatentStep(picture()[:h, :w], 0, device, hidden=16, entropy=12, start=4, room=(32, 32))
+        LatentStep(picture()[:h, :w], 0, device, hidden=16, entropy=12, start=4, bucket=(32, 32))
         for h, w in sizes
     ]
     assert len({step.program._identity[0] for step in steps}) == 1

@@ -23,17 +23,18 @@ from imgmlp.codec.latent.model import ModelShape, usual_levels
 from imgmlp.codec.latent.step import latent_step
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Steering
 from imgmlp.codec.latent.training import (
+    buckets,
     cost_model,
     effort,
     forms,
     hardening,
     phases,
-    rooms,
     rounding_search,
     run_plan,
     windows,
 )
 from imgmlp.codec.latent.training.bit_allocation import Search
+from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.phases import (
@@ -43,7 +44,6 @@ from imgmlp.codec.latent.training.phases import (
     is_graphic,
     shrunk,
 )
-from imgmlp.codec.latent.training.rooms import Place
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -159,8 +159,8 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
 
     def form(height: int, width: int, short: bool) -> tuple[bool, tuple[int, int] | None]:
         shape = height, width, 3
-        place = Place(shape, device, short)
-        return place.in_windows, place.room
+        setup = TrainingSetup(shape, device, short)
+        return setup.uses_windows, setup.bucket
 
     assert all(form(*size, True)[0] for size in ((300, 200), (512, 768), (200, 900), (130, 131)))
     assert not any(form(*size, False)[0] for size in ((300, 200), (512, 768), (200, 900)))
@@ -169,7 +169,7 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
     assert all(form(*size, True)[0] for size in ((20, 1000), (100, 150), (9000, 60), (1, 129)))
     assert form(20, 1000, False) == (False, (32, 1024)) != form(31, 700, False)
     assert form(60_000, 60, False)[0]
-    assert form(1, 200_000, False)[0]  # whose room would have 32 times as many pixels
+    assert form(1, 200_000, False)[0]  # whose bucket would have 32 times as many pixels
     assert form(1, 50_000, False) == (False, (32, 50_048))
     assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
     assert form(20, 100, False) == (False, (32, 128))
@@ -182,7 +182,7 @@ def test_thin_pictures_have_windows_of_few_kinds_that_know_no_length() -> None:
     device: Any = SimpleNamespace(info=SimpleNamespace(kind="cpu"), lanes="one")
 
     def kind(height: int, width: int) -> tuple[int, int]:
-        return Place((height, width, 3), device).window
+        return TrainingSetup((height, width, 3), device).window_size
 
     assert kind(20, 200) == kind(60, 256) == kind(40, 700) == kind(60, 90_000) == (64, 256)
     assert kind(3, 400) == kind(30, 600) == kind(1, 10_000) == (32, 512)
@@ -211,7 +211,7 @@ def test_few_programs_serve_pictures_of_all_sizes() -> None:
 
     def programs(most: int, *lengths: bool) -> set[str]:
         return {
-            Place(shape, device, short).step_program(forms.widths(shape, np.inf, short))
+            TrainingSetup(shape, device, short).step_program(forms.widths(shape, np.inf, short))
             for shape in product(sides, sides, (3,))
             for short in lengths
             if max(shape) <= most
@@ -230,10 +230,10 @@ def test_from_the_only_window_runs_go_over_for_what_that_spares_alone() -> None:
     def over(height: int, width: int, steps: int) -> bool:
         shape = height, width, 3
         each = forms.operations_of(shape)
-        place = Place(shape, device)
-        opening = place.opening_steps(each)
+        setup = TrainingSetup(shape, device)
+        opening = setup.opening_steps(each)
         assert opening > 0
-        return place.goes_over(steps, opening, each)
+        return setup.switches_program(steps, opening, each)
 
     assert not over(512, 768, 2000)  # where only a halo is spared
     assert over(512, 768, 20_000)
@@ -249,7 +249,7 @@ def test_networks_harden_by_the_parts_that_a_run_stays_in() -> None:
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
     picture = Picture(np.zeros((300, 300, 3), np.uint8))
     found = run_plan.RunPlan(picture, Goal("lambda", 1e-3), latent.workload(2, None), device, Run())
-    assert not found.place.short
+    assert not found.setup.is_short
     found.costs.is_opening = True
     few, many = 600, 6000
     assert not found.costs.switches_program(few)
@@ -363,9 +363,9 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size(lanes: Lan
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few grids, with which a window may be as small."""
     monkeypatch.setattr(latent_step, "usual_levels", lambda *_: 4)
-    monkeypatch.setattr(rooms, "WHOLE", 0)
-    monkeypatch.setattr(rooms, "SIZE", (8, 8))
-    monkeypatch.setattr(windows, "JUDGED", 8 * 8)
+    limits = buckets.CPU._replace(max_whole_pixels=0, window_size=(8, 8))
+    monkeypatch.setattr(buckets, "CPU", limits)
+    monkeypatch.setattr(windows, "JUDGED_PIXELS", 8 * 8)
 
 
 SMALL = picture(10, 12)  # four windows of those
@@ -421,7 +421,7 @@ def test_a_step_that_takes_more_than_the_time_left_ends_between_windows(
     step = WindowedStep(picture(66, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
     trainer = LatentTrainer(step, LatentTrainerState(10, 1e-3), None, 9.0)
     assert trainer.run() == "done"
-    assert (step.done, step._turn, trainer.state.steps) == (1, 2, 1)
+    assert (step.done, step._visited, trainer.state.steps) == (1, 2, 1)
     assert clock[0] == 10.0
 
 
@@ -510,7 +510,7 @@ def test_those_begin_from_nothing_unless_in_haste(monkeypatch: pytest.MonkeyPatc
     pixels = np.repeat((picture(24, 31)[:, :, :1] > 99) * np.uint8(255), 3, 2)
     numpy = open_device("numpy")
     for steps, nothing in ((phases.HASTY, True), (phases.HASTY - 1, False)):
-        step = Forms(pixels, Place(pixels.shape, numpy, short=True), np.inf).first(None)
+        step = Forms(pixels, TrainingSetup(pixels.shape, numpy, is_short=True), np.inf).first(None)
         begin(step, pixels, 1e-3, steps)
         assert all(not grid.any() for grid in step.grids()) is nothing
 
@@ -537,7 +537,7 @@ def test_their_lambda_falls_to_the_one_that_is_wanted(monkeypatch: pytest.Monkey
     wanted = Goal("bytes", 300)
     encoder.encode(Picture(pixels), wanted, Workload(60), open_device("numpy"))
     earliest = next(lmbda for done, lmbda in steered if done)
-    assert earliest == Lambdas(Picture(pixels), wanted).first()
+    assert earliest == Lambdas(Picture(pixels), wanted).initial()
 
 
 def test_nothing_is_guessed_where_nobody_knows() -> None:
@@ -580,7 +580,7 @@ def test_short_runs_in_many_windows_have_fewer_steps() -> None:
     device.info = replace(device.info, kind="cpu")  # which compiles
 
     def trained(height: int, width: int, short: bool = True) -> int:
-        return effort.steps_for_place(300, Place((height, width, 3), device, short))
+        return effort.steps_for_setup(300, TrainingSetup((height, width, 3), device, short))
 
     assert trained(512, 768) == trained(768, 512) == 300
     assert trained(256, 256) == trained(512, 768, short=False) == 300
@@ -595,29 +595,31 @@ def test_samples_stay_on_a_device_that_has_room_for_them(monkeypatch: pytest.Mon
 
     def keeps(gpu: bool, kept: int, on_gpus: int, memory: float) -> bool:
         monkeypatch.setattr(windows, "is_gpu", lambda _: gpu)
-        monkeypatch.setattr(windows, "KEPT", kept)
-        monkeypatch.setattr(windows, "KEPT_ON_GPUS", on_gpus)
+        monkeypatch.setattr(windows, "MAX_RESIDENT_PIXELS", kept)
+        monkeypatch.setattr(windows, "MAX_RESIDENT_PIXELS_ON_GPUS", on_gpus)
         monkeypatch.setattr(step.device, "info", replace(info, memory=int(memory)))
         return step._keeps_samples
 
-    room = nbytes / windows.PART
+    memory = nbytes / windows.MAX_RESIDENT_MEMORY_FRACTION
     assert keeps(False, pixels, 0, 0)
-    assert not keeps(False, pixels - 1, pixels, room)
+    assert not keeps(False, pixels - 1, pixels, memory)
     assert keeps(True, pixels, 0, 0)
-    assert keeps(True, 0, pixels, room)
-    assert not keeps(True, 0, pixels - 1, room)
-    assert not keeps(True, 0, pixels, room - 1)
+    assert keeps(True, 0, pixels, memory)
+    assert not keeps(True, 0, pixels - 1, memory)
+    assert not keeps(True, 0, pixels, memory - 1)
 
 
-def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
+def test_short_runs_on_graphics_cards_have_coarse_buckets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
+    monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
     monkeypatch.setattr(effort, "is_gpu", lambda _: True)
     card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
 
     def both(height: int, width: int) -> tuple[Any, Any]:
-        return tuple(Place((height, width, 3), card, short).room for short in (True, False))
+        return tuple(
+            TrainingSetup((height, width, 3), card, short).bucket for short in (True, False)
+        )
 
     assert both(500, 700) == ((512, 768), (512, 704))
     assert both(700, 500) == ((768, 512), (704, 512))
@@ -627,7 +629,11 @@ def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
     assert both(130, 3000) == ((192, 3008), (192, 3008))  # which fills too little of others
     assert both(3100, 4096)[0] == (3136, 4096)  # the largest is too small
     kinds = {both(*size)[0] for size in product(range(150, 1025, 25), range(150, 1537, 25))}
-    filled = {sides for sides in kinds if sides in rooms.COARSE or sides[::-1] in rooms.COARSE}
+    filled = {
+        sides
+        for sides in kinds
+        if sides in buckets.COARSE_BUCKETS or sides[::-1] in buckets.COARSE_BUCKETS
+    }
     assert len(filled) < 12
 
     def short(height: int, width: int, steps: int, seconds: float | None = None) -> bool:
@@ -650,18 +656,18 @@ def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
     [
         (0, True, (3000, 4000), (3600, 3600)),
         (0, False, (3580, 3580), (3600, 3600)),
-        (1, True, (2000, 3000), (2100, 3000)),  # whose room of few kinds is twice as large
+        (1, True, (2000, 3000), (2100, 3000)),  # whose coarse bucket is twice as large
         (1, False, (3100, 3100), (3140, 3140)),
         (2, False, (2800, 2800), (2900, 2900)),
         (3, True, (2000, 3000), (2100, 2100)),
     ],
 )
-def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
+def test_on_graphics_cards_pictures_whose_bucket_is_too_large_are_in_windows(
     extra: int, short: bool, whole: tuple[int, int], parted: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of less pixels with extra grids, which take memory; what is told goes by that too."""
-    for module in (rooms, effort, run_plan):
+    for module in (buckets, effort, run_plan):
         monkeypatch.setattr(module, "is_gpu", lambda _: True)
     for module in (cost_model, run_plan):
         monkeypatch.setattr(module, "is_short", lambda *_: short)
@@ -674,18 +680,18 @@ def test_on_graphics_cards_pictures_whose_room_is_too_large_are_in_windows(
     for size, parts in (whole, False), (parted, True):
         picture = Picture(np.broadcast_to(np.uint8(0), (*size, 3)))
         made = picture, Goal("lambda", 1e-3), Workload(30_000), card
-        most = forms.Forms(picture.pixels, Place((*size, 3), card, short, extra), math.inf)
+        most = forms.Forms(picture.pixels, TrainingSetup((*size, 3), card, short, extra), math.inf)
         assert (forms.WHOLE not in most._all()) is parts
         found = run_plan.RunPlan(*made, Run())
         assert (found.costs.windows(300) > 1) is parts
-        trained = effort.steps_for_place(30_000, found.place)
+        trained = effort.steps_for_setup(30_000, found.setup)
         assert (trained < effort.steps_for_pixels(30_000, found.pixels)) is (parts and short)
         told = cost_model.estimate_work(*made)
         assert told.kind == "latent step" + ", in windows" * parts
         assert ("windows of 512x512" in told.programs[0]) is parts
-        own = math.prod(Place((*size, 3), card, short).room or size)
-        each = told.operations / (told.steps * effort.operations_of((*size, 3), extra=extra))
-        computed = Place((*size, 3), card).covered if parts else own
+        own = math.prod(TrainingSetup((*size, 3), card, short).bucket or size)
+        each = told.operations / (told.steps * effort.operations_of((*size, 3), extra_grids=extra))
+        computed = TrainingSetup((*size, 3), card).window_pixels if parts else own
         assert 1 < each / computed < 1.2
 
 
@@ -697,10 +703,10 @@ def test_memory_is_planned_for_the_windows_that_a_device_has(size: tuple[int, in
     planned: list[tuple[int, int]] = []
 
     def build(device: AnyDevice) -> None:
-        planned.append(Place((*size, 3), device).window)
+        planned.append(TrainingSetup((*size, 3), device).window_size)
 
     memory_needed(build, card)
-    assert planned == [Place((*size, 3), card).window] == [rooms.SIZE_ON_GPUS]
+    assert planned == [TrainingSetup((*size, 3), card).window_size] == [buckets.GPU.window_size]
 
 
 @pytest.mark.parametrize(
@@ -721,17 +727,20 @@ def test_advice_on_memory_knows_of_hyperlatents_where_a_picture_has_them(
     monkeypatch.setattr(forms, "explain", explained)
     for kind in ("LatentStep", "WindowedStep"):
         monkeypatch.setattr(forms, kind, lambda *told: asked.append(told[-2]))
-    place, error = Place((*size, 3), open_device("numpy")), OutOfMemoryError("full", hint="less")
-    assert forms.too_large(place, error, hyper=has) is error
+    setup, error = (
+        TrainingSetup((*size, 3), open_device("numpy")),
+        OutOfMemoryError("full", hint="less"),
+    )
+    assert forms.too_large(setup, error, hyper=has) is error
     assert asked == [has and size == (512, 768)]
 
 
 @pytest.mark.parametrize(
-    ("size", "room", "noted"),
+    ("size", "bucket", "noted"),
     [((480, 700), (512, 768), 512 * 768), ((512, 512), None, 512 * 512), ((20, 20), (32, 32), 0)],
 )
 def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
-    size: tuple[int, int], room: rooms.Room, noted: int, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], bucket: buckets.Bucket, noted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And by the pixels that its step computes; in windows it is another speed."""
     found, device = list[tuple[str, float]](), open_device("numpy")
@@ -739,7 +748,7 @@ def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
     made = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(300), device, Run())
     times: Any = SimpleNamespace(note_speed=lambda *told: found.append(told))
     monkeypatch.setattr(made, "_compile_times", times)
-    step: Any = SimpleNamespace(room=room, windows=[0])
+    step: Any = SimpleNamespace(bucket=bucket, windows=[0])
     made.costs.step_seconds = 1e-3
     made._note_speed(step)
     assert found == []  # of a processor
@@ -747,7 +756,7 @@ def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
     each = effort.operations_of((*size, 3))
     made._note_speed(step)
     assert found == [("latent step", noted * each / 1e-3)] * bool(noted)
-    step.windows, step.room = [0] * 6, (512, 512)
+    step.windows, step.bucket = [0] * 6, (512, 512)
     made._note_speed(step)
     assert found[-1] == ("latent step, in windows", 6 * 512 * 512 * each / 1e-3)
 
@@ -763,11 +772,11 @@ def test_a_picture_begins_from_a_start_for_what_bits_cost_unless_it_is_tiny() ->
 
     def start(side: int, lmbda: float) -> int:
         pixels = np.zeros((side, side, 3), np.uint8)
-        place = Place(pixels.shape, device, short=True)
-        return forms.Forms(pixels, place, np.inf, lmbda=lmbda).first().start.number
+        setup = TrainingSetup(pixels.shape, device, is_short=True)
+        return forms.Forms(pixels, setup, np.inf, lmbda=lmbda).first().start.number
 
     assert [start(64, lmbda) for lmbda in (1e-3, 4.1e-5, 4e-5, 1e-7)] == [4, 4, 9, 9]
     assert start(70, 1e-5) == 7
     assert start(63, 1e-5) == 4
-    assert starts.newest_start(forms.LARGE, 1e-5) == 8
+    assert starts.newest_start(forms.LARGE_WIDTHS, 1e-5) == 8
     assert starts.newest_start((8, 8), 1e-5) == 0

@@ -1,6 +1,6 @@
-"""What the entropy network sees of hyperlatents while they are trained, as Tensors.
+"""Maps of hyperlatents as inputs of the entropy network, in floats for training.
 
-In whole numbers it is codec/latent/hyperlatents.py that says so.
+codec/latent/hyperlatents.py computes the same in integers for files.
 """
 
 from __future__ import annotations
@@ -12,44 +12,48 @@ from imgmlp.codec.latent.plane import Grid, Plane
 from imgmlp.engine import Tensor
 
 
-def above(
-    seen: Tensor, plane: Plane, levels: int, enlarged: Callable[[Tensor, int], Tensor]
+def hyperlatent_maps(
+    latents: Tensor, plane: Plane, levels: int, upsample: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
-    """[hyperlatents, places] of a plane of grids [rows, pitch]: maps of them where other grids are.
+    """What each position of the other grids sees of the hyperlatents: [hyperlatents, places].
 
-    `enlarged` makes maps [c, h, w] of a level out of those of the next coarser one.
+    `latents` is the plane of all grids [rows, pitch]; the hyperlatents stand behind its first
+    `levels` grids. `upsample(maps, level)` doubles maps [c, h, w] to the size of that level.
     """
-    own = [
-        seen[g.row : g.row + g.height, g.column : g.column + g.width].unsqueeze(0)
+    hyperlatents = [
+        latents[g.row : g.row + g.height, g.column : g.column + g.width].unsqueeze(0)
         for g in plane.grids[levels:]
     ]
-    whole, coarser = Tensor.zeros(1, 1, 1), own[0]
+    # From the coarsest level to the finest, each with a map of every hyperlatent: subsampled to
+    # levels coarser than the hyperlatent itself, or doubled from its map at the next coarser level.
+    all_maps, coarser = Tensor.zeros(1, 1, 1), hyperlatents[0]
     for level in range(levels - 1, -1, -1):
         grid, maps = plane.grids[level], list[Tensor]()
-        for at, values in zip(HYPERLATENTS, own, strict=True):
-            if at <= level:
-                maps.append(_thinned(values, 1 << level - at, plane.halo))
-        if len(maps) < len(own):
-            more = coarser[len(maps) :]
+        for own_level, values in zip(HYPERLATENTS, hyperlatents, strict=True):
+            if own_level <= level:
+                maps.append(_subsampled(values, 1 << level - own_level, plane.halo))
+        if len(maps) < len(hyperlatents):
+            rest = coarser[len(maps) :]
             repeats = level < NEAREST
-            maps.append(_repeated(more, grid, plane.halo) if repeats else enlarged(more, level))
+            maps.append(_repeated(rest, grid, plane.halo) if repeats else upsample(rest, level))
         coarser = maps[0] if len(maps) == 1 else Tensor.concat(maps, 0)
-        down = grid.row, plane.rows - grid.row - grid.height
-        across = grid.column, plane.pitch - grid.column - grid.width
-        whole = whole + coarser.pad((0, 0), down, across)
-    return whole.reshape(len(own), -1)[:, plane.first : plane.first + plane.places]
+        rows = grid.row, plane.rows - grid.row - grid.height
+        columns = grid.column, plane.pitch - grid.column - grid.width
+        all_maps = all_maps + coarser.pad((0, 0), rows, columns)
+    flat = all_maps.reshape(len(hyperlatents), -1)
+    return flat[:, plane.first : plane.first + plane.places]
 
 
-def _thinned(maps: Tensor, apart: int, halo: int) -> Tensor:
-    """Every so many rows and columns of a finer level's; of a halo, zeros."""
-    if apart == 1:
+def _subsampled(maps: Tensor, stride: int, halo: int) -> Tensor:
+    """Every `stride`-th row and column of maps [c, h, w], with zeros for the halo."""
+    if stride == 1:
         return maps
-    rows, columns = (slice(halo, size - halo if halo else None, apart) for size in maps.shape[1:])
-    found = maps[:, rows, columns]
-    return found.pad((0, 0), (halo, halo), (halo, halo)) if halo else found
+    rows, columns = (slice(halo, size - halo if halo else None, stride) for size in maps.shape[1:])
+    inner = maps[:, rows, columns]
+    return inner.pad((0, 0), (halo, halo), (halo, halo)) if halo else inner
 
 
 def _repeated(maps: Tensor, grid: Grid, halo: int) -> Tensor:
-    """Each value of the next coarser level for 2 x 2 of this one."""
-    found = maps.repeat(2, 1).repeat(2, 2)
-    return found[:, halo : halo + grid.height, halo : halo + grid.width]
+    """Maps [c, h, w] of the next coarser level, doubled by repetition to the size of a grid."""
+    doubled = maps.repeat(2, 1).repeat(2, 2)
+    return doubled[:, halo : halo + grid.height, halo : halo + grid.width]

@@ -80,20 +80,20 @@ MOST_SCALED = 2.0**9
 # The share of samples that somebody sees, from which on layers that give a value a channel begin
 # from a start: where alpha cuts out most of a picture they learn it better from nothing.
 SEEN = 0.8
-IN_LEAST = 6  # grids of all pictures in the smallest room, as many as those that fill it have
+IN_LEAST = 6  # grids of all pictures in the smallest bucket, as many as those that fill it have
 # Values of the plane, at least, of which some tell what weights of networks should be; a GPU, whose
 # lanes go on together, takes all.
 MANY, TILES = 2**16, 4  # of how many tiles one tells them
 CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
 
 
-def levels_of(height: int, width: int, room: tuple[int, int] | None) -> int:
-    """How many grids a picture has that is trained in a room.
+def levels_of(height: int, width: int, bucket: tuple[int, int] | None) -> int:
+    """How many grids a picture has that is trained in a bucket.
 
-    Small ones share the programs of the smallest room: what is beyond a grid of one value has one
+    Small ones share the programs of the smallest bucket: what is beyond a grid of one value has one
     as well.
     """
-    return max(usual_levels(height, width), IN_LEAST if room == (LEAST_SIDE, LEAST_SIDE) else 0)
+    return max(usual_levels(height, width), IN_LEAST if bucket == (LEAST_SIDE, LEAST_SIDE) else 0)
 
 
 class Steering(NamedTuple, Generic[T]):
@@ -169,17 +169,17 @@ def still(lmbda: float) -> Control:
 class LatentStep(Resumable):
     """State on the device, and the program that moves it. `pixels` are uint8 [h, w, channels].
 
-    With a `room` of (rows, columns), at least those of the picture, the program serves all pictures
-    of as many levels that have room in it: sizes are then known to the device alone.
+    With a `bucket` of (rows, columns), at least those of the picture, the program serves all
+    pictures of as many levels that fit into it: sizes are then known to the device alone.
     """
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice,
         hidden: int = HIDDEN, entropy: int = ENTROPY, start: int = 0,
-        room: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
+        bucket: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
-        self.levels = levels_of(self.height, self.width, room)
+        self.levels = levels_of(self.height, self.width, bucket)
         size = self.height, self.width, self.channels, self.levels
         filtered = hidden >= FILTERED  # whose weights would cost small pictures too much
         self.shape = ModelShape(
@@ -189,7 +189,7 @@ class LatentStep(Resumable):
         self.counted: float = counted(pixels)
         self.mostly_seen = self.counted >= SEEN
         self.seed, self.device = seed, device
-        self.room = room
+        self.bucket = bucket
         self.extent = extent = self._first_extent()
         self.windows = [extent]
         self._judges = [extent]  # the windows that networks are judged by
@@ -242,7 +242,7 @@ class LatentStep(Resumable):
         precision: Precision = "float32", beside: Program | None = None,
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
-        own = self.plane, self.room is None, self.channels, self.shapes, self.seed
+        own = self.plane, self.bucket is None, self.channels, self.shapes, self.seed
         depends_on = *own, self.extent.halo
         return compile(
             step, device, precision=precision, beside=beside,
@@ -259,14 +259,14 @@ class LatentStep(Resumable):
         """What doubling takes of so many maps that become as large as a level's grid, by both, of
         what an extent has in the plane; nothing where no lanes of a GPU look it up."""
         found, halo = dict[tuple[int, int], list[Array]](), extent.halo
-        if not operations.for_lanes(self.target):
+        if not operations.has_gpu_lanes(self.target):
             return found
         for level, grid in enumerate(self.plane.grids[: self.levels - 1]):
             used = [extent.bounds(axis, level + 1, halo) for axis in (0, 1)]
             wanted = grid.height + 2 * halo, grid.width + 2 * halo
             hyper = sum(n > level for n in self.shape.hyperlatents) * (level >= NEAREST)
             for count in {self.levels - 1 - level, hyper} - {0}:
-                found[level, count] = upsampling.tables_for(count, used, wanted)
+                found[level, count] = upsampling.upsampling_tables(count, used, wanted)
         return found
 
     # --- what does not change ---
@@ -274,7 +274,7 @@ class LatentStep(Resumable):
     def _first_extent(self) -> Extent:
         """What is in the plane at the beginning."""
         size = self.height, self.width
-        rows, columns = self.room or size
+        rows, columns = self.bucket or size
         plane = Plane.of(rows, columns, self.levels, others=self.shape.others)
         return Extent(plane, size, (0, 0), size)
 
@@ -403,7 +403,7 @@ class LatentStep(Resumable):
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
         if self.shape.hyper:
-            above = hyperlatents.above(seen, self.plane, self.levels, self._enlarged)
+            above = hyperlatents.hyperlatent_maps(seen, self.plane, self.levels, self._enlarged)
             contexts = Tensor.concat([contexts, above], 0)
         some = self._telling(self.plane.places)
         found = perceptron(contexts.permute(1, 0), layers, some)  # [places, 2]
@@ -476,7 +476,7 @@ class LatentStep(Resumable):
         grid, halo = self.plane.grids[level], self.extent.halo
         maps = self._with_ends(maps, level + 1)
         tables = self.tables[level, maps.shape[0]] if self.tables else None
-        return upsampling.upsampled(maps, taps, grid.height, grid.width, tables, halo)
+        return upsampling.upsample(maps, taps, grid.height, grid.width, tables, halo)
 
     def _enlarged(self, maps: Tensor, level: int) -> Tensor:
         """The same of hyperlatents' maps."""
@@ -485,10 +485,10 @@ class LatentStep(Resumable):
     def _with_ends(self, maps: Tensor, level: int) -> Tensor:
         """Maps [c, h, w] of a level, which repeat their ends where there is room around them that
         no tables tell of."""
-        for axis in (1, 2) if self.room is not None and not self.tables else ():
+        for axis in (1, 2) if self.bucket is not None and not self.tables else ():
             at = level, slice(axis - 1, axis)
             first = None if self.firsts is None else self.firsts[at]
-            maps = upsampling.Repeated.apply(maps, first, self.ends[at], axis)
+            maps = upsampling.EdgeReplication.apply(maps, first, self.ends[at], axis)
         return maps
 
     # --- from and to the host ---

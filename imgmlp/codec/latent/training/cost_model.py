@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from imgmlp.codec.latent.latents_kernel import has_processor
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
+from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.effort import (
     DEFAULT_SECONDS,
     RunSteps,
@@ -20,12 +21,11 @@ from imgmlp.codec.latent.training.effort import (
     quantisation_steps,
     rdoq_budget,
     skips_search,
-    steps_for_place,
+    steps_for_setup,
     unconditional_passes,
 )
 from imgmlp.codec.latent.training.forms import is_quick, operations_of, widths
-from imgmlp.codec.latent.training.rooms import Place
-from imgmlp.codec.latent.training.windows import JUDGED
+from imgmlp.codec.latent.training.windows import JUDGED_PIXELS
 from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice, NumpyDevice
@@ -75,22 +75,23 @@ def estimate_work(picture: Picture, goal: Goal, workload: Workload, device: AnyD
     """
     shape = height, width, _ = picture.pixels.shape
     hyper, extra = hyperlatents_and_extra_grids(picture, goal, workload, device)
-    place, pixels = Place(shape, device, is_short(shape, workload, device), extra), height * width
-    quick = is_quick(device, place.short)
+    setup = TrainingSetup(shape, device, is_short(shape, workload, device), extra)
+    pixels = height * width
+    quick = is_quick(device, setup.is_short)
     operations = operations_of(shape, quick)
-    programs = (place.step_program(widths(shape, math.inf, quick), hyper),)
-    steps = steps_for_place(workload.steps, place)
-    opening = place.opening_steps(operations)
-    leaves_opening = place.goes_over(steps, opening, operations)
-    stays = replace(place, short=place.short or opening > 0)
+    programs = (setup.step_program(widths(shape, math.inf, quick), hyper),)
+    steps = steps_for_setup(workload.steps, setup)
+    opening = setup.opening_steps(operations)
+    leaves_opening = setup.switches_program(steps, opening, operations)
+    stays = replace(setup, is_short=setup.is_short or opening > 0)
     windows = 1 if leaves_opening else _windows_per_step(stays)
     passes = unconditional_passes(steps, pixels)
     run = foreseen_run(picture, goal, workload, steps, passes, windows)
     if not run.total:
         return Work(0, 0, programs, DEFAULT_SECONDS)
 
-    step_pixels = _step_pixels(place, run.total, opening, leaves_opening)
-    judged_pixels = min(pixels, JUDGED) if place.in_windows else pixels
+    step_pixels = _step_pixels(setup, run.total, opening, leaves_opening)
+    judged_pixels = min(pixels, JUDGED_PIXELS) if setup.uses_windows else pixels
     searches = 0.0 if skips_search(goal, steps, pixels) else run.files
     judgements = run.files * RDOQ_TIMES * rdoq_budget(steps, device.lanes).judged
     step_pixels += searches * SEARCH_STEPS * judged_pixels + judgements * JUDGEMENT_STEPS * pixels
@@ -103,17 +104,17 @@ def estimate_work(picture: Picture, goal: Goal, workload: Workload, device: AnyD
         computed,
         programs,
         _overhead_seconds(run, pixels, judgements, device),
-        speed_kind(place.in_windows),
+        speed_kind(setup.uses_windows),
     )
 
 
-def _step_pixels(place: Place, steps: float, opening: int, leaves_opening: bool) -> float:
+def _step_pixels(setup: TrainingSetup, steps: float, opening: int, leaves_opening: bool) -> float:
     """Pixels that all training steps compute together."""
     in_opening = float(opening)
-    if place.in_windows or place.short or (opening and not leaves_opening):
+    if setup.uses_windows or setup.is_short or (opening and not leaves_opening):
         in_opening = steps
-    first = place.covered if place.in_windows else place.opening_pixels
-    return in_opening * first + (steps - in_opening) * place.own_pixels
+    first = setup.window_pixels if setup.uses_windows else setup.opening_pixels
+    return in_opening * first + (steps - in_opening) * setup.final_pixels
 
 
 def _overhead_seconds(run: RunSteps, pixels: int, judgements: float, device: AnyDevice) -> float:
@@ -136,9 +137,9 @@ def speed_kind(in_windows: bool) -> str:
     return "latent step" + ", in windows" * in_windows
 
 
-def _windows_per_step(place: Place) -> int:
+def _windows_per_step(setup: TrainingSetup) -> int:
     """With how many windows of the picture networks move in a step; 1 for the whole picture."""
-    return place.windows if place.in_windows else 1
+    return setup.window_count if setup.uses_windows else 1
 
 
 @dataclass
@@ -149,7 +150,7 @@ class CostModel:
     """
 
     goal: Goal
-    place: Place
+    setup: TrainingSetup
     opening_steps: int  # before a run switches, if it does
     is_opening: bool = False  # whether it has a step of that program now
     step_seconds: float = 0.0  # as a step takes now
@@ -157,19 +158,21 @@ class CostModel:
 
     @property
     def pixels(self) -> int:
-        return self.place.shape[0] * self.place.shape[1]
+        return self.setup.shape[0] * self.setup.shape[1]
 
     # --- what takes place ---
 
     def switches_program(self, steps: int) -> bool:
         """Whether a run of so many steps will still switch to a program of its own."""
-        operations = operations_of(self.place.shape)
-        return self.is_opening and self.place.goes_over(steps, self.opening_steps, operations)
+        operations = operations_of(self.setup.shape)
+        return self.is_opening and self.setup.switches_program(
+            steps, self.opening_steps, operations
+        )
 
     def windows(self, steps: int) -> int:
         """With how many windows networks move in a step, at the end of a run of so many steps."""
         stays = self.is_opening and not self.switches_program(steps)
-        return _windows_per_step(replace(self.place, short=self.place.short or stays))
+        return _windows_per_step(replace(self.setup, is_short=self.setup.is_short or stays))
 
     def quantisation_steps(self, steps: int) -> int:
         """Steps of progressive quantisation after so many steps of training."""
@@ -183,8 +186,8 @@ class CostModel:
 
     def own_step_seconds(self) -> float:
         """Seconds of a step once the run has switched to its own program."""
-        fixed = min(FIXED_STEP_SECONDS[self.place.device.lanes], self.step_seconds)
-        fraction = self.place.own_pixels / self.place.opening_pixels
+        fixed = min(FIXED_STEP_SECONDS[self.setup.device.lanes], self.step_seconds)
+        fraction = self.setup.final_pixels / self.setup.opening_pixels
         return fixed + fraction * (self.step_seconds - fixed)
 
     def mean_step_seconds(self, steps: int) -> float:
@@ -205,9 +208,9 @@ class CostModel:
 
     def rdoq_seconds(self, steps: int, step_seconds: float) -> float:
         """Seconds of rate-distortion optimised quantisation of the latents."""
-        budget = rdoq_budget(steps, self.place.device.lanes)
+        budget = rdoq_budget(steps, self.setup.device.lanes)
         # Networks are judged by some windows that stand for all, latents by all of them.
-        parts = self.pixels / JUDGED if self.windows(steps) > 1 else 1.0
+        parts = self.pixels / JUDGED_PIXELS if self.windows(steps) > 1 else 1.0
         judging = self.judging_seconds * max(parts, 1.0)
         host = RDOQ_HOST_SECONDS + RDOQ_HOST_SECONDS_PER_PIXEL * self.pixels
         return RDOQ_TIMES * (budget.judged * (judging + host) + budget.sweeps * step_seconds)
@@ -219,7 +222,7 @@ class CostModel:
 
     def check_seconds(self) -> float:
         """Seconds that writing a file and decoding it take."""
-        coding = _coding_seconds_per_pixel(self.place.device) * self.pixels
+        coding = _coding_seconds_per_pixel(self.setup.device) * self.pixels
         return CHECK_STEPS * self.step_seconds + coding + CHECK_SECONDS
 
     def run_seconds(self, run: RunSteps) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from imgmlp.codec.latent.training.buckets import TrainingSetup, is_gpu
 from imgmlp.codec.latent.training.forms import (
-    SMALL_PICTURE,
+    MAX_SMALL_PIXELS,
     has_hyperlatents,
     is_quick,
     operations_of,
@@ -19,8 +20,7 @@ from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.phases import HURRIED, SHORTER, is_graphic
 from imgmlp.codec.latent.training.picture_analysis import extra_grids
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
-from imgmlp.codec.latent.training.rooms import Place, is_gpu
-from imgmlp.codec.latent.training.windows import JUDGED
+from imgmlp.codec.latent.training.windows import JUDGED_PIXELS
 from imgmlp.codec.training.pace import usual_speed
 from imgmlp.codec.training.passes import MAX_PASSES
 from imgmlp.codec.training.target import Goal, Workload
@@ -171,19 +171,19 @@ def steps_for_pixels(steps: int, pixels: int) -> int:
     return math.ceil(steps * max(fraction, MIN_LARGE_STEPS_FRACTION))
 
 
-def steps_for_place(steps: int, place: Place) -> int:
+def steps_for_setup(steps: int, setup: TrainingSetup) -> int:
     """An effort's steps adapted to a picture's size and to the windows it is trained in.
 
     In a short run in many windows, networks move with every window and each step takes longer, so
     that it needs fewer steps. Thin pictures would lose more than they save, and large pictures have
     quick steps anyway.
     """
-    pixels = place.shape[0] * place.shape[1]
+    pixels = setup.shape[0] * setup.shape[1]
     adapted = steps_for_pixels(steps, pixels)
-    in_windows = place.short and place.in_windows and not place.is_thin
-    if not in_windows or (pixels > SMALL_PICTURE and is_quick(place.device, place.short)):
+    in_windows = setup.is_short and setup.uses_windows and not setup.has_thin_windows
+    if not in_windows or (pixels > MAX_SMALL_PIXELS and is_quick(setup.device, setup.is_short)):
         return adapted
-    fraction = math.pow(place.windows, -WINDOW_STEPS_EXPONENT)
+    fraction = math.pow(setup.window_count, -WINDOW_STEPS_EXPONENT)
     return math.ceil(adapted * max(fraction, MIN_WINDOW_STEPS_FRACTION))
 
 
@@ -244,16 +244,16 @@ def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> b
     The speed of this one device does not count, so that files do not depend on it.
     """
     pixels, operations = shape[0] * shape[1], operations_of(shape)
-    place = Place(shape, device)
+    setup = TrainingSetup(shape, device)
     if workload.seconds is None and workload.steps:
         steps = min(workload.steps, steps_for_pixels(workload.steps, pixels))
-        if place.begins_in_windows:
+        if setup.starts_in_windows:
             return steps <= MIN_EFFORT_STEPS
-        return steps <= MIN_EFFORT_STEPS or not place.own_room_pays(steps, operations)
+        return steps <= MIN_EFFORT_STEPS or not setup.own_bucket_pays(steps, operations)
     seconds = workload.seconds or DEFAULT_SECONDS
     expected = _steps_in(shape, seconds, device)
     hurried = seconds <= MAX_SHORT_SECONDS and expected <= HURRIED
-    return hurried and not (is_gpu(device) and place.own_room_pays(expected, operations))
+    return hurried and not (is_gpu(device) and setup.own_bucket_pays(expected, operations))
 
 
 def hyperlatents_and_extra_grids(
@@ -279,7 +279,7 @@ def expected_extra_grids(
     if workload.seconds is not None and workload.seconds < MIN_SECONDS_FOR_EXTRA_GRIDS:
         return 0
     steps = expected_steps(picture.pixels.shape, workload, device)
-    return extra_grids(picture.pixels, Lambdas(picture, goal).first(), steps)
+    return extra_grids(picture.pixels, Lambdas(picture, goal).initial(), steps)
 
 
 # --- what follows a run or a pass ---
@@ -308,7 +308,7 @@ def skips_search(goal: Goal, steps: int, pixels: int) -> bool:
 
 def _can_skip_search(goal: Goal, pixels: int) -> bool:
     """Whether the search could take longer than a brief progressive quantisation."""
-    return goal.kind == "lambda" and pixels <= JUDGED
+    return goal.kind == "lambda" and pixels <= JUDGED_PIXELS
 
 
 def rdoq_budget(steps: int, lanes: str) -> Budget:

@@ -1,7 +1,8 @@
-"""What is trained: networks of which widths, and the picture as a whole, in a room, or in windows.
+"""Which step trains a picture: the widths of its networks, and the form that its pixels are in.
 
-A room is for rows and columns that pictures of many sizes share, so that what was compiled for one
-serves the others (`rooms.Place.room`).
+A form is the whole picture at its exact size, the whole picture in a bucket, or windows; buckets.py
+decides which of them are possible and preferred (`TrainingSetup`). Here the first is built for
+which the device has memory.
 """
 
 from __future__ import annotations
@@ -16,62 +17,73 @@ import numpy as np
 from imgmlp.codec.latent.model import HYPERLATENTS, MOST_ABOVE, ModelShape, usual_levels
 from imgmlp.codec.latent.starts import USUAL_LMBDA, newest_start
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training.rooms import Place, Room, compiles_long
+from imgmlp.codec.latent.training.buckets import Bucket, TrainingSetup, compiles_slowly
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
+Builders = dict[str, Callable[[], LatentStep]]  # by the name of a form
 
 SEED = 0
-WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
-IN_A_SHARED_ROOM = "in a shared room"  # from which a run goes over to one of the two first
-ICON, SMALL_PICTURE = 64, 100_000  # pixels along the longer side, and in all, at most
-# Widths of the hidden layers of synthesis and of the entropy network: of icons; of small pictures
-# and of the short runs of others, which have nearly twice as many steps so; and of long ones.
-TINY, SMALL, LARGE = (16, 12), (16, 16), (32, 24)
-LEAST_FOR_LOW = 4096  # pixels, which begin from a start for where bits are cheap
-LONG = 40_000  # steps from which hyperlatents pay, which make each of them take a quarter longer
-SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
+# Names of forms, as checkpoints have them.
+WHOLE = "whole"  # at the exact size of the picture
+IN_BUCKET = "in a bucket"
+IN_SHARED_BUCKET = "in a shared bucket"  # which only the opening of a run is in
+IN_WINDOWS = "in windows"
+
+MAX_ICON_SIDE = 64  # pixels of the longer side of an icon
+MAX_SMALL_PIXELS = 100_000  # of a small picture, height times width
+# Widths of the hidden layers of the synthesis and of the entropy network. Small ones also serve
+# the short runs of larger pictures, which have nearly twice as many steps with them.
+ICON_WIDTHS = 16, 12
+SMALL_WIDTHS = 16, 16
+LARGE_WIDTHS = 32, 24
+# Pixels from which on a picture may begin with networks that were pretrained for low lambdas.
+MIN_PIXELS_FOR_LOW_LMBDA = 4096
+# Steps from which on hyperlatents pay; each step takes a quarter longer with them.
+MIN_STEPS_FOR_HYPERLATENTS = 40_000
+# Operations a pixel in a step beside the networks' layers, estimated by the time that they take.
+OPERATIONS_BESIDE_LAYERS = 8_000
 
 
 class Forms:
-    """The steps that a picture may be trained by."""
+    """Builds the steps that may train a picture."""
 
     def __init__(
         self,
         pixels: Array,
-        place: Place,
-        most_weights: float,
+        setup: TrainingSetup,
+        max_weights: float,
         hyper: bool = False,
         lmbda: float = USUAL_LMBDA,
     ) -> None:
-        """`pixels` are uint8 [h, w, channels]; `hyper` says that a run is long enough for
-        hyperlatents, and `lmbda` what a bit a pixel costs first."""
-        self.pixels, self.place, self.device = pixels, place, place.device
-        self.name = ""  # of the form that was taken; what a checkpoint has for it
-        quick = is_quick(place.device, place.short)
-        self._widths, self._lmbda = widths(pixels.shape, most_weights, quick), lmbda
+        """`pixels` are uint8 [height, width, channels]; `hyper` says that the run is long enough
+        for hyperlatents; `lmbda` is the lambda that it begins with."""
+        self.pixels, self.setup, self.device = pixels, setup, setup.device
+        self.name = ""  # of the form that was built last; stored in checkpoints
+        quick = is_quick(setup.device, setup.is_short)
+        self._widths, self._lmbda = widths(pixels.shape, max_weights, quick), lmbda
         self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
 
     def first(self, name: str | None = None) -> LatentStep:
-        """What a run begins with: of that name, if one is given, or the first for which there is
-        memory. Raises OutOfMemoryError, which says what would fit."""
+        """The step that a run begins with: of the form with that name, or else of the first form
+        that the device has memory for. Raises OutOfMemoryError, which says what would fit."""
         forms = self._all()
-        if name is None and self.opens and self.place.begins_in_windows:
+        if name is None and self.has_opening and self.setup.starts_in_windows:
             name = IN_WINDOWS
-        wanted = forms if name is None else {name: forms[name]}
+        allowed = forms if name is None else {name: forms[name]}
         return within_memory(
-            partial(self._taken, wanted),
-            partial(too_large, self.place, hyper=self.hyper),
+            partial(self._build_first_fitting, allowed),
+            partial(too_large, self.setup, hyper=self.hyper),
         )
 
     def whole(self) -> LatentStep | None:
-        """That of the whole picture; None if there is no memory for it."""
+        """The step of the whole picture; None if the device lacks the memory."""
         before = self.name
         try:
-            return self._taken(self._whole_forms())
+            return self._build_first_fitting(self._whole_forms())
         except OutOfMemoryError:
             if self.device.lost:
                 raise
@@ -79,33 +91,36 @@ class Forms:
             return None
 
     @property
-    def opens(self) -> bool:
-        """Whether a run should begin in another form than it may go over to."""
-        return self.place.begins_elsewhere
+    def has_opening(self) -> bool:
+        """Whether a run should begin in another form than the one it may switch to."""
+        return self.setup.has_opening
 
     @property
-    def opened(self) -> bool:
-        """Whether that is the one which was taken."""
-        return self.opens and self.name in (IN_WINDOWS, IN_A_SHARED_ROOM)
+    def is_in_opening(self) -> bool:
+        """Whether the form that was built is that of the opening."""
+        return self.has_opening and self.name in (IN_WINDOWS, IN_SHARED_BUCKET)
 
-    def _all(self) -> dict[str, Callable[[], LatentStep]]:
-        """By name; each takes more memory than the next one."""
-        found = dict[str, Callable[[], LatentStep]]()
-        if self.opens and not self.place.begins_in_windows:
-            found = {IN_A_SHARED_ROOM: partial(self._whole, self.place.shortly.room)}
-        if not self.place.in_windows:
-            found |= self._whole_forms()
-        if self.place.fits_windows:
-            found[IN_WINDOWS] = self._in_windows
-        return found
+    def _all(self) -> Builders:
+        """Forms that a run may begin in, by decreasing memory."""
+        forms: Builders = {}
+        if self.has_opening and not self.setup.starts_in_windows:
+            forms[IN_SHARED_BUCKET] = partial(self._whole, self.setup.for_short_run.bucket)
+        if not self.setup.uses_windows:
+            forms |= self._whole_forms()
+        if self.setup.can_use_windows:
+            forms[IN_WINDOWS] = self._in_windows
+        return forms
 
-    def _whole_forms(self) -> dict[str, Callable[[], LatentStep]]:
-        found: dict[str, Callable[[], LatentStep]] = {WHOLE: partial(self._whole, None)}
-        if shared := self.place.room:
-            found = {IN_A_ROOM: partial(self._whole, shared)} | found
-        return found
+    def _whole_forms(self) -> Builders:
+        forms: Builders = {}
+        if bucket := self.setup.bucket:
+            forms[IN_BUCKET] = partial(self._whole, bucket)
+        forms[WHOLE] = partial(self._whole, None)
+        return forms
 
-    def _taken(self, forms: dict[str, Callable[[], LatentStep]]) -> LatentStep:
+    def _build_first_fitting(self, forms: Builders) -> LatentStep:
+        """Try one form after the other; raises OutOfMemoryError where even the last is too
+        large."""
         *larger, last = forms
         for self.name in larger:
             try:
@@ -117,77 +132,91 @@ class Forms:
         return forms[last]()
 
     @property
-    def _start(self) -> int:
-        few = self.pixels.shape[0] * self.pixels.shape[1] < LEAST_FOR_LOW
-        return newest_start(self._widths, USUAL_LMBDA if few else self._lmbda)
+    def _pretrained(self) -> int:
+        """The number of the pretrained networks that training begins from."""
+        tiny = self.pixels.shape[0] * self.pixels.shape[1] < MIN_PIXELS_FOR_LOW_LMBDA
+        return newest_start(self._widths, USUAL_LMBDA if tiny else self._lmbda)
 
-    def _whole(self, room: Room) -> LatentStep:
+    def _whole(self, bucket: Bucket) -> LatentStep:
         hidden, entropy = self._widths
         return LatentStep(
             self.pixels, SEED, self.device, hidden=hidden, entropy=entropy,
-            start=self._start, room=room, hyper=self.hyper, extra=self.place.extra,
+            start=self._pretrained, bucket=bucket, hyper=self.hyper, extra=self.setup.extra_grids,
         )  # fmt: skip
 
     def _in_windows(self) -> LatentStep:
-        kind = WindowedStep if self.place.windows > 1 else WindowStep
+        kind = WindowedStep if self.setup.window_count > 1 else WindowStep
         return kind(
-            self.pixels, SEED, self.device, *self._widths, self._start,
-            hyper=self.hyper, extra=self.place.extra,
+            self.pixels, SEED, self.device, *self._widths, self._pretrained,
+            hyper=self.hyper, extra=self.setup.extra_grids,
         )  # fmt: skip
 
 
 def has_hyperlatents(shape: tuple[int, ...], steps: float) -> bool:
-    """Whether these are worth their time and their weights' bits in so many steps of a picture."""
+    """Whether hyperlatents are worth their time and their weights' bits, for pixels of a shape in a
+    run of so many steps."""
     height, width, _ = shape
-    large = SMALL_PICTURE < height * width <= MOST_ABOVE
-    return large and steps >= LONG and usual_levels(height, width) > HYPERLATENTS[-1]
+    has_suitable_size = MAX_SMALL_PIXELS < height * width <= MOST_ABOVE
+    has_levels = usual_levels(height, width) > HYPERLATENTS[-1]
+    return has_suitable_size and has_levels and steps >= MIN_STEPS_FOR_HYPERLATENTS
 
 
-def is_quick(device: AnyDevice, short: bool) -> bool:
-    """Whether a run has small networks for the sake of more steps: a GPU has enough of them, and
-    without compiling, runs of any length are called short."""
-    return short and compiles_long(device)
+def is_quick(device: AnyDevice, is_short: bool) -> bool:
+    """Whether a run has small networks for the sake of more steps.
+
+    GPUs take enough steps anyway, and where nothing is compiled, runs of any length count as short.
+    """
+    return is_short and compiles_slowly(device)
 
 
-def widths(shape: tuple[int, ...], most: float, quick: bool = False) -> tuple[int, int]:
-    """Of the hidden layers of synthesis and of the entropy network, for pixels of a shape.
+def widths(shape: tuple[int, ...], max_weights: float, quick: bool = False) -> tuple[int, int]:
+    """Widths of the hidden layers of synthesis and of the entropy network, for pixels of a shape.
 
-    Small pictures have no room for large networks, few bytes none for more than `most` weights, and
-    a `quick` run no time.
+    Large networks cost a small picture too many bits and a `quick` run too much time, and a target
+    of few bytes allows for no more than `max_weights` weights.
     """
     height, width, channels = shape
-    if max(height, width) <= ICON:
-        return TINY
-    small = quick or height * width <= SMALL_PICTURE or _weights(LARGE, channels) > most
-    return SMALL if small else LARGE
+    if max(height, width) <= MAX_ICON_SIDE:
+        return ICON_WIDTHS
+    is_small = height * width <= MAX_SMALL_PIXELS
+    if quick or is_small or _weight_count(LARGE_WIDTHS, channels) > max_weights:
+        return SMALL_WIDTHS
+    return LARGE_WIDTHS
 
 
-def operations_of(shape: tuple[int, ...], quick: bool = False, extra: int = 0) -> int:
-    """Of a pixel in a step, for pixels of a shape, with so many extra grids."""
+def operations_of(shape: tuple[int, ...], quick: bool = False, extra_grids: int = 0) -> int:
+    """Operations a pixel in a training step, for pixels of a shape."""
     hidden, channels = widths(shape, math.inf, quick), shape[2]
-    more = extra * _weights(hidden, channels, "entropy")
-    return 6 * (_weights(hidden, channels) + more) + SMALL_PARTS
+    # An extra grid has as many latents as there are pixels, for each of which the entropy network
+    # runs once more. Six operations a weight: two forward, four backward.
+    weights = _weight_count(hidden, channels)
+    weights += extra_grids * _weight_count(hidden, channels, "entropy")
+    return 6 * weights + OPERATIONS_BESIDE_LAYERS
 
 
-def _weights(hidden: tuple[int, int], channels: int, network: str = "") -> int:
-    """Of all networks, or of one."""
+def _weight_count(hidden: tuple[int, int], channels: int, network: str = "") -> int:
+    """Weights of all networks, or of the one with a name."""
     tensors = ModelShape(64, 64, channels, 7, *hidden).tensors.items()
     return sum(int(np.prod(size)) for name, size in tensors if name.startswith(network))
 
 
-def too_large(place: Place, error: OutOfMemoryError, hyper: bool = False) -> OutOfMemoryError:
-    """What to say where the step does not fit in a device's memory, and which picture would."""
-    height, width, channels = place.shape
+def too_large(
+    setup: TrainingSetup, error: OutOfMemoryError, hyper: bool = False
+) -> OutOfMemoryError:
+    """The error to raise where a step does not fit into the device's memory; it names the size of
+    a smaller picture that would."""
+    height, width, channels = setup.shape
 
     def build(width: int, height: int, device: AnyDevice) -> LatentStep:
+        """The form that needs the least memory."""
         pixels = np.zeros((height, width, channels), np.uint8)
         hidden, entropy = widths(pixels.shape, math.inf)
-        has = hyper and has_hyperlatents(pixels.shape, math.inf)  # which small ones never have
-        own = hidden, entropy, 0, None, has, place.extra
-        if Place(pixels.shape, device).fits_windows:  # which were tried last
-            return WindowedStep(pixels, SEED, device, *own)
-        return LatentStep(pixels, SEED, device, *own)
+        has_hyper = hyper and has_hyperlatents(pixels.shape, math.inf)
+        networks = hidden, entropy, 0, None, has_hyper, setup.extra_grids
+        if TrainingSetup(pixels.shape, device).can_use_windows:
+            return WindowedStep(pixels, SEED, device, *networks)
+        return LatentStep(pixels, SEED, device, *networks)
 
     what = f"training a latent model of {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)
-    return explain(error, what, place.device, partial(build, width, height), ways)
+    return explain(error, what, setup.device, partial(build, width, height), ways)

@@ -1,4 +1,4 @@
-"""What bits cost in a run: where its lambda begins, and where it goes for a target."""
+"""Lambda of a run towards a target: where it begins, how it changes, and its limits."""
 
 from __future__ import annotations
 
@@ -12,94 +12,107 @@ from imgmlp.codec.training.target import Goal
 from imgmlp.codec.training.trainer import MAX_LMBDA, MIN_LMBDA, LmbdaUpdate
 from imgmlp.image import Picture
 
-# dB more than wanted that training aims at, as taking some away is easy; and under a time limit,
-# which may leave no time for a pass.
-ABOVE, SAFELY_ABOVE = 0.05, 0.12
-# Of the bytes wanted, that training under a time limit aims at: a few too many cost a dB and more.
-SAFELY = 0.96
-SLOW = 1.3  # times lambda for every dB too much, each time that it is looked at
-# Of the error that a quality means, what a bit a pixel saves at least: were every sample of three
-# worth bits, ln 4 / 3 of it. Networks of short runs err as well, so that it is half of that. What
-# is trained too little may look as if less would do.
-A_BIT = 0.2
-# Times that, which passes may go to for dB that are missing: below it latents get finer, which
-# took up to 6 dB from pictures of 48×40 and 64×64 pixels, and there was no time to learn them anew.
-IN_PASSES = 0.4
-# Of pictures of few colours lambda stays in a short run towards dB: times the error that these
-# mean, at least. Under a time limit, which may leave no time for what would be missing, it is below
-# that of the transform instead.
-STEADY, STEADY_LIMITED = 5.0, 0.6
-OVERHEAD = 40  # bytes of a file beside weights and latents
-WEIGHT_BITS = 7.0  # of a rounded weight
-SHARE = 0.3  # of the bytes wanted that networks may have at most
+# Training towards a PSNR aims at some dB more than wanted, as it is easy to take some away again;
+# at more of them under a time limit, which may leave no time for a further pass.
+PSNR_MARGIN = 0.05
+PSNR_MARGIN_IN_LIMITED_TIME = 0.12
+# The fraction of the wanted bytes that training under a time limit aims at. To remove a few bytes
+# too many costs 1 dB and more.
+AIM_IN_LIMITED_TIME = 0.96
+LMBDA_FACTOR_PER_DB = 1.3  # for every dB beyond the aim, at each update of lambda
+# The lowest useful lambda of a wanted PSNR, as a fraction of the mean squared error that it means.
+# Were every sample of three worth its bits, a bit a pixel would save ln 4 / 3 of that error.
+# Networks of short runs err as well, which halves it; and a model that is trained too little may
+# look as if a lower lambda would help.
+MIN_LMBDA_PER_ERROR = 0.2
+# Passes go below that lambda, by this factor, where dB are missing. At lower lambdas latents get
+# finer, which cost pictures of 48×40 and 64×64 pixels up to 6 dB, as a pass is too short to learn
+# them again.
+MIN_LMBDA_FACTOR_IN_PASSES = 0.4
+# The fixed lambda of a short run towards a PSNR, for pictures of few colours: at least that many
+# times the error that the PSNR means. Under a time limit, which may leave no time to make up for
+# missing dB, it is a fraction of the lambda that the transform says instead.
+FIXED_LMBDA_PER_ERROR = 5.0
+FIXED_LMBDA_FACTOR_IN_LIMITED_TIME = 0.6
+# What a file consists of.
+OVERHEAD_BYTES = 40  # beside weights, latents and metadata
+BITS_PER_WEIGHT = 7.0  # after rounding
+MAX_NETWORK_FRACTION = 0.3  # of the wanted bytes, for networks
 
-_first: WeakKeyDictionary[Picture, dict[Goal, float]] = WeakKeyDictionary()
+# By picture and target, as the transform of a large picture takes a while.
+_initial_lmbdas: WeakKeyDictionary[Picture, dict[Goal, float]] = WeakKeyDictionary()
 
 
 class Lambdas:
-    """Of a picture's runs towards a target; `lmbda` is lambda."""
+    """The lambdas of one picture's runs towards one target."""
 
     def __init__(self, picture: Picture, wanted: Goal) -> None:
         self.wanted, self._picture = wanted, picture
-        self._beside = OVERHEAD + metadata_sections.size(picture.metadata)
+        self._other_bytes = OVERHEAD_BYTES + metadata_sections.size(picture.metadata)
 
-    def first(self) -> float:
-        """What its transform says, once; training goes on from there."""
-        known = _first.setdefault(self._picture, {})
-        if self.wanted not in known:
-            known[self.wanted] = self._by_transform()
-        return known[self.wanted]
+    def initial(self) -> float:
+        """The lambda that a run begins with, as the spectrum of the picture suggests."""
+        cached = _initial_lmbdas.setdefault(self._picture, {})
+        if self.wanted not in cached:
+            cached[self.wanted] = self._by_spectrum()
+        return cached[self.wanted]
 
-    def _by_transform(self) -> float:
+    def _by_spectrum(self) -> float:
         value = self.wanted.value
         if self.wanted.kind == "lambda":
             return value
         spectrum = Spectrum(self._picture.pixels)
         if self.wanted.kind == "psnr":
-            found = spectrum.lmbda_of_error(self._error())
+            lmbda = spectrum.lmbda_of_error(self._wanted_error())
         else:
-            found = spectrum.lmbda_of_bits(8 * self._room())
-        return min(max(found, self.cheapest(), MIN_LMBDA), MAX_LMBDA)
+            lmbda = spectrum.lmbda_of_bits(8 * self._model_bytes())
+        return min(max(lmbda, self.min_lmbda(), MIN_LMBDA), MAX_LMBDA)
 
-    def cheapest(self) -> float:
-        """Below which no run needs to look for its target."""
+    def min_lmbda(self) -> float:
+        """The lambda below which no run needs to look for its target."""
         if self.wanted.kind != "psnr":
             return 0.0
-        return A_BIT * self._error()
+        return MIN_LMBDA_PER_ERROR * self._wanted_error()
 
-    def _error(self) -> float:
-        """Squared, on [0, 1], that the dB wanted mean."""
+    def _wanted_error(self) -> float:
+        """The mean squared error on [0, 1] that the wanted PSNR means."""
         return math.pow(10, -self.wanted.value / 10)
 
-    def steady(self, limited: bool) -> float:
-        """What stays in a short run of few colours towards dB, whose latents follow no changes."""
+    def fixed_lmbda(self, limited: bool) -> float:
+        """The lambda of a short run of few colours towards a PSNR: it stays, as the latents of such
+        pictures do not follow changes."""
         if limited:
-            return max(STEADY_LIMITED * self.first(), self.cheapest(), MIN_LMBDA)
-        return max(self.first(), STEADY * self._error())
+            lmbda = FIXED_LMBDA_FACTOR_IN_LIMITED_TIME * self.initial()
+            return max(lmbda, self.min_lmbda(), MIN_LMBDA)
+        return max(self.initial(), FIXED_LMBDA_PER_ERROR * self._wanted_error())
 
-    def cheapest_of_passes(self) -> float:
-        """Below which no pass after a run does."""
-        return max(IN_PASSES * self.cheapest(), MIN_LMBDA)
+    def min_lmbda_in_passes(self) -> float:
+        """The lowest lambda of the passes after a run."""
+        return max(MIN_LMBDA_FACTOR_IN_PASSES * self.min_lmbda(), MIN_LMBDA)
 
     def pricing(self, passes: int = 0, limited: bool = False) -> LmbdaUpdate | None:
-        """How many times lambda should become, by the bits and dB that it leads to before so
-        many passes, of which a limit may leave time for none; None where it stays."""
+        """The function from a forecast of bits and dB to the factor that lambda is multiplied by;
+        None where lambda stays.
+
+        So many passes follow the run for certain; in a `limited` time maybe none.
+        """
         value = self.wanted.value
         if self.wanted.kind == "lambda":
             return None
         if self.wanted.kind == "psnr":
-            above = SAFELY_ABOVE if limited else ABOVE
-            return lambda _, quality: SLOW ** (quality - value - above)
-        whole = 8 * (self._room() - (1 - (SAFELY if limited else AIMED_BYTES_FRACTION)) * value)
-        whole = max(math.exp2(PASS_SAVING["bytes"] * passes) * whole, 1.0)
-        return lambda bits, _: bits / whole
+            margin = PSNR_MARGIN_IN_LIMITED_TIME if limited else PSNR_MARGIN
+            return lambda _, psnr: LMBDA_FACTOR_PER_DB ** (psnr - value - margin)
+        aim = AIM_IN_LIMITED_TIME if limited else AIMED_BYTES_FRACTION
+        wanted_bits = 8 * (self._model_bytes() - (1 - aim) * value)
+        wanted_bits = max(math.exp2(PASS_SAVING["bytes"] * passes) * wanted_bits, 1.0)
+        return lambda bits, _: bits / wanted_bits
 
-    def most_weights(self) -> float:
-        """That the bytes wanted leave room for."""
+    def max_weights(self) -> float:
+        """How many weights the wanted bytes allow for."""
         if self.wanted.kind != "bytes":
             return math.inf
-        return 8 * SHARE * self._room() / WEIGHT_BITS
+        return 8 * MAX_NETWORK_FRACTION * self._model_bytes() / BITS_PER_WEIGHT
 
-    def _room(self) -> float:
-        """Bytes for weights and latents, of those wanted."""
-        return max(self.wanted.value - self._beside, 1 / 8)
+    def _model_bytes(self) -> float:
+        """The wanted bytes that are left for weights and latents."""
+        return max(self.wanted.value - self._other_bytes, 1 / 8)

@@ -12,6 +12,7 @@ from typing import Any
 
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS
+from imgmlp.codec.latent.training.buckets import TrainingSetup, is_gpu
 from imgmlp.codec.latent.training.cost_model import (
     MAX_PASSES_LEFT_FOR_ALL_TRIALS,
     MAX_WEIGHT_TRIAL_FRACTION,
@@ -28,7 +29,7 @@ from imgmlp.codec.latent.training.effort import (
     max_pass_steps,
     may_restart,
     rdoq_budget,
-    steps_for_place,
+    steps_for_setup,
     steps_of_effort,
     unconditional_passes,
 )
@@ -40,7 +41,6 @@ from imgmlp.codec.latent.training.phases import (
     control,
     is_graphic,
 )
-from imgmlp.codec.latent.training.rooms import Place, is_gpu
 from imgmlp.codec.latent.training.rounding_search import SHAVES, SHAVING_DOUBLINGS, Refining
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.run import Run
@@ -87,9 +87,9 @@ class RunPlan:
             self.hyperlatents, extra = hyperlatents_and_extra_grids(picture, goal, workload, device)
         else:
             self.hyperlatents, extra = saved["hyperlatents"], saved["extra_grids"]
-        self.place = Place(shape, device, is_short(shape, workload, device), extra)
-        opening_steps = self.place.opening_steps(operations_of(shape))
-        self.costs = CostModel(goal, self.place, opening_steps)
+        self.setup = TrainingSetup(shape, device, is_short(shape, workload, device), extra)
+        opening_steps = self.setup.opening_steps(operations_of(shape))
+        self.costs = CostModel(goal, self.setup, opening_steps)
         self.earlier_seconds = 0.0  # of this run, before it was interrupted
         if saved is not None:
             self.earlier_seconds = saved["run_seconds"]
@@ -107,7 +107,7 @@ class RunPlan:
             "step_seconds": self.costs.step_seconds,
             "judging_seconds": self.costs.judging_seconds,
             "hyperlatents": self.hyperlatents,
-            "extra_grids": self.place.extra,
+            "extra_grids": self.setup.extra_grids,
         }
 
     # --- what the run reports ---
@@ -153,9 +153,9 @@ class RunPlan:
         """Steps of the effort that was asked for, or of the highest that this device is fast
         enough for."""
         if self.workload.steps:
-            return steps_for_place(self.workload.steps, self.place)
+            return steps_for_setup(self.workload.steps, self.setup)
         efforts = {
-            level: steps_for_place(steps_of_effort(level), self.place)
+            level: steps_for_setup(steps_of_effort(level), self.setup)
             for level in range(1, EFFORT_LEVELS + 1)
         }
         fitting = (n for n in efforts if self.run_seconds(efforts[n]) <= MAX_DEFAULT_SECONDS)
@@ -173,18 +173,18 @@ class RunPlan:
         began = time.perf_counter()
         step.judge(step.flat.numpy())
         self.costs.judging_seconds = time.perf_counter() - began
-        quick = is_quick(self.place.device, self.place.short)
-        hidden = widths(self.place.shape, math.inf, quick)
-        self._compile_times.note(self.place.step_program(hidden, self.hyperlatents))
+        quick = is_quick(self.setup.device, self.setup.is_short)
+        hidden = widths(self.setup.shape, math.inf, quick)
+        self._compile_times.note(self.setup.step_program(hidden, self.hyperlatents))
         return step_seconds
 
     def _note_speed(self, step: LatentStep) -> None:
         """Keep how fast a GPU is. Nothing tells before it has compiled, and small pictures do not
         tell at all."""
-        shape, extra = self.place.shape, self.place.extra
-        pixels = math.prod(step.room or shape[:2]) * len(step.windows)
-        operations = pixels * operations_of(shape, extra=extra)
-        if is_gpu(self.place.device) and operations >= MIN_OPERATIONS_TO_RATE_GPU:
+        shape, extra = self.setup.shape, self.setup.extra_grids
+        pixels = math.prod(step.bucket or shape[:2]) * len(step.windows)
+        operations = pixels * operations_of(shape, extra_grids=extra)
+        if is_gpu(self.setup.device) and operations >= MIN_OPERATIONS_TO_RATE_GPU:
             speed = operations / self.costs.step_seconds
             self._compile_times.note_speed(speed_kind(len(step.windows) > 1), speed)
 
@@ -317,7 +317,7 @@ class RunPlan:
             hardening=self.quantisation_steps(steps),
             searching=self.costs.searches(steps),
             shaving=self.deadline is not None,
-            budget=rdoq_budget(first, self.place.device.lanes),
+            budget=rdoq_budget(first, self.setup.device.lanes),
         )
 
     def quantisation_steps(self, steps: int) -> int:

@@ -1,13 +1,16 @@
-"""A large picture, trained window by window: intermediates on the device are those of one window.
+"""A large picture, trained window by window: the device holds the intermediates of one window.
 
-A step is a step of every window once, in an order of its own. Latents are the host's; a window has
-its own, which it moves, and as many of every grid around them as contexts, upsampling and
-convolutions see, which stand still meanwhile. So what windows together are judged by is what the
-whole picture would be. Networks and their moments stay on the device and move with every window.
-There are pages for moments of latents, one a window, for samples, if the picture is not too large,
-and for what tells where it ends, in which few windows differ.
+A training step visits every window once, in random order. The host owns the latents of the picture.
+A visit sends the device the latents of the window and a halo around them, as wide as contexts,
+upsampling and convolutions reach; the window's own latents are updated, the halo is not. Together
+the windows are therefore judged by the same reconstruction as the whole picture. Networks and their
+optimiser state stay on the device and are updated in every visit.
 
-Which pictures are trained so, and how long, is rooms.py's matter.
+The device also keeps pages (`Pages`) of what differs between windows: the moments of Adam for each
+window's latents, the target samples if the picture is not too large, and masks of where a window
+ends in the plane, which many windows share.
+
+buckets.py decides which pictures are trained so, and in windows of which size.
 """
 
 from __future__ import annotations
@@ -22,51 +25,57 @@ import numpy as np
 
 from imgmlp.codec.latent.plane import Extent, Plane, Span
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Part, joined
-from imgmlp.codec.latent.training.rooms import Place, is_gpu
+from imgmlp.codec.latent.training.buckets import TrainingSetup, is_gpu
 from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
-HALO = 4  # values of every grid that what a window's own pixels need lies in
-JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
-TOGETHER = 8  # steps of a window there before it is another one's turn
-# Pixels of a picture, at most, whose samples stay there; on a GPU if they take no more than a part
-# of its memory.
-KEPT, KEPT_ON_GPUS, PART = 1 << 20, 1 << 26, 1 / 16
-MOMENTS = "first", "second"  # names of latents', in a state
+HALO = 4  # values of every grid, on each side of a window's own, that its pixels depend on
+# Pixels by which networks are judged, about: those of some windows, which stand for all.
+JUDGED_PIXELS = 2**19
+GPU_STEPS_PER_VISIT = 8  # program steps of a window on a GPU before the next window is sent
+# Pixels of a picture up to which the samples of all windows stay on the device. The larger limit is
+# for GPUs where they take no more than a fraction of the memory.
+MAX_RESIDENT_PIXELS = 1 << 20
+MAX_RESIDENT_PIXELS_ON_GPUS = 1 << 26
+MAX_RESIDENT_MEMORY_FRACTION = 1 / 16
+MOMENTS = "first", "second"  # names of the latents' Adam moments in a state
 
 
 class WindowStep(LatentStep):
-    """The LatentStep of a picture that is one window, of any size up to it; `window` is its rows
-    and columns, those for the picture on the device if nobody says so."""
+    """The LatentStep of a picture that fits into one window.
+
+    `window` is its rows and columns; by default those that suit the picture and the device.
+    """
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
         window: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
     ) -> None:  # fmt: skip
-        self._window = window or Place(pixels.shape, device).window
+        self._window = window or TrainingSetup(pixels.shape, device).window_size
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
-                         room=self._window, hyper=hyper, extra=extra)  # fmt: skip
+                         bucket=self._window, hyper=hyper, extra=extra)  # fmt: skip
 
     def _first_extent(self) -> Extent:
         plane = Plane.of(*self._window, self.levels, HALO, self.shape.others)
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
     def _frame(self) -> list[Tensor]:
-        """Two Tensors that hold it all, as each that is sent takes the host a while."""
+        """As in LatentStep, but held by two Tensors, as the host needs time for each that it
+        sends."""
         plane = self.extent.plane
-        bounds, shares = (Tensor(values, self.device) for values in _framed(self.extent))
+        bounds, masks = (Tensor(values, self.device) for values in _mask_arrays(self.extent))
         self.firsts, self.ends = bounds[0], bounds[1]
         count, shape = plane.rows * plane.pitch, (plane.rows, plane.pitch)
-        self.taken, self.own = (shares[n * count : (n + 1) * count].reshape(*shape) for n in (0, 1))
-        of_pixels = shares[2 * count :].reshape(2, plane.pixels)
+        self.taken, self.own = (masks[n * count : (n + 1) * count].reshape(*shape) for n in (0, 1))
+        of_pixels = masks[2 * count :].reshape(2, plane.pixels)
         self.inside, self.own_pixels = of_pixels[0], of_pixels[1]
-        return [bounds, shares]
+        return [bounds, masks]
 
 
 class WindowedStep(WindowStep):
-    """That of a picture of any number of windows, by the same program."""
+    """The step of a picture of any number of windows, by the program of one window."""
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
@@ -74,24 +83,29 @@ class WindowedStep(WindowStep):
     ) -> None:  # fmt: skip
         self._picture = pixels
         super().__init__(pixels, seed, device, hidden, entropy, start, window, hyper, extra)
-        self.together = TOGETHER if is_gpu(device) else 1
-        self.windows = self._all()
-        self._judges = self._some()
+        self.together = GPU_STEPS_PER_VISIT if is_gpu(device) else 1
+        self.windows = self._all_windows()
+        self._judges = self._sample_windows()
+        # What the host owns: latents, and the bias corrections of their Adam at the last step.
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
-        self._moments = self._own_moments()
         self._corrections = [np.zeros((), np.float32)] * 2
-        self._steps, self._turn = 0, 0  # steps of all windows, and windows of the one not done yet
-        self._replaced: list[Array] = []  # latents of the last of these, as they were before
-        self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
-        # Pages of the framing, in which few windows differ, and of the target, by windows' corners.
-        self._framings, self._frames = [Pages(t) for t in self.framing], {self.extent.frame: 0}
-        self._targets, self._corners = Pages(self.target), dict[Span, int]()
+        # Whole steps that are done, and the windows visited in the one that is not.
+        self._steps, self._visited = 0, 0
+        # The latents of the last visited window as they were before its visit.
+        self._replaced: list[Array] = []
+        # Error and bits: summed over the windows visited so far, and of the last whole step.
+        self._sums, self._last_sums = np.zeros(2), np.zeros(2)
+        # Pages: moments by windows' numbers, masks by `Extent.frame`, targets by windows' corners.
+        self._moments = self._moment_pages()
+        self._mask_pages = [Pages(t) for t in self.framing]
+        self._mask_numbers = {self.extent.frame: 0}
+        self._target_pages, self._target_numbers = Pages(self.target), dict[Span, int]()
         self._feeders: dict[Tensor, Feeder] = {}
-        self._told = np.zeros(0, np.float32)  # the control that the device has
+        self._sent_control = np.zeros(0, np.float32)  # what the device has
 
     # --- the windows ---
 
-    def _all(self) -> list[Extent]:
+    def _all_windows(self) -> list[Extent]:
         rows, columns = self._window
         return [
             replace(self.extent, corner=(top, left))
@@ -99,67 +113,72 @@ class WindowedStep(WindowStep):
             for left in range(0, self.width, columns)
         ]
 
-    def _some(self) -> list[Extent]:
-        """Windows that stand for all of them, drawn among them."""
+    def _sample_windows(self) -> list[Extent]:
+        """Windows drawn at random, of about JUDGED_PIXELS in all."""
         order = np.random.Generator(np.random.PCG64(self.seed)).permutation(len(self.windows))
         before = np.cumsum([0, *(self.windows[n].pixels for n in order)])[:-1]
-        return [self.windows[n] for n in sorted(order[before < JUDGED].tolist())]
+        return [self.windows[n] for n in sorted(order[before < JUDGED_PIXELS].tolist())]
 
-    def _own_moments(self) -> list[Pages]:
-        """Of latents, one after the other: page 0 for what shall leave no trace, then windows'."""
+    def _moment_pages(self) -> list[Pages]:
+        """The first and the second moments of latents. Page 0 is scratch space for visits that
+        shall leave no trace; window n has page n + 1."""
         first, second, *_ = self.adam_latents.state()
-        found, nothing = [Pages(first), Pages(second)], np.zeros(first.shape, np.float32)
-        for pages in found:
+        pages, zeros = [Pages(first), Pages(second)], np.zeros(first.shape, np.float32)
+        for each in pages:
             for _ in self.windows:
-                pages.add(nothing)
-        return found
+                each.add(zeros)
+        return pages
 
-    def _enter(self, extent: Extent, moments: int = 0) -> None:
-        """Have a window's latents and pixels on the device, and what of them counts."""
+    def _enter(self, extent: Extent, moment_page: int = 0) -> None:
+        """Have the device work on a window: with its moments, masks, target and latents."""
         for pages in self._moments:
-            pages.turn(moments)
-        self._turn_frame(extent)
+            pages.turn(moment_page)
+        self._turn_masks(extent)
         self._turn_target(extent)
-        self._move_to(extent)
+        self._send_latents(extent)
 
-    def _turn_frame(self, extent: Extent) -> None:
-        if extent.frame not in self._frames:
-            values = *_framed(extent), *joined(self._takes(extent))
-            added = [p.add(v) for p, v in zip(self._framings, values, strict=True)]
-            self._frames[extent.frame] = added[0]
-        for pages in self._framings:
-            pages.turn(self._frames[extent.frame])
+    def _turn_masks(self, extent: Extent) -> None:
+        if extent.frame not in self._mask_numbers:
+            values = *_mask_arrays(extent), *joined(self._takes(extent))
+            added = [p.add(v) for p, v in zip(self._mask_pages, values, strict=True)]
+            self._mask_numbers[extent.frame] = added[0]
+        for pages in self._mask_pages:
+            pages.turn(self._mask_numbers[extent.frame])
 
     def _turn_target(self, extent: Extent) -> None:
-        """To the page of the window's samples, some 14 bytes for three of them; large pictures have
-        one for all windows."""
+        """Turn to the window's samples, of 14 bytes for every three about; large pictures have one
+        page, which is overwritten."""
         if not self._keeps_samples:
-            self._give(self.target, extent.target(self._picture))
+            self._send(self.target, extent.target(self._picture))
             return
-        if extent.corner not in self._corners:
-            self._corners[extent.corner] = self._targets.add(extent.target(self._picture))
-        self._targets.turn(self._corners[extent.corner])
+        if extent.corner not in self._target_numbers:
+            page = self._target_pages.add(extent.target(self._picture))
+            self._target_numbers[extent.corner] = page
+        self._target_pages.turn(self._target_numbers[extent.corner])
 
     @property
     def _keeps_samples(self) -> bool:
-        """Whether there is room for all windows' samples on the device."""
+        """Whether the samples of all windows stay on the device."""
         nbytes = 4 * self.channels * self.plane.pixels * len(self.windows)
-        has_room = is_gpu(self.device) and nbytes <= PART * self.device.info.memory
-        return self.pixels <= (KEPT_ON_GPUS if has_room else KEPT)
+        most = MAX_RESIDENT_MEMORY_FRACTION * self.device.info.memory
+        on_gpu = is_gpu(self.device) and nbytes <= most
+        return self.pixels <= (MAX_RESIDENT_PIXELS_ON_GPUS if on_gpu else MAX_RESIDENT_PIXELS)
 
-    def _move_to(self, extent: Extent) -> None:
-        """Write what windows before this one may have changed, once these have left."""
+    def _send_latents(self, extent: Extent) -> None:
+        """Send the latents that a window sees, which visits of other windows may have changed, and
+        what is to hold in it."""
         self.extent = extent
-        self._give(self.latents, extent.gathered(self._grids, HALO))
-        weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
-        apart = len(self.windows) if self.together == 1 else 1
-        control = self._steered.array(self.channels, extent.pixels, weights, apart)
-        if not np.array_equal(control, self._told):
-            self._give(self.control, control)
-            self._told = control
+        self._send(self.latents, extent.gathered(self._grids, HALO))
+        # Bits of weights belong to the whole picture: each window has its part of them.
+        factor = self.weights * extent.pixels / self.pixels
+        interval = len(self.windows) if self.together == 1 else 1
+        control = self._steered.array(self.channels, extent.pixels, factor, interval)
+        if not np.array_equal(control, self._sent_control):
+            self._send(self.control, control)
+            self._sent_control = control
 
-    def _give(self, tensor: Tensor, value: Array) -> None:
-        """Write a Tensor; without waiting, if the step reads it."""
+    def _send(self, tensor: Tensor, value: Array) -> None:
+        """Write a Tensor; without waiting for the device, if the program reads it."""
         if tensor.node.arg not in self.program.inputs:
             tensor.write(value)
             return
@@ -167,10 +186,10 @@ class WindowedStep(WindowStep):
             self._feeders[tensor] = Feeder(self.program, tensor)
         self._feeders[tensor].send(value)
 
-    def _leave(self, extent: Extent, latents: Array) -> None:
-        """Have on the host what a window's latents are by now."""
+    def _store_latents(self, extent: Extent, latents: Array) -> None:
+        """Copy a window's latents, as a visit left them on the device, to the picture's grids."""
         self._replaced = [values.copy() for values in extent.cut(self._grids)]
-        _put(extent.cut(self._grids), extent.parts(latents))
+        _assign(extent.cut(self._grids), extent.parts(latents))
 
     # --- the step ---
 
@@ -179,60 +198,64 @@ class WindowedStep(WindowStep):
         return self._steps
 
     def run(self, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Visit every window, for `count` steps of the program each. False if it was `enough`
+        between two windows; the next call goes on with the rest."""
         generator = np.random.Generator(np.random.PCG64([self.seed, self._steps]))
         order = generator.permutation(len(self.windows)).tolist()
-        window: int | None = self._first(order, count)
+        window: int | None = self._begin_next(order, count)
         while window is not None:
-            after = None
-            if self._turn + 1 < len(order) and not enough():  # while the device is busy
-                after = order[self._turn + 1]
-                self._begin(after, count)
-            latents, figures = self._end()
-            self._leave(self.windows[window], latents)
-            self._found, self._turn = self._found + figures, self._turn + 1
-            window = after
-        if self._turn < len(order):
+            following = None
+            # The next visit is prepared while the device is busy with this one.
+            if self._visited + 1 < len(order) and not enough():
+                following = order[self._visited + 1]
+                self._begin(following, count)
+            latents, sums = self._finish()
+            self._store_latents(self.windows[window], latents)
+            self._sums, self._visited = self._sums + sums, self._visited + 1
+            window = following
+        if self._visited < len(order):
             return False
         self._corrections = [tensor.numpy() for tensor in self.adam_latents.corrections]
-        self._steps, self._turn, self._replaced = self._steps + count, 0, []
-        self._last, self._found = self._found, np.zeros(2)
+        self._steps, self._visited, self._replaced = self._steps + count, 0, []
+        self._last_sums, self._sums = self._sums, np.zeros(2)
         return True
 
-    def _first(self, order: Sequence[int], count: int) -> int:
-        """The window that a step goes on with, which begins as it would have after the others.
+    def _begin_next(self, order: Sequence[int], count: int) -> int:
+        """Begin the visit that a step goes on with, and return its window.
 
-        Each begins while the one before is on the device, and so sees of that one's latents what
-        they were before.
+        Each visit begins while the one before is on the device, and so sees the latents that the
+        window before had until then. A step that was stopped goes on in the same way.
         """
-        window = order[self._turn]
+        window = order[self._visited]
         if not self._replaced:
             self._begin(window, count)
             return window
-        own = self.windows[order[self._turn - 1]].cut(self._grids)
-        now = [values.copy() for values in own]
-        _put(own, self._replaced)
+        before = self.windows[order[self._visited - 1]].cut(self._grids)
+        now = [values.copy() for values in before]
+        _assign(before, self._replaced)
         self._begin(window, count)
-        _put(own, now)
+        _assign(before, now)
         return window
 
     def _begin(self, window: int, count: int, moves: bool = True) -> None:
-        """Have the device take steps of a window once it is done with the one before; its moments
-        stay as they are unless it `moves`."""
+        """Enqueue the visit of a window behind the one before; unless it `moves`, the window's
+        moments stay as they are."""
         self._enter(self.windows[window], 1 + window if moves else 0)
         for tensor, value in zip(self.adam_latents.corrections, self._corrections, strict=True):
-            self._give(tensor, value)
+            self._send(tensor, value)
         self.program.run(count)
-        self._left.send()
+        self._results.send()
 
-    def _end(self) -> tuple[Array, Array]:
-        """Once the first one is done: latents, and the error and the bits of its last step."""
-        self._left.wait(1)
+    def _finish(self) -> tuple[Array, Array]:
+        """Wait for the oldest visit: its latents [rows, pitch], and [error, bits] of its last
+        step."""
+        self._results.wait(1)
         found = self._arrays
         return found["latents"], np.array([found["error"], found["bits"]], np.float64)
 
     @cached_property
-    def _left(self) -> Receiver:
-        """What steps of a window leave, read before the next one's values are written."""
+    def _results(self) -> Receiver:
+        """Receives what a visit leaves, before the values of the next one are written."""
 
         def keep(_: object, found: dict[str, Array]) -> None:
             self._arrays = found
@@ -240,13 +263,13 @@ class WindowedStep(WindowStep):
         return Receiver(self.program, ["error", "bits"], keep, {"latents": self.latents})
 
     def figures(self) -> tuple[float, float]:
-        error, bits = self._last.tolist()
+        error, bits = self._last_sums.tolist()
         return self.mean(error), bits / self.pixels
 
     def pace(self, most: float) -> float:
         def visit() -> None:
             self._begin(0, 1, moves=False)
-            self._end()
+            self._finish()
 
         before = self._staying()
         visit()  # which may compile for seconds
@@ -263,13 +286,13 @@ class WindowedStep(WindowStep):
     # --- from and to the host ---
 
     def ask(self, flat: Array, part: Part) -> None:
-        """By some windows, which stand for all."""
+        """As in LatentStep, by the sample of windows."""
         self._candidates.send(flat)
         for extent in self._judges:
-            self._turn_frame(extent)
+            self._turn_masks(extent)
             if part == "error":
                 self._turn_target(extent)
-            self._move_to(extent)
+            self._send_latents(extent)
             self._judging[part].run()
             self._figures[part].send(part)
         self._asked.append(part)
@@ -279,12 +302,12 @@ class WindowedStep(WindowStep):
         for _ in self._judges:
             self._figures[part].wait(1)
             found += self._given
-        pixels, samples = self._judged
+        pixels, samples = self._judged_size
         return found / (samples if part == "error" else pixels)
 
     @cached_property
-    def _judged(self) -> tuple[int, float]:
-        """Pixels that networks are judged by, and samples of these that count."""
+    def _judged_size(self) -> tuple[int, float]:
+        """Pixels of the sample of windows, and how many of their samples count."""
         pixels, samples = 0, 0.0
         for extent in self._judges:
             rows, columns = (slice(*extent.span(axis, 0)) for axis in (0, 1))
@@ -323,11 +346,11 @@ class WindowedStep(WindowStep):
 
     def state(self) -> dict[str, Array]:
         found = self._staying()
-        for name, grids in self._held().items():
+        for name, grids in self._latent_state().items():
             found |= {f"{name}_{n}": grid for n, grid in enumerate(grids)}
         found |= {f"replaced_{n}": values.copy() for n, values in enumerate(self._replaced)}
-        counts = {"steps": np.array(self._steps), "turn": np.array(self._turn)}
-        return found | counts | {"found": self._found.copy()}
+        counts = {"steps": np.array(self._steps), "turn": np.array(self._visited)}
+        return found | counts | {"found": self._sums.copy()}
 
     def restore(self, arrays: dict[str, Array]) -> None:
         self._back_to(arrays)
@@ -337,44 +360,49 @@ class WindowedStep(WindowStep):
             grids = [arrays[f"{name}_{n}"] for n in range(len(self._grids))]
             for number, extent in enumerate(self.windows, 1):
                 pages.write(number, extent.gathered(grids))
-        self._steps, self._turn = int(arrays["steps"]), int(arrays["turn"])
+        self._steps, self._visited = int(arrays["steps"]), int(arrays["turn"])
         replaced = (f"replaced_{n}" for n in range(len(self._grids)))
-        self._replaced = [arrays[name].copy() for name in replaced if self._turn]
-        self._found = arrays["found"].copy()
+        self._replaced = [arrays[name].copy() for name in replaced if self._visited]
+        self._sums = arrays["found"].copy()
 
     def handed_to(self, step: LatentStep) -> dict[str, Array]:
-        """What the whole picture's goes on from, where gradients of networks are sums over all
-        windows."""
-        found, more = self._staying(), len(self.windows)
-        found["networks_0"] *= more  # the mean of gradients, and that of their squares
-        found["networks_1"] *= more**2
+        """The state from which the whole picture's step goes on.
+
+        Its gradients of networks are sums over all windows, so that Adam's mean of gradients grows
+        by their number and the mean of squares by its square.
+        """
+        found, count = self._staying(), len(self.windows)
+        found["networks_0"] *= count
+        found["networks_1"] *= count**2
         found["latents"] = step.extent.gathered(self._grids)
         moments = (step.extent.gathered(self._on_grids(pages)) for pages in self._moments)
         for n, array in enumerate([*moments, *self._corrections]):
             found[f"grids_{n}"] = array
         return found | {"count": np.array(self._steps, np.uint32)}
 
-    def _held(self) -> dict[str, list[Array]]:
-        """Copies of latents and what moves with them, as the picture's grids have it."""
+    def _latent_state(self) -> dict[str, list[Array]]:
+        """Latents, their moments, and the bias corrections of these; the first two by grids."""
         latents = [grid.copy() for grid in self._grids]
         moments = dict(zip(MOMENTS, map(self._on_grids, self._moments), strict=True))
         return {"latents": latents, **moments, "corrections": list(self._corrections)}
 
     def _on_grids(self, pages: Pages) -> list[Array]:
-        """Windows' pages, each where it is in the picture."""
+        """The windows' pages, put together to arrays like the picture's grids."""
         found = [np.zeros_like(grid) for grid in self._grids]
         for number, extent in enumerate(self.windows, 1):
-            _put(extent.cut(found), extent.parts(pages.read(number)))
+            _assign(extent.cut(found), extent.parts(pages.read(number)))
         return found
 
 
-def _put(grids: Sequence[Array], values: Sequence[Array]) -> None:
+def _assign(grids: Sequence[Array], values: Sequence[Array]) -> None:
+    """Overwrite arrays, which may be views."""
     for grid, value in zip(grids, values, strict=True):
         grid[:] = value
 
 
-def _framed(extent: Extent) -> list[Array]:
-    """What the device has of where a window ends: int32 [2, grids, 2], and of values and pixels
-    which there are, halo included, and which are its own, float32."""
-    values = [extent.taken(HALO), extent.taken(), extent.inside(HALO), extent.inside()]
-    return [np.stack(extent.ends), np.concatenate([each.reshape(-1) for each in values])]
+def _mask_arrays(extent: Extent) -> list[Array]:
+    """Where a window ends in the plane: int32 [2, grids, 2], first and end of every grid; and
+    float32 masks one after the other: of values that exist, halo included, of the window's own
+    ones, and the same two of pixels."""
+    masks = [extent.taken(HALO), extent.taken(), extent.inside(HALO), extent.inside()]
+    return [np.stack(extent.ends), np.concatenate([mask.reshape(-1) for mask in masks])]
