@@ -24,7 +24,7 @@ from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.op import MOVEMENT, Op
-from imgmlp.engine.oracle.interpret import TABLE
+from imgmlp.engine.oracle.interpret import FUNCTIONS
 
 Array = np.ndarray[Any, Any]
 
@@ -97,12 +97,12 @@ class _Evaluation:
                 return self._cast(node.src[0].dtype, node.dtype, sources[0])
             case Op.LT | Op.EQ:
                 x, y = sources
-                value = TABLE[node.op](node)(x.value, y.value)
+                value = FUNCTIONS[node.op](node)(x.value, y.value)
                 return Near(value, _undecided(x, y))
             case Op.GATHER:
                 return _gathered(*sources)
             case op if op in MOVEMENT | {Op.CONCAT, Op.CONTIGUOUS}:
-                move = TABLE[node.op](node)
+                move = FUNCTIONS[node.op](node)
                 return Near(move(*(s.value for s in sources)), move(*(s.error for s in sources)))
         return self._computed(node, sources)
 
@@ -110,7 +110,7 @@ class _Evaluation:
         values = [s.value for s in sources]
         mulacc = node.op is Op.MULACC  # which rounds halves by itself
         value = np.asarray(
-            values[0] * values[1] + values[2] if mulacc else TABLE[node.op](node)(*values)
+            values[0] * values[1] + values[2] if mulacc else FUNCTIONS[node.op](node)(*values)
         )
         error = RULES.get(node.op, _exact)(node, value, *sources)
         error = np.where(np.isnan(error), np.inf, error)
@@ -126,7 +126,7 @@ class _Evaluation:
                 if node.op is Op.DOT
                 else node.src[0].size // max(1, node.size)
             )
-            sums = TABLE[node.op](node)(*(s.most for s in sources))
+            sums = FUNCTIONS[node.op](node)(*(s.most for s in sources))
             own = terms * (UNIT * np.where(np.isnan(sums), np.inf, sums) + TINY)
         if mulacc:
             own = UNIT * sources[0].most * sources[1].most
