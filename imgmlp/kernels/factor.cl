@@ -1,6 +1,7 @@
-// Four neighbouring elements of a factor of a matrix product, for GPUs: of its row (or column) m
-// from inner element k on, or where rows (or columns) lie together, from row m on; zeros where there
-// are none. One load if `aligned` says that lines begin on 16 bytes. Strides are in elements.
+// Four elements of a factor of a matrix product that are neighbours in memory, for GPUs. They are of
+// row (or column) m from inner element k on or, if rows (or columns) are contiguous, of inner element
+// k from row m on. Elements that do not exist are 0. It takes one load if `aligned` says that lines
+// begin on 16 bytes. Strides are in elements.
 static float4 four_of(__global const float *from, int stride, int inner_stride, int aligned, int m,
                       int k, int count, int inner) {
   const int along = inner_stride == 1, next = along ? 1 : stride;

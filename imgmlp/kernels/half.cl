@@ -1,6 +1,6 @@
-// The nearest half, ties to even, as a float; from 65520 on it is infinite. In whole numbers, as a
-// conversion is a call on PoCL that keeps a loop from being vectorised. Below 2^-14 halves are
-// multiples of 2^-24, which is the last place of floats from 1/2 to 1.
+// Rounds to the nearest half, ties to even, as a float; from 65520 on the result is infinite. It
+// uses integer arithmetic, because PoCL's conversion is a call that keeps a loop from being
+// vectorised. Below 2^-14 halves are multiples of 2^-24, the last place of floats in [1/2, 1).
 static float round_half(float x) {
   const uint bits = as_uint(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;
   const float size = as_float(magnitude);

@@ -1,23 +1,23 @@
-// A kernel whose work-groups stay for several steps. A step is some phases, a phase some units,
-// and a phase begins when all units of the one before are done. Whoever is there takes what is
-// left, so that nobody depends on one that the driver has not started yet, or not at all; but a
-// group begins with the same units in each step, whose memory its core's cache then holds.
+// Persistent work-groups, which stay for several steps. A step consists of phases, and a phase of
+// units of work. A phase begins when all units of the one before are done. Running groups take the
+// units that are left, so that no group depends on another one that the driver may not have started.
+// A group tries the same units first in each step, whose memory its core's cache then holds.
 
-// What `turns` holds, in lines of a cache of their own.
-#define TAKEN 0  // the phase and, in its low bits, one for each unit that is taken
-#define DONE 16  // units of the phase that are done
-#define GONE 32  // groups that have left
+// The counters in `turns`, each in a cache line of its own.
+#define TAKEN 0  // the phase, and in the low bits one bit for each unit that is taken
+#define DONE 16  // how many units of the phase are done
+#define GONE 32  // how many groups have left
 #define MOST_UNITS 24
 #ifndef PATIENCE
-#define PATIENCE 4000  // looks at a phase that others are busy with: 0.1 ms, ten times of waking up
+#define PATIENCE 4000  // checks while others work: 0.1 ms, ten times as long as a thread takes to wake
 #endif
 
 typedef struct {
-  int phase, unit;  // phases are counted through all steps
+  int phase, unit;  // phases are numbered through all steps
 } Turn;
 
 #ifdef POCL_DEVICE_ADDRESS_BITS
-#define in_order() __sync_synchronize()  // what is stored before is seen by who looks after
+#define in_order() __sync_synchronize()  // earlier stores are visible to later loads of others
 #define look_at(place) (*(place))
 #else
 #define in_order() mem_fence(CLK_GLOBAL_MEM_FENCE)
@@ -29,10 +29,10 @@ typedef struct {
 #define relax()
 #endif
 
-// Ends the unit that the turn is at, if it is at one, and takes the next, which may be of a later
-// phase. False: nothing is left to do, or others do the rest, who get the core if they need it. A
-// step has `phases` of them, the first one units[0] units; `end` of them are to be done. The last
-// group leaves zeros in `turns`.
+// Ends the current unit, if there is one, and takes the next, which may belong to a later phase.
+// Returns 0 if nothing is left to do, or if other groups do the rest; they may need the core. A step
+// has `phases` phases, of units[phase] units each; `end` phases are to be done in all steps. The
+// last group to leave resets `turns` to zeros.
 static int take_turn(volatile __global uint *turns, Turn *turn, const int *units, int phases,
                      int end) {
   if (turn->unit >= 0) {

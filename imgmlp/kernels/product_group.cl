@@ -2,18 +2,18 @@
 //
 //   tile[8 * OWN][TILE] += left[rows][inner] x right[inner][columns]
 //
-// Both factors pass through local memory, DEPTH inner elements at a time; while lanes multiply
-// these, the next ones are on their way to their registers. Each lane keeps OWN neighbouring rows
-// and four neighbouring columns in registers. To be used, the tile is spread over local memory, so
-// that what is done with it is a short loop: instructions for each register would not fit into the
-// cache that GPUs have for them. Lines of local memory are padded by four elements so that lanes
-// that store meet fewer banks twice.
+// Both factors pass through local memory in slices of DEPTH inner elements. While lanes multiply one
+// slice, the next one is loaded into their registers. Each lane keeps OWN neighbouring rows and four
+// neighbouring columns of the tile in registers. Before the tile is used it is spread over local
+// memory, so that its use is a short loop: instructions for each register would not fit into the
+// instruction cache. Lines in local memory are padded by four elements, so that stores of the lanes
+// have fewer bank conflicts.
 
 #define TILE_PITCH (TILE + 4)
-#define TILE_FLOATS (64 * (8 + 4 + TILE_PITCH))  // for the slices that take most, and for the tile
+#define TILE_FLOATS (64 * (8 + 4 + TILE_PITCH))  // for the largest slices, or for the tile
 
-// Which four neighbouring elements a lane moves as its `j`th of a slice, `width` rows (or columns)
-// of a factor: a warp's lanes have 16 rows and 8 elements of them, or neighbours of one line.
+// The place of the `j`th four neighbours that a lane moves of a slice, which has `width` rows (or
+// columns) of a factor. The lanes of a warp have 8 elements of 16 rows, or neighbours of one line.
 typedef struct {
   int m, k;
 } Place;
@@ -26,8 +26,8 @@ static Place place_of(int j, int width, int along_inner) {
   return p;
 }
 
-// The lane's own elements of a slice of `depth` inner elements of a factor, from the `first` on, of
-// which `count` rows (or columns) exist.
+// Loads the lane's elements of a slice of `depth` inner elements of a factor, from `first` on. Only
+// `count` rows (or columns) exist.
 static void fetch_slice(float4 *x, int own, int width, int depth, __global const float *from,
                         int stride, int inner_stride, int aligned, int count, int first,
                         int inner) {
@@ -40,7 +40,7 @@ static void fetch_slice(float4 *x, int own, int width, int depth, __global const
   }
 }
 
-// slice[depth][width], with 4 elements between its lines.
+// Stores the lane's elements to slice[depth][width], with 4 elements of padding between lines.
 static void leave_slice(__local float *slice, const float4 *x, int own, int width, int depth,
                         int inner_stride) {
   const int along_inner = inner_stride == 1, pitch = width + 4;
@@ -60,13 +60,13 @@ static void leave_slice(__local float *slice, const float4 *x, int own, int widt
   }
 }
 
-// Neighbouring elements of local memory as one load.
+// Loads neighbouring elements of local memory at once.
 #define NEXT_1(x, from) (x)[0] = (from)[0];
 #define NEXT_2(x, from) *(float2 *)(x) = *(__local const float2 *)(from);
 #define NEXT_4(x, from) *(float4 *)(x) = *(__local const float4 *)(from);
 #define NEXT_8(x, from) NEXT_4(x, from) NEXT_4((x) + 4, (from) + 4)
 
-// The value is the sum of column get_local_id(0) of the right factor, for lanes below WIDTH.
+// Returns the sum of column get_local_id(0) of the right factor, in lanes below WIDTH.
 #define TILE_PRODUCT(NAME, HEIGHT, WIDTH, OWN, DEPTH)                                           \
   static float NAME(                                                                            \
       float *tile, __local float *workspace, __global const float *left, int left_row,          \
@@ -111,7 +111,7 @@ static void leave_slice(__local float *slice, const float4 *x, int own, int widt
     return sum;                                                                                 \
   }
 
-// How many times four elements of a slice a lane moves.
+// How many times a lane moves four elements of a slice.
 #define OWNED(WIDTH, DEPTH) ((WIDTH / 4 * DEPTH + LANES - 1) / LANES)
 #define FETCH(HEIGHT, WIDTH, DEPTH, AT)                                                         \
   {                                                                                             \
@@ -127,7 +127,7 @@ TILE_PRODUCT(tile_product_4, 32, TILE, 4, 32)
 TILE_PRODUCT(tile_product_8, 64, TILE, 8, 32)
 TILE_PRODUCT(tile_product_narrow, 64, NARROW, 1, 32)
 
-// The tile in local memory, where all lanes see it.
+// Copies the tile to local memory, where all lanes can read it.
 #define TILE_SPREAD(NAME, WIDTH, OWN)                                                           \
   static void NAME(__local float *workspace, const float *tile) {                               \
     const int lane = get_local_id(0);                                                           \

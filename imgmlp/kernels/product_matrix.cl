@@ -2,26 +2,26 @@
 //
 //   tile[rows][columns] += left[rows][inner] x right[inner][columns]
 //
-// A factor is in local memory (`near`), where its elements have FACTOR_BYTES: 2 in half precision,
-// 4 in float32. It lies there the way round that it has in memory, lines of neighbours `pitch`
-// elements apart. One that lies elsewhere comes there in slices, DEPTH inner elements at a time, or
-// is read where it is (`far`, in float32). Products are summed in float32. Matrix units take 16 by
-// STEP elements of the left factor and STEP by 8 of the right one. The warps of a group are DOWN by
-// 4 / DOWN parts of the tile, each of BLOCKS times 16 rows (HALVES * 8 of which are wanted) and
-// PANELS times 8 columns; of 8 by 8 sums a lane has two neighbours in row lane / 4. A register of a
-// factor is a lane's part of a square, 8 lines of SQUARE elements: of line lane / 4 what is at
-// lane % 4, which in float32 is an element and in half precision two neighbours.
+// A factor in local memory (`near`) has elements of FACTOR_BYTES: 2 in half precision, 4 in float32.
+// It keeps its orientation in memory, with lines of neighbours `pitch` elements apart. Other factors
+// are copied there in slices of DEPTH inner elements, or are read where they are (`far`, in float32).
+// Products are summed in float32. A matrix unit multiplies 16 by STEP elements of the left factor
+// with STEP by 8 of the right one. The four warps of a group have DOWN by 4 / DOWN parts of the tile,
+// each of BLOCKS times 16 rows (HALVES * 8 of which are wanted) and PANELS times 8 columns. Of 8 by 8
+// sums a lane has two neighbours in row lane / 4. A register of a factor is a lane's part of a
+// square, which is 8 lines of SQUARE elements: in line lane / 4 the element at lane % 4, or in half
+// precision two neighbours there.
 //
-// In float32 each element is split in two numbers of TF32, which has 11 bits: its nearest and the
-// rest. Of their four products the one of both rests is left out, which is 2^-22 of the whole. An
-// infinite element has a rest that is no number, and neither are its sums; nor are those of one
-// above 3.4019e38, whose nearest is infinite. As matrix units round their sums towards zero, lanes
-// add up those of several slices or tiles.
+// In float32 each element is split into two numbers of TF32, which has 11 bits: the nearest one and
+// the rest. Of their four products that of both rests, 2^-22 of the whole, is left out. An infinite
+// element has a rest of NaN, so its sums are NaN; so are those of an element above 3.4019e38, whose
+// nearest number is infinite. Matrix units round sums towards zero, so lanes add up the sums of
+// several slices or tiles themselves.
 
 #define SQUARE (16 / FACTOR_BYTES)  // inner elements of a square: 16 bytes
 #define STEP (2 * SQUARE)
-#define LINE (128 / FACTOR_BYTES)   // elements that meet all banks once
-#define DEPTH LINE                  // inner elements for which instructions are written out
+#define LINE (128 / FACTOR_BYTES)   // elements that cover all banks once
+#define DEPTH LINE                  // inner elements of an unrolled product
 
 typedef struct {
   int near;
@@ -43,17 +43,17 @@ static Factor far(__global const float *from, int stride, int inner_stride) {
   return f;
 }
 
-// By how many elements a line's squares change places, so that eight lines of one square meet all
-// banks once, and four lines of two squares.
+// The swizzle of a line: by it the squares of a line are permuted, so that eight lines of one square,
+// or four lines of two squares, cover all banks once. LocalBuffer.cell in Python does the same.
 #define TURNED(line) (FACTOR_BYTES == 2 ? (line) * 8 : (line) % 4 * 8 + (line) / 4 * 4)
 
-// Where in local memory an element of a line, one of the eight from `line` on, lies.
+// The address in local memory of an element of line `line + eighth`, with `eighth` below 8.
 static uint cell(Factor f, int line, int column, int eighth) {
   const int turned = f.first % f.pitch + column ^ (f.pitch % LINE ? 0 : TURNED(eighth));
   return f.base + FACTOR_BYTES * ((f.first / f.pitch + line + eighth) * f.pitch + turned);
 }
 
-// A lane's parts of squares, of which it gives a line of one: along lines, or across them.
+// Loads a lane's parts of squares, along lines or transposed. Each lane passes the address of a line.
 #define SQUARES_2(x, at, how)                                                                   \
   asm volatile("ldmatrix.sync.aligned.m8n8.x2" how ".shared.b16 {%0, %1}, [%2];"                \
                : "=r"((x)[0]), "=r"((x)[1]) : "r"(at) : "memory")
@@ -67,7 +67,7 @@ static uint cell(Factor f, int line, int column, int eighth) {
 #define KEEPS_SUMS 1  // whether matrix units add to a tile's sums
 #define WHOLE(k, inner) ((k) + 8 < (inner))  // whether there are more inner elements than 8
 
-// Two or four elements of a line at once, each in its turn; n is known to the compiler.
+// Element n of two or four elements that were loaded at once; n is a constant to the compiler.
 #define HALF_OF_2(all, n) half_of(all, n)
 #define HALF_OF_4(all, n) half_of((n) < 2 ? (all).x : (all).y, (n) & 1)
 
@@ -90,8 +90,9 @@ static uint2 halves_4(float a, float b, float c, float d) {
   return (uint2)(halves_2(a, b), halves_2(c, d));
 }
 
-// sums += a x b. Lanes hold parts of squares: of a those of rows 0 and 8, then the same of the next
-// inner elements; of b's columns; of the sums two in row lane / 4 and two in the row 8 below.
+// sums += a x b. A lane holds parts of squares: of `a` those from rows 0 and 8 on, then the same for
+// the next inner elements; of `b` those of its columns; of the sums two elements in row lane / 4 and
+// two in the row 8 below.
 static void multiply(float *sums, const uint *a, const uint *b, int whole) {
   if (whole)
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -133,8 +134,8 @@ static uint word_at(uint at) {
 }
 #endif
 
-// `width` rows (or columns) of a factor, DEPTH inner elements of each or those that there are and
-// zeros up to a multiple of 8; each lane moves four neighbours at once.
+// Copies `width` rows (or columns) of a factor to a slice: DEPTH inner elements of each, or all that
+// exist and zeros up to a multiple of 8. Each lane moves four neighbours at once.
 static void load_slice(__local FACTOR *slice, int width, __global const float *from, int stride,
                        int inner_stride, int aligned, int count, int inner) {
   const int along = inner_stride == 1, depth = min(DEPTH, (inner + 7) / 8 * 8);
@@ -158,8 +159,9 @@ static void load_slice(__local FACTOR *slice, int width, __global const float *f
   }
 }
 
-// The parts of squares of a factor: of 16 rows and STEP inner elements, row 8 being next to row 0,
-// or of 4 * `count` columns, where the next inner elements are next.
+// Loads a lane's parts of squares of a factor: of the left one 16 rows and STEP inner elements, in the
+// order rows 0, rows 8, then the next inner elements; of the right one 4 * `count` columns, in the
+// order of inner elements first.
 static void fetch(uint *x, Factor f, int right, int outer, int k, int count, int limit,
                   int inner) {
   const int lane = get_local_id(0) % 32, square = lane / 8, whole = WHOLE(k, inner);
@@ -185,8 +187,8 @@ static void fetch(uint *x, Factor f, int right, int outer, int k, int count, int
   }
 }
 
-// What is left of elements of float32 that become their nearest in TF32. Matrix units take no more
-// bits of the rest than TF32 has.
+// Rounds float32 elements to TF32, and computes the rests. Matrix units use only as many bits of a
+// rest as TF32 has.
 static void split(uint *rest, uint *x, int count) {
 #if FACTOR_BYTES == 4
   #pragma unroll
@@ -198,7 +200,7 @@ static void split(uint *rest, uint *x, int count) {
 #endif
 }
 
-// sums[16][8] of each of so many panels of the right factor.
+// Adds the products with each panel of the right factor to sums[16][8].
 static void multiply_panels(float *sums, const uint *a, const uint *a_rest, const uint *b,
                             const uint *b_rest, int panels, int whole) {
 #if FACTOR_BYTES == 4
@@ -211,8 +213,8 @@ static void multiply_panels(float *sums, const uint *a, const uint *a_rest, cons
   for (int j = 0; j < panels; ++j) multiply(sums + 4 * j, a, b + 2 * j, whole);
 }
 
-// Of the right factor's columns the product with ones is the sum: if `summed`, the warps above
-// one another share a part's panels. Of the tile's rows and columns so many exist.
+// If `summed`, column sums of the right factor are computed as its product with ones; the warps above
+// one another share the panels of a part. Only `rows` rows and `columns` columns exist.
 #define TILE_PRODUCT(NAME, DOWN, BLOCKS, HALVES, PANELS)                                        \
   static void NAME(float *tile, float *sums, int summed, Factor left, Factor right, int rows,   \
                    int columns, int inner) {                                                    \
@@ -272,7 +274,7 @@ TILE_PRODUCT(tile_product_4_slim, 2, 1, 2, 2)
 TILE_PRODUCT(tile_product_8_slim, 2, 2, 2, 2)
 TILE_PRODUCT(tile_product_narrow, 4, 1, 2, 1)
 
-// The column sums that TILE_PRODUCT left with some lanes, for all of them.
+// Copies the column sums, which TILE_PRODUCT left in some lanes, to local memory for all of them.
 #define TILE_COLUMNS(NAME, DOWN, PANELS)                                                        \
   static void NAME(__local float *columns, const float *sums) {                                 \
     const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32;                         \

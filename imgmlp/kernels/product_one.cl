@@ -2,11 +2,11 @@
 //
 //   tile[rows][columns] = left[rows][inner] x right[inner][columns]
 //
-// The micro-kernel is a rank-1 update in registers: 6 rows by 16 columns, which are 12
-// independent chains of multiply-adds, the left element broadcast, the right row two float8; with
-// AVX-512, where vectors have NARROW = 16 elements, 8 rows by 32. PoCL 3.0 aborts on any float16
-// where the processor has none, so that no other device is shown one.
-// Plain pointer dereferences and a * b + c: PoCL inlines neither vload8 nor fma in a large
+// The micro-kernel is a rank-1 update in registers: the left element is broadcast, and the right row
+// is two vectors. A tile of 6 rows by 16 columns has 12 independent chains of multiply-adds. With
+// AVX-512, where vectors have NARROW = 16 elements, it is 8 rows by 32 columns. PoCL 3.0 aborts on
+// any float16 if the processor has no such vectors, so other devices must not see one.
+// Use plain pointer dereferences and a * b + c: PoCL inlines neither vload8 nor fma in a large
 // kernel, and a call spills all registers.
 
 #define INNER 256  // inner elements of a packed panel: 16 KiB, half of a first-level cache
@@ -20,8 +20,8 @@ typedef float8 row_vector;
 #endif
 typedef vector unaligned_vector __attribute__((aligned(4)));
 
-// M(0, ...) to M(R - 1, ...). Written out, as LLVM needs the longer for each loop the more of them
-// a kernel has, even if they are unrolled.
+// M(0, ...) to M(R - 1, ...), written out. LLVM takes longer for each loop the more loops a kernel
+// has, even if they are unrolled.
 #define REPEAT(R, M, ...) REPEAT_##R(M, __VA_ARGS__)
 #define REPEAT_1(M, ...) M(0, __VA_ARGS__)
 #define REPEAT_2(M, ...) REPEAT_1(M, __VA_ARGS__) M(1, __VA_ARGS__)
@@ -32,10 +32,11 @@ typedef vector unaligned_vector __attribute__((aligned(4)));
 #define REPEAT_7(M, ...) REPEAT_6(M, __VA_ARGS__) M(6, __VA_ARGS__)
 #define REPEAT_8(M, ...) REPEAT_7(M, __VA_ARGS__) M(7, __VA_ARGS__)
 
-// sums[R][V] += left[R][inner] x panel[inner][V]. R and V, which counts vectors, are literals, and
-// `sums` is an array of the caller's that no variable indexes, so that all of it is in registers.
-// left[i * left_row + k * left_inner]; panel: row k at k * step, aligned; SPACE is where it lies.
-// Rows from number `rows` on are copies of the last one below: what is not there is not read.
+// sums[R][V] += left[R][inner] x panel[inner][V]. R and V, a number of vectors, are literals. `sums`
+// is an array of the caller that no variable indexes, so that all of it stays in registers.
+// Element (i, k) of the left factor is left[i * left_row + k * left_inner]. Row k of the panel is at
+// k * step, aligned, in the address space SPACE. Rows from number `rows` on repeat the last row that
+// exists, so that nothing else is read.
 #define MULTIPLY(KIND, R, V, sums, left, left_row, left_inner, SPACE, panel, step, rows, inner) \
   {                                                                                             \
     REPEAT(R, POINT, left, left_row, rows)                                                      \
@@ -54,7 +55,7 @@ typedef vector unaligned_vector __attribute__((aligned(4)));
     sums[2 * R + 1] += a_ * y_[1];      \
   }
 
-// A product that begins at zero, in an array of the given name; of vectors of 8 if so called.
+// A product in a new array `sums`, which begins at zero. PRODUCT_8 always takes vectors of 8.
 #define PRODUCT(R, V, sums, ...)               \
   vector sums[(R) * (V)];                      \
   REPEAT(R, CLEAR_##V, sums)                   \
@@ -66,7 +67,7 @@ typedef vector unaligned_vector __attribute__((aligned(4)));
 #define CLEAR_1(R, sums) sums[R] = 0.f;
 #define CLEAR_2(R, sums) sums[2 * R] = sums[2 * R + 1] = 0.f;
 
-// The same elements where variables may index them.
+// The elements of `sums` in an array `tile` in memory, which variables may index.
 #define TO_MEMORY(R, V, tile, sums)                            \
   float tile[(R) * (V) * NARROW] __attribute__((aligned(64))); \
   REPEAT(R, PUT_##V, (vector *)tile, sums)
@@ -78,10 +79,11 @@ typedef vector unaligned_vector __attribute__((aligned(4)));
   (out)[2 * R] = sums[2 * R];  \
   (out)[2 * R + 1] = sums[2 * R + 1];
 
-// sums[R][C] = left[R][inner] x right[C][inner], both of which have their terms side by side: of
-// NARROW terms at once products are added up in as many sums of their own, which TOTALS adds up.
-// `found` is an array of EIGHTS float8, in which they stand side by side. left[i * left_row + k];
-// rows from number `rows` on are copies of the last one below. inner is a multiple of NARROW.
+// found[R][C] = left[R][inner] x right[C][inner], where the terms of both factors are contiguous. The
+// products of NARROW terms at once are added to as many partial sums, which TOTALS adds up. `found`
+// is a new array of EIGHTS float8, with the elements one after the other. Element (i, k) of the left
+// factor is left[i * left_row + k]. Rows from number `rows` on repeat the last row that exists.
+// `inner` is a multiple of NARROW.
 #define PRODUCT_ALONG(R, C, EIGHTS, found, left, left_row, right, right_column, rows, inner) \
   float8 found[EIGHTS];                                                                      \
   {                                                                                          \
@@ -106,7 +108,7 @@ typedef vector unaligned_vector __attribute__((aligned(4)));
   found[N] = each_total(sums[8 * N], sums[8 * N + 1], sums[8 * N + 2], sums[8 * N + 3],    \
                         sums[8 * N + 4], sums[8 * N + 5], sums[8 * N + 6], sums[8 * N + 7]);
 
-// ACROSS is REPEAT, for what is repeated within it.
+// ACROSS is REPEAT under another name, as a macro cannot be used within itself.
 #define ACROSS(C, M, ...) ACROSS_##C(M, __VA_ARGS__)
 #define ACROSS_1(M, ...) M(0, __VA_ARGS__)
 #define ACROSS_2(M, ...) ACROSS_1(M, __VA_ARGS__) M(1, __VA_ARGS__)
@@ -117,7 +119,8 @@ typedef vector unaligned_vector __attribute__((aligned(4)));
 #define ACROSS_7(M, ...) ACROSS_6(M, __VA_ARGS__) M(6, __VA_ARGS__)
 #define ACROSS_8(M, ...) ACROSS_7(M, __VA_ARGS__) M(7, __VA_ARGS__)
 
-// The sum of each of eight vectors' elements. Neighbours are added as x86 does within 128 bits.
+// The sum of the elements of each of eight vectors. Neighbours are added like x86's horizontal
+// additions do within 128 bits.
 #if NARROW == 16
 #define HALVED(a) ((a).lo + (a).hi)
 #else
@@ -132,7 +135,7 @@ static inline __attribute__((always_inline)) float8 each_total(
   return (float8)(low.lo, high.lo) + (float8)(low.hi, high.hi);
 }
 
-// Columns of the right factor side by side, zero from number `columns` to `width`.
+// Copies columns of the right factor to panel[inner][width], with zeros from number `columns` on.
 static void pack_panel(float *panel, __global const float *right, int right_inner,
                        int right_column, int columns, int width, int inner) {
   for (int k = 0; k < inner; ++k) {
@@ -141,7 +144,7 @@ static void pack_panel(float *panel, __global const float *right, int right_inne
   }
 }
 
-// Factors so long that a tile of VECTOR columns is added up panel by panel, in memory.
+// Products of many terms: a tile of VECTOR columns is summed panel by panel, in memory.
 
 #define ROWS(R, SPACE)                                                                  \
   for (; i + R <= rows; i += R) {                                                       \
@@ -167,7 +170,7 @@ static void pack_panel(float *panel, __global const float *right, int right_inne
 MULTIPLY_TILE(multiply_global, __global)
 MULTIPLY_TILE(multiply_private, __private)
 
-// The right factor read in place: rows of at least VECTOR aligned, neighbouring elements.
+// The right factor is read in place: its rows have at least VECTOR aligned, contiguous elements.
 static void tile_product_direct(float *tile, __global const float *left, int left_row,
                                 int left_inner, __global const float *right, int right_inner,
                                 int right_column, int rows, int columns, int inner) {
@@ -177,7 +180,7 @@ static void tile_product_direct(float *tile, __global const float *left, int lef
   }
 }
 
-// Any strides and any number of columns: the right factor is copied to a panel first.
+// The right factor is copied to a panel first: it may have any strides and number of columns.
 static void tile_product_packed(float *tile, __global const float *left, int left_row,
                                 int left_inner, __global const float *right, int right_inner,
                                 int right_column, int rows, int columns, int inner) {
@@ -201,8 +204,8 @@ static void tile_product_packed(float *tile, __global const float *left, int lef
 #define ADD_ONE(R, parts) \
   parts[R] += *(__global const unaligned_vector *)(right + (k + R) * right_inner);
 
-// sums[n] = the sum of right[k][n] over all inner k, for n below columns. Whole vectors take four
-// rows at once, as one addition waits for the other.
+// sums[n] = the sum of right[k][n] over all k < inner, for n < columns. Whole vectors are added four
+// rows at once, as four independent chains of additions.
 static void column_sums(float *sums, __global const float *right, int right_inner,
                         int right_column, int columns, int inner) {
   if (columns == VECTOR && right_column == 1 && inner % 4 == 0) {
@@ -237,7 +240,7 @@ static void column_sums(float *sums, __global const float *right, int right_inne
       }
       const float8 both = each_total(parts[0], parts[1], 0.f, 0.f, 0.f, 0.f, 0.f, 0.f);
       sums[n] = both.s0;
-      sums[n + 1] = both.s1;  // of what there is VECTOR
+      sums[n + 1] = both.s1;  // `sums` has VECTOR elements
     }
     return;
   }

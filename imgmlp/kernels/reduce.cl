@@ -1,6 +1,6 @@
-// Values of all lanes of a work-group into `results` of them, by a tree in local memory: lanes
-// that are a multiple of `results` apart receive the same one. `scratch` holds one value a lane;
-// `lanes` and `results` are powers of two.
+// Reduces the values of all lanes of a work-group to `results` values, by a tree in local memory.
+// Lane i receives value i % results. `scratch` has an element for each lane; `lanes` and `results`
+// are powers of two.
 
 #define GROUP_REDUCTION(NAME, TYPE, JOIN)                                       \
   static TYPE NAME(__local TYPE *scratch, TYPE value, int lanes, int results) { \

@@ -1,13 +1,13 @@
 // Scalar functions that every generated kernel may call.
 
-// The share of `count` things that one of some work-groups takes: [begin_of, end_of).
+// The range of `count` items that one of `groups` work-groups takes: [begin_of, end_of).
 static int begin_of(int count, int group, int groups) {
   return group * (count / groups) + min(group, count % groups);
 }
 
 static int end_of(int count, int group, int groups) { return begin_of(count, group + 1, groups); }
 
-// The same for this group of the whole launch.
+// The range of this work-group among all groups of the launch.
 static int share_begin(int count) { return begin_of(count, get_group_id(0), get_num_groups(0)); }
 
 static int share_end(int count) { return end_of(count, get_group_id(0), get_num_groups(0)); }
@@ -21,16 +21,16 @@ static uint lowbias32(uint x) {
   return x ^ (x >> 16);
 }
 
-// Sums and products of ints that wrap. In C theirs must not overflow, and compilers draw conclusions
-// from that: that x + 1 > x, for one. Those of vectors wrap as they are.
+// Sums and products of ints that wrap around. In C signed arithmetic must not overflow, and compilers
+// draw conclusions from that, such as x + 1 > x. Arithmetic on vectors wraps by itself.
 static int wrap_add(int a, int b) { return (int)((uint)a + (uint)b); }
 
 static int wrap_subtract(int a, int b) { return (int)((uint)a - (uint)b); }
 
 static int wrap_multiply(int a, int b) { return (int)((uint)a * (uint)b); }
 
-// Division and remainder that round towards minus infinity, as Python's. C leaves open what the
-// least int gives by -1, and any by 0; here it wraps, and is 0.
+// Division and remainder that round towards minus infinity, like Python's. In C the smallest int by
+// -1, and any int by 0, are undefined; here the first wraps around, and the second is 0.
 static int floor_div(int a, int b) {
   const int d = b == -1 || b == 0 ? 1 : b, q = a / d;
   return b == 0 ? 0 : b == -1 ? (int)(0u - (uint)a) : q - (a % d != 0 && (a < 0) != (d < 0));
@@ -41,20 +41,20 @@ static int floor_mod(int a, int b) {
   return r + (r != 0 && (r < 0) != (d < 0)) * d;
 }
 
-// PoCL calls its sqrt, which keeps a loop from being vectorised; the compiler's own does not.
+// PoCL's sqrt is a call, which keeps a loop from being vectorised; the compiler's builtin is none.
 #ifdef POCL_DEVICE_ADDRESS_BITS
 #define square_root(x) __builtin_sqrtf(x)
 #else
 #define square_root(x) sqrt(x)
 #endif
 
-// The difference of two products, each of which is rounded. NVIDIA's compiler would make one
-// instruction of it and one product, which is not rounded then: a * b - c * d would not be 0 where
-// both are the same. PoCL's does so within an expression only.
+// The difference of two products, both of which are rounded. NVIDIA's compiler would fuse it with
+// one of the products, which is not rounded then: a * b - c * d would not be 0 for equal products.
+// PoCL's compiler fuses within an expression only.
 static float difference_of_products(float a, float b) {
 #ifdef __NV_CL_C_VERSION
   float found;
-  asm("sub.rn.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));  // .rn is never joined
+  asm("sub.rn.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));  // .rn is never fused
   return found;
 #else
   return a - b;
@@ -91,19 +91,19 @@ POWER_OF_TWO(float16, int16, uint16)
 #define power_of_two(x) exp2(x)
 #endif
 
-// Asks for a line of the cache that will soon be read, or written; beyond a buffer it does nothing.
+// Prefetches a cache line that will soon be read or written; beyond a buffer it does nothing.
 #ifdef POCL_DEVICE_ADDRESS_BITS
 #define fetch_early(place, written) __builtin_prefetch(place, written, 2)
 #else
 #define fetch_early(place, written)
 #endif
 
-// The nth of several that were loaded at once; n is known to the compiler.
+// Element n of a vector that was loaded at once; n is a constant to the compiler.
 #define FLOAT_OF_2(all, n) ((n) ? (all).y : (all).x)
 #define FLOAT_OF_4(all, n) ((n) < 2 ? FLOAT_OF_2((all).lo, n) : FLOAT_OF_2((all).hi, (n) - 2))
 
-// log2(x), within 2 units in the last place or 1e-7 near 0; PoCL's is a call as well. x is m 2^n
-// with m from 1/sqrt(2) to sqrt(2), and log2(m) a series in (m - 1) / (m + 1).
+// log2(x), within 2 units in the last place, or 1e-7 near 0. PoCL's log2 is a call as well. x is
+// m 2^n with m from 1/sqrt(2) to sqrt(2), and log2(m) is a series in (m - 1) / (m + 1).
 #ifdef POCL_DEVICE_ADDRESS_BITS
 static float logarithm(float x) {
   const int small = x < 0x1p-126f, given = as_int(small ? x * 0x1p24f : x);

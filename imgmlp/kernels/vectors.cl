@@ -1,6 +1,6 @@
-// Vectors of a processor, of 8 or of NARROW elements.
+// Vectors of 8 or of NARROW elements, for CPUs.
 
-// Wherever in memory they begin. Only a device that has vectors of 16 is shown one.
+// Vectors in memory that need not be aligned. Types of 16 are declared only if the device has them.
 typedef float8 unaligned_float8 __attribute__((aligned(4)));
 typedef int8 unaligned_int8 __attribute__((aligned(4)));
 #if NARROW == 16
@@ -8,7 +8,7 @@ typedef float16 unaligned_float16 __attribute__((aligned(4)));
 typedef int16 unaligned_int16 __attribute__((aligned(4)));
 #endif
 
-// PoCL's conversions of vectors are calls, which keep nothing in registers.
+// PoCL's conversions of vectors are calls, before which all registers are spilled.
 #ifdef POCL_DEVICE_ADDRESS_BITS
 #define to_float8(x) __builtin_convertvector(x, float8)
 #define to_int8(x) __builtin_convertvector(x, int8)
@@ -21,8 +21,8 @@ typedef int16 unaligned_int16 __attribute__((aligned(4)));
 #define to_int16(x) convert_int16(x)
 #endif
 
-// Every other one of what begins at a place, so many of them. With PoCL, which has clang's shuffles,
-// by two loads, the last of which ends with the last one: nothing behind it is read.
+// Every other element from a place on, N of them. PoCL has clang's shuffles, and takes two loads. The
+// second one ends with the last element, so that nothing behind it is read.
 #define EVERY_OTHER(KIND, N, place) EVERY_OTHER_##N(KIND, place)
 #ifdef POCL_DEVICE_ADDRESS_BITS
 #define EVERY_OTHER_8(KIND, place)                                                             \
