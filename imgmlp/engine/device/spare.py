@@ -1,8 +1,8 @@
-"""Memory of a device that nobody uses any more, kept for whoever wants as much of it next.
+"""Freed allocations of a device, kept for the next request of the same size.
 
-Drivers of graphics cards wait for the device, and for other processes on it, when memory is given
-back; one picture after the other needs the same. What is kept may still be in use by work that is
-queued, so that it serves only what is queued later.
+When memory is released, drivers of graphics cards wait for the device and for other processes on
+it, and successive pictures need the same sizes. Queued work may still use a kept buffer, so it only
+serves work that is queued later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Spare:
-    """Buffers by their sizes, of at most so many bytes together."""
+    """Free buffers by their sizes, of at most `most` bytes in total."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -19,7 +19,7 @@ class Spare:
         self._bytes = 0
 
     def give(self, size: int, buffer: Any) -> None:
-        """Keep a buffer; where there is no room for it beside the others, it alone."""
+        """Keep a buffer. If it does not fit beside the others, they are released first."""
         if self._bytes + size > self.most:
             self.clear()
         if size <= self.most:
@@ -27,7 +27,7 @@ class Spare:
             self._bytes += size
 
     def take(self, size: int) -> Any:
-        """A buffer of just this size and undefined content, or None."""
+        """A buffer of exactly this size, with undefined content, or None."""
         kept = self._kept.get(size)
         if not kept:
             return None
@@ -35,6 +35,6 @@ class Spare:
         return kept.pop()
 
     def clear(self) -> bool:
-        """Give all of it back to the driver; whether there was any."""
+        """Release all buffers to the driver; returns whether there were any."""
         self._kept, kept, self._bytes = {}, self._kept, 0
         return any(kept.values())

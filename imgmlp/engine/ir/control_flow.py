@@ -1,4 +1,4 @@
-"""Control flow as Nodes: loops that carry values on, and choices of what is computed.
+"""Control flow as Nodes: loops with carried values, and conditional computation.
 
 A LOOP holds one iteration as a graph of its own, whose leaves are PARAMETER Nodes: the
 carried values first, then what the iteration takes from outside. RESULT Nodes are the
@@ -19,9 +19,9 @@ from imgmlp.engine.ir.printer import render_nodes
 
 
 class _Building(threading.local):
-    """A thread's own: what others build meanwhile is around none of its loops."""
+    """What this thread is tracing; other threads' loops do not count."""
 
-    depth = 0  # loops around the one being built
+    depth = 0  # number of loops whose bodies are being traced, one within the other
 
 
 building = _Building()
@@ -52,14 +52,14 @@ class Body:
 
 
 def parameter(depth: int, position: int, like: Node, own: int | None = None) -> Node:
-    """What an iteration receives; `depth` counts the loops around it. While a loop is being built
-    a number of its `own` tells its PARAMETERs from those of others as deep."""
+    """A value that an iteration receives. `depth` is the number of loops around this one. While a
+    loop is traced, its `own` number distinguishes its PARAMETERs from those of other loops."""
     arg = (depth, position) if own is None else (depth, position, own)
     return make(Op.PARAMETER, (), arg, like.shape, like.dtype)
 
 
 def received(body: Body) -> list[Node]:
-    """PARAMETERs that stand for the gradients of what an iteration carries on."""
+    """PARAMETERs that stand for the upstream gradients of the values that an iteration returns."""
     depth, _ = body.parameters[0].arg
     return [parameter(depth, -1 - i, value) for i, value in enumerate(body.values)]
 
@@ -103,14 +103,14 @@ def loop(
 
 
 def _captured(values: Sequence[Node], carried: set[Node]) -> list[Node]:
-    """The last Nodes on each way that do not depend on what is carried."""
+    """The topmost Nodes that do not depend on the carried values."""
     varying = dependent(values, carried)
     reached = toposort(values, lambda n: n.src if n in varying else ())
     return [n for n in reached if n not in varying and n.op not in (Op.CONST, Op.IOTA)]
 
 
 def dependent(roots: Iterable[Node], on: set[Node]) -> set[Node]:
-    """The Nodes of a graph that are, or depend on, some Nodes."""
+    """The Nodes of a graph that are in `on` or depend on one of them, and those of `on`."""
     found = set(on)
     for node in toposort(roots):
         if any(s in found for s in node.src):
@@ -128,7 +128,7 @@ def computed(roots: Iterable[Node]) -> Iterator[Node]:
 
 
 def states(loop: Node) -> Iterator[list[Node]]:
-    """What a LOOP carries before each iteration and after the last, every iteration spelled out."""
+    """The carried values before each iteration and after the last, with the LOOP unrolled."""
     body: Body = loop.arg
     carried = len(body.values)
     values, captured = list(loop.src[:carried]), loop.src[carried:]

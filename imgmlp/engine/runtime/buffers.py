@@ -1,7 +1,4 @@
-"""The data of Buffers: where it is on a device, what goes there and comes back.
-
-Knows no programs.
-"""
+"""The data of Buffers on a device: upload, write and read. It knows no Programs."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def upload(storage: Buffer) -> None:
 
 
 def check_like(storage: Buffer, array: Array) -> None:
-    """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
+    """Raise ValueError for an array that cannot replace the data of a Buffer."""
     if array.shape != storage.shape or array.dtype != storage.dtype.np:
         text = f"{storage!r} cannot take {array.dtype}{list(array.shape)}"
         wanted = np.dtype(storage.dtype.np)
