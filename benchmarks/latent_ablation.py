@@ -226,7 +226,7 @@ def cost(
         networks = search.run(lmbda) if variant.searched else search._rounded(search.exponents)
         if variant.hardened:
             count = min(round(QUANTISATION_FRACTION * steps), MAX_QUANTISATION_STEPS)
-            networks = search.hardened(networks, lmbda, count)
+            networks = search.quantised(networks, lmbda, count)
         budget = rdoq_budget(steps, device.lanes) if variant.budget is None else variant.budget
         search.optimise_latents(networks, lmbda, budget)
         if variant.refined:

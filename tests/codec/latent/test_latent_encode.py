@@ -30,6 +30,7 @@ from imgmlp.codec.latent.training import (
     effort,
     forms,
     phases,
+    progressive_quantisation,
     rounding_search,
     run_plan,
 )
@@ -412,7 +413,7 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
 
     taken = foreseen(Goal("lambda", 1e-3))
     trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * cost_model.SEARCH_JUDGEMENTS * 0.002
-    moved = 2 * cost_model.trials(600, 128**2) + 5 * cost_model.FIRST_TRIALS
+    moved = 2 * cost_model.weight_trials(600, 128**2) + 5 * cost_model.MAX_EARLY_WEIGHT_TRIALS
     assert taken == pytest.approx(trained + moved * cost_model.WEIGHT_TRIAL_STEPS * 0.01)
     assert foreseen(Goal("psnr", 30)) == taken
 
@@ -559,23 +560,23 @@ def test_what_a_limit_leaves_time_for_has_the_moving_of_latents_in_it(judging: f
 
 
 def test_large_pictures_have_fewer_trials_of_single_weights() -> None:
-    assert bit_allocation.trials(600, 2**16 - 1) == 300
-    assert bit_allocation.trials(600, 2**16) == 60
-    assert bit_allocation.trials(100_000, 2**20) == 3000
+    assert bit_allocation.weight_trials(600, 2**16 - 1) == 300
+    assert bit_allocation.weight_trials(600, 2**16) == 60
+    assert bit_allocation.weight_trials(100_000, 2**20) == 3000
 
 
 @pytest.mark.usefixtures("few_trials")
 def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
-    monkeypatch.setattr(bit_allocation, "LARGE_PART", math.inf)  # or they harden twice
+    monkeypatch.setattr(bit_allocation, "MIN_NETWORK_FRACTION", math.inf)  # or they harden twice
     counts = list[int]()
-    hardened = bit_allocation.hardening.hardened
+    hardened = progressive_quantisation.quantise
 
     def noted(*given: Any) -> dict[str, Quantized]:
         counts.append(given[3])
         return hardened(*given)
 
-    monkeypatch.setattr(bit_allocation.hardening, "hardened", noted)
+    monkeypatch.setattr(progressive_quantisation, "quantise", noted)
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(400))
     steps = effort.steps_for_pixels(400, 30)
     assert counts[0] == round(effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION * steps)
@@ -594,8 +595,10 @@ def test_what_an_effort_takes_decides_with_all_passes(
 ) -> None:
     """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
     steps = effort.steps_for_pixels(effort.steps_of_effort(4), PIXELS.shape[0] * PIXELS.shape[1])
-    all_trials = cost_model.trials(steps, PIXELS.shape[0] * PIXELS.shape[1])
-    moved = passes * all_trials + cost_model.FIRST_TRIALS  # the first of them moves few weights
+    all_trials = cost_model.weight_trials(steps, PIXELS.shape[0] * PIXELS.shape[1])
+    moved = (
+        passes * all_trials + cost_model.MAX_EARLY_WEIGHT_TRIALS
+    )  # the first of them moves few weights
     rounding = cost_model.WEIGHT_TRIAL_STEPS * moved
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
     shorter = round(phases.SHORTER * steps)
@@ -669,7 +672,7 @@ def test_single_weights_leave_time_to_come_near_a_target(wanted: Goal) -> None:
         return True
 
     rounding_search.Rounding(picture, wanted, step, device, {}, enough).best(3e-3)
-    assert (rounding_search.REFINED in asked) == (wanted.kind == "bytes")
+    assert (rounding_search.MAX_REFINEMENT_TIME in asked) == (wanted.kind == "bytes")
 
 
 @pytest.mark.parametrize(("spent", "times"), [(0.29, 2), (0.31, 1)])
@@ -685,11 +688,11 @@ def test_networks_harden_once_more_only_where_there_is_time(
         search._cost(networks, lmbda)
         return dict(networks)
 
-    monkeypatch.setattr(bit_allocation.Search, "hardened", hardened)
-    monkeypatch.setattr(bit_allocation, "LARGE_PART", 0.0)
+    monkeypatch.setattr(bit_allocation.Search, "quantised", hardened)
+    monkeypatch.setattr(bit_allocation, "MIN_NETWORK_FRACTION", 0.0)
     picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
     made = picture, Goal("lambda", 3e-3), LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
-    refining = Refining(5, hardening=3, searching=False)
+    refining = Refining(5, quantisation_steps=3, searching=False)
     found = rounding_search.Rounding(*made, device, {}, lambda share: share <= spent, refining)
     found.best(3e-3)
     assert counts == [3] * times
@@ -717,7 +720,9 @@ def test_a_limit_leaves_bytes_time_for_saving_some() -> None:
         found.costs.step_seconds, found.costs.judging_seconds = 0.01, 1e-4
         return found.set_deadline(state)[0] or 0.0
 
-    saving = len(rounding_search.SHAVING_DOUBLINGS) * rounding_search.SHAVES * 1e-4 / 2
+    saving = (
+        len(rounding_search.SHAVING_LMBDA_DOUBLINGS) * rounding_search.SHAVING_TRIALS * 1e-4 / 2
+    )
     assert until("psnr") - until("bytes") == pytest.approx(saving)
 
 
@@ -748,7 +753,9 @@ def test_single_weights_save_bytes_at_ever_higher_lambdas(share: float, lmbdas: 
     wanted = Goal("bytes", share * before.size)
     found = rounding_search.Rounding(Picture(small_pixels()), wanted, *made)
     tried = found._shaved(networks, 1e-4, lambda: False)
-    assert [trial.shaved for trial in tried] == list(rounding_search.SHAVING_DOUBLINGS[:lmbdas])
+    assert [trial.shaved for trial in tried] == list(
+        rounding_search.SHAVING_LMBDA_DOUBLINGS[:lmbdas]
+    )
     assert all(later.size < earlier.size for earlier, later in pairwise([before, *tried]))
     assert len(found._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
 
@@ -787,7 +794,7 @@ def test_what_moving_single_weights_saved_is_another_file(
         written.append(trial.shaved)
         return write(trial)
 
-    monkeypatch.setattr(rounding_search, "EXACT", 2)
+    monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
     monkeypatch.setattr(found, "_written", counted)
     monkeypatch.setattr(
         found, "_nearest", lambda networks, _: replace(found._trial(networks, 0.0), shaved=shaved)

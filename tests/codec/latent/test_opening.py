@@ -243,7 +243,7 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     monkeypatch.setattr(buckets, "MIN_RUN_PER_OPENING", 2)
     monkeypatch.setattr(latent, "bucket_compiler", Compiler)
     monkeypatch.setattr(passes, "MAX_PASSES", 0)
-    monkeypatch.setattr(rounding_search, "EXACT", 2)
+    monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
     Compiler.made = 0
     return Begun(form, Picture(PIXELS[:rows]))
 

@@ -27,7 +27,7 @@ from imgmlp.codec.latent.step.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training import effort, rdoq, rounding_search
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.rdoq import GRIDS, NEAR, NO_BUDGET, Budget
+from imgmlp.codec.latent.training.rdoq import MAX_LEVELS, NEIGHBOURHOOD, NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rounding_search import Refining, Rounding
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training import passes
@@ -404,11 +404,13 @@ def best_ones(height: int, width: int, most: int = 2, levels: int = Bowls.levels
 
 
 def beside_another(extent: Extent, level: int, place: Place) -> bool:
-    """Whether a latent of a window is within NEAR of what belongs to the next one."""
+    """Whether a latent of a window is within NEIGHBOURHOOD of what belongs to the next one."""
     for axis, at in enumerate(place):
         begin, end = extent.span(axis, level)
         there = -(-extent.picture[axis] // 2**level)
-        if (begin > 0 and at - begin < NEAR) or (end < there and end - 1 - at < NEAR):
+        if (begin > 0 and at - begin < NEIGHBOURHOOD) or (
+            end < there and end - 1 - at < NEIGHBOURHOOD
+        ):
             return True
     return False
 
@@ -421,7 +423,7 @@ def around(place: Place, apart: int) -> tuple[slice, ...]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little a look saves, it is not the last one."""
-    monkeypatch.setattr(rdoq, "LITTLE", 0.0)
+    monkeypatch.setattr(rdoq, "MIN_SAVING", 0.0)
 
 
 @pytest.mark.parametrize("window", [None, (16, 16), (8, 24)])
@@ -461,13 +463,15 @@ def test_moves_are_tried_once_and_with_others_that_they_do_not_meet() -> None:
     step.slopes = [generator.standard_normal(grid.shape) for grid in step.best]
     step.move(UNTIL_NONE)
     for level, slopes in enumerate(map(np.abs, step.slopes)):
-        gains = np.where(rdoq.TOLD * slopes > rdoq.NEARLY * rdoq.LOST * DEAR, slopes, 0)
+        gains = np.where(
+            rdoq.GAIN_FACTOR * slopes > rdoq.MIN_GAIN_TO_LOSS * rdoq.LOSS_FACTOR * DEAR, slopes, 0
+        )
         first = [p for p in np.ndindex(*gains.shape) if 0 < gains[p] == gains[around(p, 4)].max()]
         looks = step.looks(level)
         assert looks[0] == first
         for places in looks:
             for one, other in itertools.combinations(np.array(places), 2):
-                assert np.abs(one - other).max() >= 2 * NEAR + 1
+                assert np.abs(one - other).max() >= 2 * NEIGHBOURHOOD + 1
         tried = [place for places in looks for place in places]
         assert sorted(tried) == [p for p in np.ndindex(*gains.shape) if gains[p]]
     assert len(step.looks(0)[0]) > 5
@@ -506,7 +510,7 @@ def test_a_move_stays_where_errors_and_bits_together_are_less() -> None:
 
 def test_what_could_hardly_pay_is_not_tried() -> None:
     step = Bowls([np.ones_like(grid) for grid in best_ones(21, 30)])
-    least = rdoq.NEARLY * rdoq.LOST * DEAR / rdoq.TOLD
+    least = rdoq.MIN_GAIN_TO_LOSS * rdoq.LOSS_FACTOR * DEAR / rdoq.GAIN_FACTOR
     step.slopes = [
         -least * np.random.default_rng(n).choice([0.99, 1.01], grid.shape)
         for n, grid in enumerate(step.best)
@@ -533,7 +537,9 @@ def test_the_finest_grids_are_moved_the_coarsest_of_them_first() -> None:
     step = Bowls(best)
     step.levels = 7
     step.move(UNTIL_NONE)
-    assert [bool(grid.any()) for grid in step.now] == [True] * GRIDS + [False] * (7 - GRIDS)
+    assert [bool(grid.any()) for grid in step.now] == [True] * MAX_LEVELS + [False] * (
+        7 - MAX_LEVELS
+    )
     levels = [level for level, _ in step.puts]
     assert levels == sorted(levels, reverse=True)
     few = Bowls(best[:2] + best[-1:])  # of which the last are hyperlatents
@@ -553,10 +559,10 @@ def test_without_sweeps_or_looks_nothing_moves(budget: Budget) -> None:
 @pytest.mark.usefixtures("patient")
 def test_a_picture_is_judged_as_often_as_is_foreseen() -> None:
     """Where there is something to try in each look."""
-    best = [9 + abs(draw(*grid.shape)) for grid in best_ones(200, 200, levels=GRIDS)]
+    best = [9 + abs(draw(*grid.shape)) for grid in best_ones(200, 200, levels=MAX_LEVELS)]
     for budget in (Budget(1, 1), Budget(1, 4), Budget(3, 2)):
         step = Bowls(best)
-        step.levels = GRIDS
+        step.levels = MAX_LEVELS
         step.move(budget)
         assert step.judged == budget.judged, budget
     assert NO_BUDGET.judged == 0
@@ -573,7 +579,7 @@ def test_a_look_that_saves_next_to_nothing_is_the_last_one(
     for column, slope in enumerate((-9, -8, -7)):
         step.best[0][5, column], step.slopes[0][5, column] = 1, slope
     there = float((step.best[3] ** 2).sum()) + 2 * (1 + DEAR)  # after it
-    monkeypatch.setattr(rdoq, "LITTLE", share * (1 + DEAR) / there)
+    monkeypatch.setattr(rdoq, "MIN_SAVING", share * (1 + DEAR) / there)
     step.move(UNTIL_NONE)
     assert step.now[0][5, :3].tolist() == [1, 1, 1][:looks] + [0] * (3 - looks)
     assert len(step.looks(0)) == looks
@@ -629,13 +635,13 @@ def test_sums_over_blocks_are_those_of_a_plain_loop(size: tuple[int, int], side:
 
 
 def test_places_around_are_those_of_what_has_a_frame() -> None:
-    framed = np.pad(np.ones((3, 4)), NEAR)
+    framed = np.pad(np.ones((3, 4)), NEIGHBOURHOOD)
     at = np.array([0, 2]), np.array([3, 1])
     found = rdoq._places_around(at)
     for n, (row, column) in enumerate(zip(*at, strict=True)):
         own = [(int(rows[n]), int(columns[n])) for rows, columns in found]
         wanted = np.zeros(framed.shape, bool)
-        wanted[around((row + NEAR, column + NEAR), NEAR)] = True
+        wanted[around((row + NEIGHBOURHOOD, column + NEIGHBOURHOOD), NEIGHBOURHOOD)] = True
         assert sorted(own) == list(map(tuple, np.argwhere(wanted).tolist()))
 
 
@@ -704,7 +710,7 @@ def test_neither_coarse_grids_nor_hyperlatents_are_moved() -> None:
     assert total(step, flat) < cost
     moved = [bool((grid != old).any()) for grid, old in zip(step.grids(), before, strict=True)]
     assert moved[:3] == [True] * 3
-    assert moved[GRIDS:] == [False] * (len(moved) - GRIDS)
+    assert moved[MAX_LEVELS:] == [False] * (len(moved) - MAX_LEVELS)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 40)])
@@ -871,7 +877,9 @@ def test_moves_make_a_files_errors_and_bytes_less(monkeypatch: pytest.MonkeyPatc
     assert costs[1] < costs[0]
 
 
-@pytest.mark.parametrize(("kind", "asked"), [("lambda", 1.0), ("bytes", rounding_search.REFINED)])
+@pytest.mark.parametrize(
+    ("kind", "asked"), [("lambda", 1.0), ("bytes", rounding_search.MAX_REFINEMENT_TIME)]
+)
 def test_latents_leave_time_to_come_near_a_target(
     kind: Kind, asked: float, trained: LatentStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -897,7 +905,7 @@ def test_files_of_passes_move_latents_as_the_file_before_them_does(
     """Though runs get longer by passes."""
     made = list[Budget]()
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
-    monkeypatch.setattr(rounding_search, "EXACT", 1)
+    monkeypatch.setattr(rounding_search, "MAX_FILES", 1)
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: Budget(1, 1), 13: Budget(2, 2)})
     monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given[3]))
     encoded(12, Goal("bytes", 60))

@@ -35,8 +35,8 @@ from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.step import latent_step, operations, upsampling
 from imgmlp.codec.latent.step.latent_step import PARTS, Control, LatentStep, Part, Steering
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.training import hardening, phases
-from imgmlp.codec.latent.training.bit_allocation import LARGEST_WEIGHT, Refinement, Search, part_of
+from imgmlp.codec.latent.training import phases, progressive_quantisation
+from imgmlp.codec.latent.training.bit_allocation import MAX_WEIGHT, Refinement, Search, part_of
 from imgmlp.codec.latent.training.buckets import Bucket
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.windows import WindowedStep
@@ -598,7 +598,7 @@ def test_no_number_is_no_low_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", [1e2, 1e8])
 def test_networks_whose_error_is_no_number_end_the_search(size: float) -> None:
-    """Where latents are large, weights of LARGEST_WEIGHT may still give none."""
+    """Where latents are large, weights of MAX_WEIGHT may still give none."""
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (100, 100, 3)).astype(np.uint8)
     step = LatentStep(pixels, 0, open_device("numpy"))
@@ -606,7 +606,7 @@ def test_networks_whose_error_is_no_number_end_the_search(size: float) -> None:
     step.flat.write(step.flat.numpy() * np.float32(size))
     networks = Search(step).run(1e-3)
     LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
-    assert max(abs(one.floats()).max() for one in networks.values()) <= LARGEST_WEIGHT
+    assert max(abs(one.floats()).max() for one in networks.values()) <= MAX_WEIGHT
 
 
 def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() -> None:
@@ -704,7 +704,7 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     exponents = {name: tensor.exponent - 2 for name, tensor in networks.items()}
     floats, grids = step.flat.numpy(), step.grids()
     at_once = {n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.shapes).items()}
-    found = hardening.hardened(step, exponents, lmbda, 60, lambda: False)
+    found = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: False)
     before = Steering(*step.control.numpy())
     step.steer(phases.control(59, 60, lmbda))
     after = Steering(*step.control.numpy())
@@ -714,14 +714,14 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     same = np.concatenate(
         [(one.values == at_once[name].values).ravel() for name, one in found.items()]
     )
-    assert hardening.ROUNDED_SHARES[0] <= same.mean() < 1
+    assert progressive_quantisation.ROUNDED_FRACTIONS[0] <= same.mean() < 1
     assert np.array_equal(
         step.flat.numpy(), flat_of({name: one.floats() for name, one in found.items()})
     )
     assert all(map(np.array_equal, step.grids(), grids))
     assert step.free.numpy().all()  # for whatever comes then
     step.flat.write(floats)
-    stopped = hardening.hardened(step, exponents, lmbda, 60, lambda: True)
+    stopped = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: True)
     for name, tensor in stopped.items():
         assert np.array_equal(tensor.values, at_once[name].values), name
 
@@ -742,24 +742,33 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
         step.flat.write(np.zeros_like(floats))
         return worse if len(counts) == 1 else better
 
-    monkeypatch.setattr(hardening, "hardened", made)
-    assert search.hardened(networks, lmbda, 0) is networks
-    assert search.hardened(networks, lmbda, 40) is networks
+    monkeypatch.setattr(progressive_quantisation, "quantise", made)
+    assert search.quantised(networks, lmbda, 0) is networks
+    assert search.quantised(networks, lmbda, 40) is networks
     assert counts == [40]
     assert search.exponents == before
     counts.clear()
     better = {n: Quantized(t.values // 2, t.exponent - 1) for n, t in networks.items()}
     foreseen = {n: t.exponent - 3 for n, t in networks.items()}
-    monkeypatch.setattr(search, "_foreseen", lambda *_: foreseen)
+    monkeypatch.setattr(search, "_predicted_exponents", lambda *_: foreseen)
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 if one is better else 2.0)
-    assert search.hardened(networks, lmbda, hardening.AMPLE) is better
-    assert counts == [hardening.AMPLE, hardening.AMPLE]
+    assert (
+        search.quantised(networks, lmbda, progressive_quantisation.MIN_STEPS_TO_TRY_TWICE) is better
+    )
+    assert counts == [
+        progressive_quantisation.MIN_STEPS_TO_TRY_TWICE,
+        progressive_quantisation.MIN_STEPS_TO_TRY_TWICE,
+    ]
     assert all(np.array_equal(one, floats) for one in begun)  # each from what was trained
-    usual = hardening.coarser(networks)
+    usual = progressive_quantisation.coarser_exponents(networks)
     assert search.exponents == usual
     for name, tensor in networks.items():
-        assert usual[name] == tensor.exponent - (tensor.values.size > hardening.MANY_WEIGHTS)
-    assert search.hardened(networks, lmbda, hardening.AMPLE) is better
+        assert usual[name] == tensor.exponent - (
+            tensor.values.size > progressive_quantisation.MIN_WEIGHTS_TO_COARSEN
+        )
+    assert (
+        search.quantised(networks, lmbda, progressive_quantisation.MIN_STEPS_TO_TRY_TWICE) is better
+    )
     assert search.exponents == foreseen  # as these were better at once
     assert len(counts) == 3
 
@@ -781,7 +790,7 @@ def test_networks_that_harden_without_a_search_have_one_only_where_that_fails(
         return hard if helps[0] else networks
 
     monkeypatch.setattr(search, "run", run)
-    monkeypatch.setattr(search, "hardened", hardened)
+    monkeypatch.setattr(search, "quantised", hardened)
     monkeypatch.setattr(search, "_bits_with", lambda _: math.inf)
     for searching, helps[0], found, expected in (
         (False, True, hard, ["9 from usual ones"]),
@@ -790,7 +799,7 @@ def test_networks_that_harden_without_a_search_have_one_only_where_that_fails(
         (True, False, looked_for, ["looked for", "9 from found ones"]),
     ):
         done.clear()
-        assert search.settled(1e-3, 9, searching) is found
+        assert search.best_networks(1e-3, 9, searching) is found
         assert done == expected
 
 
@@ -820,18 +829,18 @@ def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
 
     looked_for = dict(without)
     monkeypatch.setattr(search, "run", run)
-    monkeypatch.setattr(search, "hardened", hardened)
+    monkeypatch.setattr(search, "quantised", hardened)
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 + ((one is other) != cheaper))
     own = search._network_bits(without)
     judged(without, 3.01 * own)
-    assert search.settled(lmbda, 9, False) is without
+    assert search.best_networks(lmbda, 9, False) is without
     assert begun == [False]
     judged(without, 2.99 * own)
     search.exponents = before
-    assert search.settled(lmbda, 9, False, hurried=lambda: True) is without
+    assert search.best_networks(lmbda, 9, False, hurried=lambda: True) is without
     assert begun == [False, False]
     search.exponents = before
-    assert search.settled(lmbda, 9, False) is (other if cheaper else without)
+    assert search.best_networks(lmbda, 9, False) is (other if cheaper else without)
     assert begun == [False, False, False, True]
     assert search.exponents == (finer if cheaper else coarser)
 
@@ -846,8 +855,8 @@ def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(
     before, cost, floats = dict(search.exponents), search._cost(networks, lmbda), step.flat.numpy()
     totals = []
     for left in (1.0, 0.1):
-        monkeypatch.setattr(hardening, "LEFT", left)
-        totals.append(sum(search._foreseen(lmbda, floats).values()))
+        monkeypatch.setattr(progressive_quantisation, "REMAINING_COST_FRACTION", left)
+        totals.append(sum(search._predicted_exponents(lmbda, floats).values()))
     assert totals[0] > totals[1]  # the less it costs, the coarser they are
     assert search.exponents == before
     assert search._cost(networks, lmbda) == cost
@@ -873,13 +882,13 @@ def test_what_no_step_reaches_is_furthest_and_nan_is_0() -> None:
 def test_networks_that_exploded_harden_from_what_the_search_made_of_them(
     ample: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardening, "AMPLE", ample)
+    monkeypatch.setattr(progressive_quantisation, "MIN_STEPS_TO_TRY_TWICE", ample)
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     step.flat.write(np.full(step.flat.shape, 1e6, np.float32))
     search, grids = Search(step), grids_of(step)
     networks = search.run(1e-3)
     monkeypatch.setattr(step, "judge", lambda _: (math.inf, math.inf))
-    found = search.hardened(networks, 1e-3, 10)
+    found = search.quantised(networks, 1e-3, 10)
     LatentModel(step.shape, grids, found)  # which checks all bounds
     assert math.isfinite(search._cost(found, 1e-3))
 

@@ -27,8 +27,8 @@ from imgmlp.codec.latent.training import (
     cost_model,
     effort,
     forms,
-    hardening,
     phases,
+    progressive_quantisation,
     rounding_search,
     run_plan,
     windows,
@@ -333,8 +333,10 @@ def test_weights_that_harden_move_less_with_each_of_many_windows() -> None:
             windows=[0] * count, together=1, run=lambda *_: True,
             steer=lambda control: rates.append(control.networks),
         )  # fmt: skip
-        hardening._learn(step, 1e-3, 1, lambda: False)
-    assert rates == pytest.approx([hardening.RATE, hardening.RATE / 2])
+        progressive_quantisation._learn(step, 1e-3, 1, lambda: False)
+    assert rates == pytest.approx(
+        [progressive_quantisation.LEARNING_RATE, progressive_quantisation.LEARNING_RATE / 2]
+    )
 
 
 def test_a_trial_of_the_pace_moves_nothing() -> None:
@@ -383,7 +385,7 @@ def test_what_windows_made_is_in_a_sound_file(
     target: Goal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "MOST", 0)
-    monkeypatch.setattr(rounding_search, "EXACT", 2)
+    monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
     found = encoded(target=target)
     decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
     assert np.array_equal(decoded, found.pixels)

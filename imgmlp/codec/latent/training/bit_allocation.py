@@ -1,8 +1,8 @@
-"""From a trained step to a model of whole numbers: each tensor gets the step that serves best.
+"""Turns a trained step into a model of whole numbers: each tensor gets the step size that is best.
 
-Then single weights are moved by a step where that is better still, and whole latents by one. Best
-is the least D + lambda R of the whole file: the squared error and the bits of latents as the
-networks with rounded weights give them, and the bits of the weights.
+Afterwards single weights are moved by one step, and whole latents by one, where that is better
+still. Best is the least D + lambda R of the whole file: the squared error and the latents' bits as
+the networks with rounded weights give them, and the bits of the weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from imgmlp.codec.latent.model import (
 )
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
 from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
-from imgmlp.codec.latent.training import hardening, rdoq
+from imgmlp.codec.latent.training import progressive_quantisation, rdoq
 from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
@@ -33,14 +33,19 @@ from imgmlp.errors import FormatError
 Array = np.ndarray[Any, Any]
 
 
-# Trials of single weights for every step of training, and at most; of LARGE_PICTURE pixels, whose
-# networks take a smaller part of a file.
-TRIALS, TRIALS_LARGE, MOST_TRIALS, LARGE_PICTURE = 0.5, 0.1, 3000, 2**16
-FIRST_TRIALS = 150  # of them, at most, before other passes, which move these weights once more
-LASTING = 0.4  # share that counts of what a move has cost before
-LARGE_PART = 0.25  # of a file, from which on networks are worth a search for their steps
-COARSEST = 4  # exponent of steps where nothing finer is valid
-LARGEST_WEIGHT = 8.0  # magnitude, with these: sums of 64 such weights need fewer than 32 bits
+# Trials that move a single weight by one step. Networks are a smaller part of a large picture's
+# file, so that it gets fewer of them.
+WEIGHT_TRIALS_PER_STEP = 0.5
+LARGE_PICTURE_PIXELS = 2**16
+LARGE_PICTURE_WEIGHT_TRIALS_PER_STEP = 0.1
+MAX_WEIGHT_TRIALS = 3000
+MAX_EARLY_WEIGHT_TRIALS = 150  # before further passes, which move these weights once more
+BEND_WEIGHT = 0.4  # of the extra cost that a move had when it was tried before
+MIN_NETWORK_FRACTION = 0.25  # of a file, from which on networks are worth a search for step sizes
+# Where no finer step sizes are valid, weights are clipped and get this exponent. Sums of 64 such
+# weights need fewer than 32 bits.
+MIN_STEP_EXPONENT = 4
+MAX_WEIGHT = 8.0
 
 
 @dataclass(frozen=True)
@@ -56,15 +61,17 @@ class Figures:
         return decibels(self.error + 1 / (12 * 255**2))
 
 
-def trials(steps: int, pixels: int) -> int:
-    """Of single weights, after so many steps."""
-    return min(int((TRIALS if pixels < LARGE_PICTURE else TRIALS_LARGE) * steps), MOST_TRIALS)
+def weight_trials(steps: int, pixels: int) -> int:
+    """Trials of single weights after so many training steps."""
+    is_large = pixels >= LARGE_PICTURE_PIXELS
+    per_step = LARGE_PICTURE_WEIGHT_TRIALS_PER_STEP if is_large else WEIGHT_TRIALS_PER_STEP
+    return min(int(per_step * steps), MAX_WEIGHT_TRIALS)
 
 
 class Search:
-    """Steps of all tensors, one after the other, by what they give and cost.
+    """Searches the step sizes of all tensors, one after the other, for the least D + lambda R.
 
-    It takes what it has found once `enough` says so, which is asked before every trial.
+    It stops with what it has found once `enough` says so, which is asked before every trial.
     """
 
     def __init__(
@@ -79,14 +86,14 @@ class Search:
         self._judged: dict[tuple[Part, bytes], float] = {}  # by the values that it depends on
         self._bits: dict[tuple[str, int, bytes], float] = {}  # of a tensor
         self._made: dict[tuple[str, int], Quantized] = {}  # tensors by their steps
-        # Of what rounding costs the share that counts, beyond what networks that are not cost.
-        self._counts, self._free = 1.0, 0.0
+        # The fraction that counts of what rounding costs beyond the cost of unrounded networks.
+        self._rounding_weight, self._unrounded_cost = 1.0, 0.0
 
     def run(self, lmbda: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
         best, limited = self._cost(self._rounded(self.exponents), lmbda), False
         while best == math.inf and not limited:
-            limited = min(self.exponents.values()) <= COARSEST
+            limited = min(self.exponents.values()) <= MIN_STEP_EXPONENT
             if limited:  # a file may have these, even if what they give is no picture
                 self._limit()
             else:  # sums need too many bits
@@ -101,38 +108,38 @@ class Search:
         return self._rounded(self.exponents)
 
     def _limit(self) -> None:
-        """Bring weights that no step makes valid within bounds that every step of COARSEST does."""
-        bounds = -LARGEST_WEIGHT, LARGEST_WEIGHT
+        """Clip weights that no step size makes valid to what MIN_STEP_EXPONENT makes valid."""
+        bounds = -MAX_WEIGHT, MAX_WEIGHT
         self.floats = {name: values.clip(*bounds) for name, values in self.floats.items()}
-        self.exponents = dict.fromkeys(self.floats, COARSEST)
+        self.exponents = dict.fromkeys(self.floats, MIN_STEP_EXPONENT)
         self._judged.clear()
         self._bits.clear()
         self._made.clear()
 
-    def settled(
+    def best_networks(
         self,
         lmbda: float,
         count: int,
         searching: bool,
         hurried: Callable[[], bool] = lambda: False,
     ) -> dict[str, Quantized]:
-        """The networks of a file, hardened in so many steps of training if these find better ones.
+        """The networks of a file, progressively quantised in `count` training steps if that helps.
 
-        Without searching for their steps before, if that is not wanted and hardening helps. Unless
-        `hurried` says after it that there is no time, networks that are still a large part of the
-        file are searched for as well, and hardened in as many steps again.
+        Without `searching`, step sizes are not searched for before, if progressive quantisation
+        helps. Unless `hurried` then says that there is no time, networks that are still a large
+        part of the file are searched for as well, and quantised in as many steps again.
         """
         if searching:
-            return self.hardened(self.run(lmbda), lmbda, count)
+            return self.quantised(self.run(lmbda), lmbda, count)
         usual = self.exponents
         networks = self._rounded(usual)
-        found = self.hardened(networks, lmbda, count)
+        found = self.quantised(networks, lmbda, count)
         if found is networks:
             return self.run(lmbda)
-        if hurried() or self._network_bits(found) < LARGE_PART * self._bits_with(found):
+        if hurried() or self._network_bits(found) < MIN_NETWORK_FRACTION * self._bits_with(found):
             return found
         exponents, self.exponents = self.exponents, usual
-        other = self.hardened(self.run(lmbda), lmbda, count)
+        other = self.quantised(self.run(lmbda), lmbda, count)
         if self._cost(other, lmbda) < self._cost(found, lmbda):
             return other
         self.exponents = exponents
@@ -143,36 +150,41 @@ class Search:
         rate = self._judged[self._key("bits", judged)]
         return rate * self.step.pixels + self._network_bits(judged)
 
-    def hardened(
+    def quantised(
         self, networks: dict[str, Quantized], lmbda: float, count: int
     ) -> dict[str, Quantized]:
-        """Networks in coarser steps with a lower D + lambda R, if so many steps find such."""
+        """Progressively quantised networks if they have a lower D + lambda R, or these ones."""
         if count < 1:
             return networks
         least, floats = self._cost(networks, lmbda), flat_of(self.floats)
-        usual = hardening.coarser(networks)
-        tries = [self._foreseen(lmbda, floats), usual] if count >= hardening.AMPLE else [usual]
+        usual = progressive_quantisation.coarser_exponents(networks)
+        tries = [usual]
+        if count >= progressive_quantisation.MIN_STEPS_TO_TRY_TWICE:
+            tries = [self._predicted_exponents(lmbda, floats), usual]
         for exponents in tries:
             self.step.flat.write(floats)
-            found = hardening.hardened(self.step, exponents, lmbda, count, self._enough)
+            found = progressive_quantisation.quantise(
+                self.step, exponents, lmbda, count, self._enough
+            )
             if self._cost(found, lmbda) < least:
                 self.exponents = exponents
                 return found
         return networks
 
-    def _foreseen(self, lmbda: float, floats: Array) -> dict[str, int]:
-        """The steps with the least D + lambda R if hardening leaves as much of what rounding costs
-        as it usually does."""
+    def _predicted_exponents(self, lmbda: float, floats: Array) -> dict[str, int]:
+        """Exponents with the least D + lambda R, if progressive quantisation leaves as much of what
+        rounding costs as it usually does."""
         now, (error, rate) = self.exponents, self.step.judge(floats)
         free = error * self.step.counted + lmbda * rate
         if not math.isfinite(free):  # of networks that exploded, beside which nothing compares
             return now
-        self._counts, self._free = hardening.LEFT, free
+        self._rounding_weight = progressive_quantisation.REMAINING_COST_FRACTION
+        self._unrounded_cost = free
         try:
             self.run(lmbda, rounds=3)
             return self.exponents
         finally:
-            self._counts, self._free, self.exponents = 1.0, 0.0, now
+            self._rounding_weight, self._unrounded_cost, self.exponents = 1.0, 0.0, now
 
     def optimise_latents(
         self,
@@ -181,7 +193,7 @@ class Search:
         budget: Budget,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Have other whole latents in the step where D + lambda R is lower then."""
+        """Move whole latents of the step where that lowers D + lambda R."""
         if not budget.judged or (least := self._cost(networks, lmbda)) == math.inf:
             return
         grids = [grid.copy() for grid in self.step.grids()]
@@ -196,19 +208,19 @@ class Search:
         networks: dict[str, Quantized],
         lmbda: float,
         enough: Callable[[], bool] = lambda: False,
-        most: int = MOST_TRIALS,
+        most: int = MAX_WEIGHT_TRIALS,
     ) -> dict[str, Quantized]:
         """Networks of nearly these weights with a lower D + lambda R.
 
-        Tries as many as `trials` says, but at most so many, until `enough` says so.
+        Tries as many moves as `weight_trials` says, at most `most`, until `enough` says so.
         """
         refinement = Refinement(self.step, networks, lmbda)
-        refinement.run(min(trials(self.step.done, self.step.pixels), most), enough)
+        refinement.run(min(weight_trials(self.step.done, self.step.pixels), most), enough)
         found = refinement.networks()
         return found if _is_valid(self.step.shape, found) else networks
 
     def _along(self, name: str, lmbda: float, best: float) -> float:
-        """Change one tensor's step as long as that is better; returns the least cost."""
+        """Change one tensor's step size as long as that is better; return the least cost."""
         for way in (-1, 1):
             while not self._enough():
                 changed = {**self.exponents, name: self.exponents[name] + way}
@@ -256,7 +268,7 @@ class Search:
             return math.inf
         error, rate = (self._judged[key] for key in keys)
         cost = error * self.step.counted + lmbda * rate
-        cost = self._free + self._counts * (cost - self._free)
+        cost = self._unrounded_cost + self._rounding_weight * (cost - self._unrounded_cost)
         cost += lmbda * bits / self.step.pixels
         return math.inf if math.isnan(cost) else cost
 
@@ -386,7 +398,7 @@ class Refinement:
         now = range_coder.costs(self._symbols, self._scales)
         for way in (-1, 1):
             saved = self._bit * (now - range_coder.costs(self._symbols + way, self._scales))
-            gains = saved - way * slopes - LASTING * self._bends
+            gains = saved - way * slopes - BEND_WEIGHT * self._bends
             found += [
                 Move(gains[at], int(at), way, float(saved[at]), float(way * slopes[at]))
                 for at in np.flatnonzero(gains > 0)

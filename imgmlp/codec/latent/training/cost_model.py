@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from imgmlp.codec.latent.latents_kernel import has_processor
-from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
+from imgmlp.codec.latent.training.bit_allocation import MAX_EARLY_WEIGHT_TRIALS, weight_trials
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.effort import (
     DEFAULT_SECONDS,
@@ -37,7 +37,8 @@ SEARCH_STEPS = 25
 SEARCH_JUDGEMENTS = 50
 WEIGHT_TRIAL_STEPS = 0.2  # that trying to move a single weight takes as long as
 MAX_WEIGHT_TRIAL_FRACTION = 0.05  # of a limited time: the first of these trials bring most
-# Passes that may still follow for all single weights to be tried; otherwise FIRST_TRIALS are.
+# Unconditional passes that may still follow where single weights get all of their trials; before
+# more passes they get no more than MAX_EARLY_WEIGHT_TRIALS.
 MAX_PASSES_LEFT_FOR_ALL_TRIALS = 1
 
 # Rate-distortion optimised quantisation takes place before single weights are moved and after it.
@@ -217,7 +218,7 @@ class CostModel:
 
     def weight_trial_fraction(self, steps: int) -> float:
         """The fraction of a limited time that moving single weights may take."""
-        taken = WEIGHT_TRIAL_STEPS * trials(steps, self.pixels) / max(steps, 1)
+        taken = WEIGHT_TRIAL_STEPS * weight_trials(steps, self.pixels) / max(steps, 1)
         return min(MAX_WEIGHT_TRIAL_FRACTION, taken)
 
     def check_seconds(self) -> float:
@@ -228,10 +229,10 @@ class CostModel:
     def run_seconds(self, run: RunSteps) -> float:
         """Seconds of a whole run with all its passes, without the check of its file."""
         step_seconds = self.mean_step_seconds(run.steps)
-        all_trials = trials(run.steps, self.pixels)
+        all_trials = weight_trials(run.steps, self.pixels)
         last = MAX_PASSES_LEFT_FOR_ALL_TRIALS + run.passes - run.unconditional_passes
         thorough = min(run.passes, last) + 1  # files for which all single weights are tried
         tried = thorough * all_trials
-        tried += (1 + run.passes - thorough) * min(FIRST_TRIALS, all_trials)
+        tried += (1 + run.passes - thorough) * min(MAX_EARLY_WEIGHT_TRIALS, all_trials)
         training = (run.total + WEIGHT_TRIAL_STEPS * tried) * step_seconds
         return training + run.files * self.rounding_seconds(run.steps, step_seconds)

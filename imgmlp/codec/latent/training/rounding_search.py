@@ -17,7 +17,7 @@ from imgmlp.codec.latent import decode, sections
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.synthesis import corner, synthesize
-from imgmlp.codec.latent.training.bit_allocation import MOST_TRIALS, Search
+from imgmlp.codec.latent.training.bit_allocation import MAX_WEIGHT_TRIALS, Search
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, is_too_much, nearest
@@ -28,26 +28,30 @@ from imgmlp.image import Picture, psnr
 
 Array = np.ndarray[Any, Any]
 
-# Of a step: how far rounding latents towards zero may go, beyond which bits grow but after a short
-# run; and how far where nothing else is small enough.
-INWARDS, FURTHEST_INWARDS = 0.04, 0.5
-HALVINGS = 6.0  # of lambda at which networks are rounded, or doublings
-EXACT = 4  # files that are written to see their figures
-# Share of the time left after which networks do not harden once more, which takes as long again.
-ONCE_MORE = 0.3
-REFINED = 0.65  # share of the time left that may go to single weights and latents before that
-# Trials of these at each lambda, so many doublings dearer, to save what is too much; a share
-# of the time.
-SHAVES, SHAVING_DOUBLINGS, SHAVED = 400, (2, 4, 6), 0.93
+# How far latents may be moved towards zero before they are rounded, in quantisation steps. Beyond
+# the first bits grow, except after a short run; the second applies where no file is small enough.
+MAX_SHRINKAGE = 0.04
+MAX_LAST_RESORT_SHRINKAGE = 0.5
+MAX_LMBDA_DOUBLINGS = 6.0  # of lambda, up or down, at which networks are rounded to meet a target
+MAX_FILES = 4  # that are written to see their exact size and quality
+# Fractions of the time left for rounding: after the first, progressive quantisation is not
+# repeated, which takes as long again; the second is for single weights and latents before a target
+# is approached; the third is until when weights are shaved.
+MAX_TIME_BEFORE_REPEAT = 0.3
+MAX_REFINEMENT_TIME = 0.65
+MAX_SHAVING_TIME = 0.93
+# Shaving moves single weights at ever higher lambdas, to save bytes that are too many.
+SHAVING_TRIALS = 400  # at each of these lambdas
+SHAVING_LMBDA_DOUBLINGS = (2, 4, 6)
 
 
 @dataclass(frozen=True)
 class Refining:
     """How much is done for rounded networks and latents after a run or a pass."""
 
-    trials: int = MOST_TRIALS  # of single weights, at most
-    hardening: int = 0  # steps of training in which networks harden
-    searching: bool = True  # whether the steps of tensors are searched for before that
+    trials: int = MAX_WEIGHT_TRIALS  # of single weights, at most
+    quantisation_steps: int = 0  # of progressive quantisation
+    searching: bool = True  # whether step sizes are searched for before that
     # Whether single weights save bytes for a target: in runs that may have no other pass, where
     # networks would get coarser at once, which loses what moving single weights brought.
     shaving: bool = False
@@ -111,9 +115,9 @@ class Rounding:
         self._refining = refining
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = partial(over, 1.0)
-        self._shaving = partial(over, SHAVED) if refining.shaving else None
-        self._hurried = partial(over, ONCE_MORE)
-        self._refined = partial(over, 1.0 if wanted.kind == "lambda" else REFINED)
+        self._shaving = partial(over, MAX_SHAVING_TIME) if refining.shaving else None
+        self._hurried = partial(over, MAX_TIME_BEFORE_REPEAT)
+        self._refined = partial(over, 1.0 if wanted.kind == "lambda" else MAX_REFINEMENT_TIME)
         self._grids = [grid.copy() for grid in step.grids()]
         self._search = Search(step, exponents, self._enough)
         self._overhead = draft.size(picture, "latent", _empty())
@@ -128,13 +132,15 @@ class Rounding:
         """
         self._decided(0.0)
         how = self._refining
-        networks = self._search.settled(lmbda, how.hardening, how.searching, self._hurried)
+        networks = self._search.best_networks(
+            lmbda, how.quantisation_steps, how.searching, self._hurried
+        )
         self._optimise_latents(networks, lmbda)
         networks = self._search.refined(networks, lmbda, self._refined, how.trials)
         self._optimise_latents(networks, lmbda)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
-        while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
+        while len(files) < MAX_FILES and self.wanted.kind != "lambda" and not self._enough():
             if self.wanted.hit_by(files[-1].size, files[-1].psnr):
                 break
             self._learn(trial, files[-1])
@@ -165,15 +171,15 @@ class Rounding:
         tried = [self._trial(networks, 0.0)]
         over = is_too_much(wanted, tried[0])
         if over:
-            ends = (-INWARDS, 0.0)
+            ends = (-MAX_SHRINKAGE, 0.0)
             tried += approached(wanted, tried[0], ends, partial(inner, networks), self._enough)
         if over and not self._hit(tried) and self._shaving is not None:
             tried += self._shaved(networks, lmbda, self._shaving)
         if not self._hit(tried):
-            ends = (-HALVINGS, 0.0) if over else (0.0, HALVINGS)
+            ends = (-MAX_LMBDA_DOUBLINGS, 0.0) if over else (0.0, MAX_LMBDA_DOUBLINGS)
             tried += approached(wanted, tried[0], ends, at_lmbda, self._enough)
         if wanted.kind != "psnr" and all(is_too_much(wanted, trial) for trial in tried):
-            coarsest, ends = tried[-1].networks, (-FURTHEST_INWARDS, 0.0)
+            coarsest, ends = tried[-1].networks, (-MAX_LAST_RESORT_SHRINKAGE, 0.0)
             further = partial(inner, coarsest)
             tried += approached(wanted, tried[-1], ends, further, self._enough)
         return nearest(wanted, tried)
@@ -186,10 +192,10 @@ class Rounding:
     ) -> list[Trial]:
         """Single weights moved at ever higher lambdas, until that is few enough bytes."""
         tried = list[Trial]()
-        for doublings in SHAVING_DOUBLINGS:
+        for doublings in SHAVING_LMBDA_DOUBLINGS:
             self._decided(0.0)
             dearer = lmbda * 2**doublings
-            networks = self._search.refined(networks, dearer, enough, SHAVES)
+            networks = self._search.refined(networks, dearer, enough, SHAVING_TRIALS)
             tried.append(replace(self._trial(networks, 0.0), shaved=doublings))
             if self._hit(tried[-1:]) or not is_too_much(self.wanted, tried[-1]) or enough():
                 break

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS
+from imgmlp.codec.latent.training.bit_allocation import MAX_EARLY_WEIGHT_TRIALS, MAX_WEIGHT_TRIALS
 from imgmlp.codec.latent.training.buckets import TrainingSetup, is_gpu
 from imgmlp.codec.latent.training.cost_model import (
     MAX_PASSES_LEFT_FOR_ALL_TRIALS,
@@ -41,7 +41,11 @@ from imgmlp.codec.latent.training.phases import (
     control,
     is_graphic,
 )
-from imgmlp.codec.latent.training.rounding_search import SHAVES, SHAVING_DOUBLINGS, Refining
+from imgmlp.codec.latent.training.rounding_search import (
+    SHAVING_LMBDA_DOUBLINGS,
+    SHAVING_TRIALS,
+    Refining,
+)
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Kind, Workload
@@ -271,7 +275,7 @@ class RunPlan:
         trials = self.costs.weight_trial_fraction(steps)
         rounding += trials / (1 - trials) * both + quantisation
         if self.goal.kind == "bytes":
-            shaving = len(SHAVING_DOUBLINGS) * SHAVES * self.costs.judging_seconds / 2
+            shaving = len(SHAVING_LMBDA_DOUBLINGS) * SHAVING_TRIALS * self.costs.judging_seconds / 2
             rounding += min(shaving, MAX_WEIGHT_TRIAL_FRACTION * both)
         return training, rounding
 
@@ -313,8 +317,8 @@ class RunPlan:
         """
         is_last = passes_left <= MAX_PASSES_LEFT_FOR_ALL_TRIALS
         return Refining(
-            trials=MOST_TRIALS if is_last else FIRST_TRIALS,
-            hardening=self.quantisation_steps(steps),
+            trials=MAX_WEIGHT_TRIALS if is_last else MAX_EARLY_WEIGHT_TRIALS,
+            quantisation_steps=self.quantisation_steps(steps),
             searching=self.costs.searches(steps),
             shaving=self.deadline is not None,
             budget=rdoq_budget(first, self.setup.device.lanes),
