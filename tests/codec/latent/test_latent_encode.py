@@ -1037,7 +1037,7 @@ def test_passes_towards_decibels_have_a_lowest_lambda_and_may_be_longer() -> Non
     made = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
     encoder = latent._Encoder(*made, open_device("numpy"), Run())
     encoder._begun()
-    assert encoder.passes.cheapest == pytest.approx(
+    assert encoder.passes.min_lmbda == pytest.approx(
         MIN_LMBDA_FACTOR_IN_PASSES * encoder.lmbdas.min_lmbda()
     )
     usual = effort.SHORTER * effort.steps_for_pixels(300, 16 * 16)
