@@ -36,7 +36,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A picture that takes a moment to encode, and is shown at every chance."""
     monkeypatch.setattr(target, "STEPS", 16 * 200)
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 30)
-    monkeypatch.setattr(passes, "MOST", 1)
+    monkeypatch.setattr(passes, "MAX_PASSES", 1)
     monkeypatch.setattr(live, "EVERY", 0.0)
     monkeypatch.setattr(live, "SPARED", 0.0)
     Image.fromarray(small_pixels()).save(tmp_path / "a.png")

@@ -384,7 +384,7 @@ def encoded(run: Run | None = None, target: Goal | None = None) -> encoder.Encod
 def test_what_windows_made_is_in_a_sound_file(
     target: Goal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "MOST", 0)
+    monkeypatch.setattr(passes, "MAX_PASSES", 0)
     monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
     found = encoded(target=target)
     decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
