@@ -15,7 +15,7 @@ INTERRUPTED = 130
 # The same as JSON, as later on.
 ANSWER = """{
   "problem": "interrupted",
-  "hint": "files are as they were or whole; start it again",
+  "hint": "no file was left half-written; start it again",
   "exit_code": 130
 }
 """

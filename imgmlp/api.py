@@ -187,27 +187,27 @@ def _picture(
         return pictures.load(path, alpha, frame=frame, strip=strip)
     if frame is not None:
         hint = "seek to it in the Pillow image, or give the file's name"
-        raise UsageError("frame is of files only", hint=hint)
+        raise UsageError("frame is for files only", hint=hint)
     if isinstance(image, Image.Image):
         return pictures.from_image(image, alpha=alpha, strip=strip)
     if isinstance(image, np.ndarray):
         return pictures.from_array(image, alpha)
     hint = "give a file's name, a Pillow image or an array"
-    raise UsageError(f"what is of type {type(image).__name__} is no picture", hint=hint)
+    raise UsageError(f"an object of type {type(image).__name__} is not a picture", hint=hint)
 
 
 def _path(name: str | PathLike[str]) -> Path:
     """Raises UsageError for what names no file."""
     if not isinstance(name, str | PathLike) or not isinstance(fspath(name), str):
-        raise UsageError(f"{name!r} names no file", hint="give a string or a path")
+        raise UsageError(f"{name!r} is not a file name", hint="give a string or a path")
     if not fspath(name):
-        raise UsageError("an empty name names no file", hint="give a string or a path")
+        raise UsageError("the file name is empty", hint="give a string or a path")
     if "\0" in fspath(name):
-        raise UsageError(f"{name!r} has a zero character", hint="check the name")
+        raise UsageError(f"{name!r} contains a null character", hint="check the name")
     try:
         fsencode(name)
     except UnicodeEncodeError:
-        raise UsageError(f"{name!r} is no name for a file here", hint="check the name") from None
+        raise UsageError(f"{name!r} is not a valid file name here", hint="check the name") from None
     return Path(name)
 
 
@@ -260,7 +260,7 @@ def decode(
 
 def _device(spec: object) -> AnyDevice:
     if not isinstance(spec, str):
-        raise UsageError(f"device is {spec!r}", hint="use 'auto' or a name that devices() has")
+        raise UsageError(f"device is {spec!r}", hint="use 'auto' or a name from devices()")
     return open_device(spec)
 
 
@@ -269,7 +269,7 @@ def _stored(file: object) -> Stored:
         return open_stored(bytes(file))
     if not isinstance(file, str | PathLike):
         hint = "give its name, or its bytes"
-        raise UsageError(f"what is of type {type(file).__name__} is no file", hint=hint)
+        raise UsageError(f"an object of type {type(file).__name__} is not a file", hint=hint)
     return open_stored(_path(file))
 
 

@@ -82,13 +82,13 @@ def problem_of(error: BaseException) -> ImgmlpError:
     if isinstance(error, ImgmlpError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted("interrupted", hint="files are as they were or whole; start it again")
+        return Interrupted("interrupted", hint="no file was left half-written; start it again")
     if isinstance(error, MemoryError) or _is_of_memory(error):
         return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
     if lacks_working_folder(error):
-        return OutputError("the working folder was removed", hint="change to one that is there")
+        return OutputError("the current folder was removed", hint="change to one that exists")
     reason = (str(error) or "no message").splitlines()[0]
-    hint = "this is a fault in imgmlp; please report it with what -vv prints"
+    hint = "this is a bug in imgmlp; please report it with the output of -vv"
     problem = ImgmlpError(f"unexpected {type(error).__name__}: {reason}", hint=hint)
     problem.__cause__ = error
     return problem

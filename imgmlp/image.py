@@ -173,8 +173,8 @@ def _sound_info(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         told = printable(f"{type(error).__name__}: {error}")
-        problem = f"what {name} has in its info cannot be used ({told})"
-        raise PictureError(problem, hint="correct its info, or take that out") from error
+        problem = f"the info of {name} cannot be used ({told})"
+        raise PictureError(problem, hint="correct or remove that entry of its info") from error
 
 
 def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
@@ -183,13 +183,13 @@ def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
     Raises PictureError for another one, and for a masked one.
     """
     if isinstance(pixels, np.ma.MaskedArray):
-        hint = "say what the hidden samples are: array.filled(0)"
-        raise PictureError("a masked array is no picture", hint=hint)
+        hint = "replace the masked samples, for example with array.filled(0)"
+        raise PictureError("a masked array is not a picture", hint=hint)
     pixels = np.asarray(pixels)  # of a matrix, whose parts would be matrices as well
     shaped = pixels[:, :, None] if pixels.ndim == 2 else pixels
     good = shaped.ndim == 3 and shaped.shape[2] in (1, 2, 3, 4) and shaped.dtype == np.uint8
     if not good or not 0 < shaped.shape[0] * shaped.shape[1] <= MAX_PIXELS:
-        problem = f"an array of {pixels.dtype}{list(pixels.shape)} is no picture"
+        problem = f"an array of {pixels.dtype}{list(pixels.shape)} is not a picture"
         raise PictureError(problem, hint="give uint8 [height, width, 1 to 4]")
     notes: list[str] = []
     shaped = conversion.without_opaque_alpha(shaped, notes)
@@ -436,11 +436,11 @@ def check_ending(path: Path, ending: str) -> None:
     found = path.suffix.lower()
     if found == ending:
         return
-    hint = f"use one that ends with {ending}"
+    hint = f"use a name that ends with {ending}"
     if found in files.OWN:
-        raise UsageError(f"{path} would have the name of another kind of file", hint=hint)
+        raise UsageError(f"{path} has the extension of another kind of file", hint=hint)
     if found in FORMATS or found in files.endings():
-        raise UsageError(f"{path} would have a picture's name, and be none", hint=hint)
+        raise UsageError(f"{path} has a picture's extension, but will not be a picture", hint=hint)
 
 
 def check_extension(
@@ -458,12 +458,12 @@ def check_extension(
         what = f"the extension {path.suffix!r}" if path.suffix else "no extension"
         raise UsageError(f"{path} has {what}", hint=f"use one of {known}") from None
     if channels in (2, 4) and name not in TRANSPARENT:
-        problem = f"{path} cannot keep what is transparent"
+        problem = f"{path} cannot hold transparency"
         raise UsageError(problem, hint="use .png, .tif or .webp")
     if channels == 3 and path.suffix.lower() == ".pgm":
-        raise UsageError(f"{path} can hold gray only", hint="use .ppm")
+        raise UsageError(f"{path} can hold gray pictures only", hint="use .ppm")
     most = limits_of(name).side
     if max(size) > most:
         problem = f"{path} cannot hold {size[0]}×{size[1]} pixels"
-        raise UsageError(problem, hint=f"a {name} has at most {most:,} a side; use .png")
+        raise UsageError(problem, hint=f"a {name} has at most {most:,} pixels per side; use .png")
     return name, options

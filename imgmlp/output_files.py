@@ -40,7 +40,9 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
     try:
         check_free(path, force, hint)
         if not path.parent.is_dir():
-            raise OutputError(f"there is no folder {path.parent}", hint="make it or choose another")
+            raise OutputError(
+                f"there is no folder {path.parent}", hint="create it or choose another"
+            )
         if is_special(path):
             return
         whole = _followed(path)
@@ -92,7 +94,7 @@ def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> 
     seen = {resolved(path) for path in inputs}
     for path in paths:
         if resolved(path) in seen:
-            problem = f"{path} would be written over another file of this run"
+            problem = f"{path} would overwrite another file of this run"
             raise OutputError(problem, hint=hint)
         seen.add(resolved(path))
 
@@ -152,9 +154,10 @@ def write_atomically(
 
 
 def _name_free(temporary: Path, path: Path, given: Path) -> None:
-    """Name a file as no other one is. Raises OutputError, in which it has the name as `given`."""
-    with contextlib.suppress(OSError):  # a name that is taken, or a file system without links
-        os.link(temporary, path)  # which replaces nothing, as a rename would
+    """Give a file a name that no other file has. Raises OutputError, which quotes it as `given`."""
+    # The name is taken, or the file system (OSError) or Python (AttributeError) has no hard links.
+    with contextlib.suppress(OSError, AttributeError):
+        os.link(temporary, path)  # unlike a rename, it never replaces a file
         return
     with contextlib.suppress(OSError):
         if filecmp.cmp(temporary, path, shallow=False):  # as the same command may have written it
@@ -249,5 +252,5 @@ def _sync_folder(folder: Path) -> None:
 def _unwritable(path: Path, error: OSError) -> OutputError:
     reason = error.strerror or str(error)
     long = error.errno == errno.ENAMETOOLONG
-    hint = "choose a shorter name" if long else "choose another place for it"
+    hint = "choose a shorter name" if long else "choose another place"
     return OutputError(f"cannot write {path}: {reason}", hint=hint)

@@ -33,7 +33,7 @@ _OTHERS = ("sizes", "bpc")  # options of other formats that look like one of our
 # What some of these are called elsewhere: on the command line, in `imgmlp.train`, by other codecs.
 _OTHER_NAMES = {
     "bytes": "size", "lambda": "lmbda", "lambd": "lmbda", "lam": "lmbda", "rate": "bpp",
-    "time": "seconds", "sec": "seconds", "steps": "effort", "preset": "effort",
+    "time": "seconds", "sec": "seconds", "steps": "effort",
     "frame": "image.seek",
 }  # fmt: skip
 
@@ -118,8 +118,10 @@ def _check_name(name: str) -> None:
     # of a short name one wrong letter is much
     near = difflib.get_close_matches(name, _CHOICES, 1, 0.8 if len(name) > 5 else 0.65)
     meant = _OTHER_NAMES.get(name) or (near[0] if near else name)
+    if name == "preset":
+        raise TypeError(f"{name!r} is not an option of .imlp files; it is for imgmlp.train only")
     if meant != name and name not in (*_METADATA, *_OTHERS):
-        raise TypeError(f"an .imlp file is saved without {name!r}; use {meant!r}")
+        raise TypeError(f"{name!r} is not an option of .imlp files; use {meant!r}")
 
 
 def _save_all(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:

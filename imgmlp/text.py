@@ -116,7 +116,7 @@ def guard_streams() -> None:
 def standard_output() -> Iterator[TextIO]:
     """stdout, flushed at the end. Raises OutputError if it is closed."""
     if sys.stdout is None:  # by whoever started this process
-        raise OutputError("stdout is closed", hint="send it to a file")
+        raise OutputError("stdout is closed", hint="redirect it to a file")
     yield sys.stdout
     sys.stdout.flush()
 
@@ -139,7 +139,7 @@ def write_data(data: bytes | memoryview) -> None:
 
 def _unwritable(error: OSError) -> OutputError:
     problem = f"cannot write to stdout: {error.strerror or error}"
-    return OutputError(problem, hint="send it to another place")
+    return OutputError(problem, hint="redirect it elsewhere")
 
 
 def together(words: Sequence[str]) -> str:

@@ -95,12 +95,12 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         open_stored(path)
     with pytest.raises(UsageError, match="does not exist"):
         open_stored(tmp_path / "b.imlp")
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         open_stored(tmp_path)
 
 
 def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "pipe.imlp"
     os.mkfifo(path)
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         open_stored(path)

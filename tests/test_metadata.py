@@ -375,7 +375,7 @@ def test_a_frame_is_chosen_by_its_number(in_process: Command, picture: Path) -> 
     frames[0].save(picture.parent / "a.gif", save_all=True, append_images=frames[1:])
     quick = ("--codec", "mlp", "--quality", "0", "--effort", "1", "-o", "a.imlp", "--force")
     done = in_process("encode", "a.gif", *quick)
-    assert "only its first frame is taken; --frame chooses another" in done.stderr
+    assert "only its first frame is used; --frame chooses another" in done.stderr
     for number, level in ((1, 50), (3, 150)):
         in_process("encode", "a.gif", *quick, "--frame", str(number))
         in_process("decode", "a.imlp", "-o", "a.png", "--force")

@@ -229,13 +229,22 @@ def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path
     [
         *(("time", "seconds"), ("bytes", "size"), ("lambda", "lmbda"), ("qualty", "quality")),
         *(("bbp", "bpp"), ("pnsr", "psnr"), ("szie", "size"), ("lambd", "lmbda"), ("rate", "bpp")),
-        *(("sec", "seconds"), ("steps", "effort"), ("preset", "effort"), ("frame", "image.seek")),
+        *(("sec", "seconds"), ("steps", "effort"), ("frame", "image.seek")),
     ],
 )
 def test_a_choice_of_another_name_is_refused(tmp_path: Path, name: str, meant: str) -> None:
     path = tmp_path / "a.imlp"
-    with pytest.raises(TypeError, match=f"'{name}'; use '{meant}'"):
+    with pytest.raises(TypeError, match=f"'{name}' is not an option of .imlp files; use '{meant}'"):
         Image.new("RGB", (8, 6)).save(path, **{name: 5})
+    assert not path.exists()
+
+
+def test_a_preset_is_refused_without_another_name_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.imlp"
+    with pytest.raises(
+        TypeError, match=r"'preset' is not an option .*; it is for imgmlp\.train only"
+    ):
+        Image.new("RGB", (8, 6)).save(path, preset="seed")
     assert not path.exists()
 
 

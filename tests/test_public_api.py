@@ -168,7 +168,7 @@ def test_an_argument_that_is_none_is_refused(codec: str, choices: dict[str, obje
         ({"output": "a.png"}, "a picture's name"),
         ({"output": "a.imlp"}, "another kind of file"),
         ({"on_step": 3}, "on_step is 3"),
-        ({"frame": 1}, "frame is of files only"),
+        ({"frame": 1}, "frame is for files only"),
         ({"strip": "no"}, "strip is 'no'"),
         ({"lr": "x"}, "lr is 'x'"),
         ({"steps": "x"}, "steps is 'x'"),
@@ -258,7 +258,7 @@ def test_a_size_to_decode_to_is_two_whole_numbers(size: object) -> None:
 
 def test_what_is_no_file_at_all_is_refused() -> None:
     for use in (imgmlp.decode, imgmlp.info):
-        with pytest.raises(imgmlp.ImgmlpError, match="type int is no file"):
+        with pytest.raises(imgmlp.ImgmlpError, match="type int is not a file"):
             use(3)
 
 

@@ -39,7 +39,7 @@ FILL = 2**20  # pixels of a chunk, so that a lost worker costs little
 AHEAD = 2  # chunks for each worker that the scheduler knows of: one to do, one to come
 ANSWER = 30.0  # seconds for a cluster to answer, or to have a worker again
 LOOK = 2.0  # seconds between two looks at how many workers there are
-SAME = "install the same version on every worker, or use that of the workers here"
+SAME = "install the same version on this machine and on every worker"
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Cluster:
             return {}
         for worker, theirs in found.items():
             if isinstance(theirs, Exception) and not isinstance(theirs, OSError):
-                theirs = f"which does not say its version ({theirs!r})"
+                theirs = f"an unknown version ({theirs!r})"
             if isinstance(theirs, str) and theirs != self._job.version:
                 raise _other_version(worker, theirs, self._job.version)
         return dict(found)
@@ -174,7 +174,7 @@ class Cluster:
             self._again.append(chunk)
             return
         except Exception as error:
-            problem = f"the cluster cannot do it: {type(error).__name__}: {error}"
+            problem = f"the cluster failed: {type(error).__name__}: {error}"
             yield from _failed(chunk.tasks, ImgmlpError(problem, hint=SAME))
             return
         future.release()  # or it would be done again if its worker went away now
@@ -193,8 +193,8 @@ class Cluster:
             alone = (_Chunk([task], chunk.tries + 1) for task in chunk.tasks)
             self._again.extend(alone)
             return
-        hint = "its driver may have failed, or memory was short: look at the workers' messages"
-        problem = f"{url(chunk.tasks[0].source)}: all workers that did it ended by themselves"
+        hint = "its driver may have failed, or memory ran out: see the workers' logs"
+        problem = f"{url(chunk.tasks[0].source)}: every worker that tried it died"
         yield from _failed(chunk.tasks, TrainingError(problem, hint=hint))
 
     def _look(self) -> None:
@@ -209,7 +209,7 @@ class Cluster:
             if self._workers:
                 self._alive = time.monotonic()
         if self._client.status == "closed" or now - self._alive > 2 * ANSWER:
-            hint = "start its scheduler and workers; then the same command goes on"
+            hint = "start its scheduler and workers; then the same command continues"
             raise DeviceError(f"the cluster at {self._address} is gone", hint=hint)
 
 
@@ -267,7 +267,7 @@ async def _identity(address: str) -> None:
 
 
 def _other_version(worker: str, theirs: str, ours: str) -> DeviceError:
-    problem = f"the worker {worker} has imgmlp {theirs}, and this is {ours}"
+    problem = f"the worker {worker} has imgmlp {theirs}, but this machine has {ours}"
     return DeviceError(problem, hint=SAME)
 
 

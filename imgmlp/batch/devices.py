@@ -29,7 +29,7 @@ def check(spec: str, jobs: int | None) -> None:
     word = spec.strip().lower()
     for name in () if word in SEVERAL else map(str.strip, word.split(",")):
         if not re.fullmatch(r"\d+:\d+", name) and name.partition(":")[0] not in WORDS:
-            hint = "`imgmlp devices` lists what there is"
+            hint = "`imgmlp devices` lists the devices"
             raise DeviceError(f"there is no device {name!r}", hint=hint)
     if jobs is not None and not 1 <= jobs <= 64:
         raise UsageError(f"--jobs is {jobs}", hint="use a number from 1 to 64")
@@ -50,7 +50,7 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
         kinds = ("gpu",) if word == "gpus" else ("gpu", "cpu", "other")
         chosen = [(info.spec, info.kind == "gpu") for info in found if info.kind in kinds]
         if not chosen:
-            hint = "`imgmlp devices` lists what there is; --device numpy works without any"
+            hint = "`imgmlp devices` lists the devices; --device numpy works without any"
             raise DeviceError(f"--device {word} finds no device", hint=hint)
         return chosen
     gpus = {info.spec for info in found if info.kind == "gpu"}

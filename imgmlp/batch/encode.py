@@ -84,7 +84,7 @@ def smaller_source(source: Path, found: Result) -> str | None:
     there = output_files.status(source)
     if there is None or not stat.S_ISREG(there.st_mode) or there.st_size > len(found.bytes):
         return None
-    return f"{source} itself has {size(there.st_size)}, no more than its file"
+    return f"{source} itself has only {size(there.st_size)}, no more than its .imlp file"
 
 
 @dataclass(eq=False)
@@ -137,7 +137,7 @@ class Encoding:
         asked = f"{goal}, {wanted.codec}, {wanted.work()}"
         self.watch.announce(f"{self.name}  {what}   {asked}")
         if 2 * beside > goal.value:
-            self.watch.announce(f"{beside:,} of {goal} are {BESIDE}")
+            self.watch.announce(f"{beside:,} of {goal} are taken by {BESIDE}")
 
     def _announce_time(self, goal: Goal, device: AnyDevice) -> None:
         """Say how long it takes, of which a time limit is told already."""
@@ -148,7 +148,9 @@ class Encoding:
             return
         compiling = encoder.compiling_seconds(*asked)
         if compiling > SHORT * workload.seconds:
-            told = f"compiles for about {duration(compiling)} first, once for such a picture"
+            told = (
+                f"compiles for about {duration(compiling)} first, only once for pictures like this"
+            )
             self.watch.announce(told)
 
     def _done_before(self) -> Result | None:
@@ -199,7 +201,7 @@ class Encoding:
             if (first := self._done_before()) is not None:
                 forget(own)
                 return first
-            self.watch.note(f"no checkpoints: {error}")
+            self.watch.note(f"no checkpoints are written: {error}")
             return found
         forget(self._state)
         return found

@@ -88,7 +88,7 @@ class Search:
                 continue
             told = ", ".join(map(str, roots)) or "the current folder"
             problem = f"{path} is not in {told}"
-            hint = "give the folder above it beside the list: its place in there is kept"
+            hint = "also give a folder that contains it, whose tree is mirrored"
             yield Found(path, Path(path.name), error=UsageError(problem, hint=hint))
 
     def _pattern(self, pattern: str) -> Iterator[Found]:
@@ -143,7 +143,7 @@ class Search:
             status = entry.stat()
         except OSError:  # a link to nothing, or to itself
             if path.suffix.lower() in self.endings:
-                yield _refused(path, path.relative_to(top), "leads nowhere")
+                yield _refused(path, path.relative_to(top), "is a broken link")
             return
         if entry.is_dir():
             self.links += 1
@@ -164,7 +164,7 @@ class Search:
         except (OSError, ValueError) as error:
             return _refused(path, name, f"cannot be read: {getattr(error, 'strerror', error)}")
         if not stat.S_ISREG(status.st_mode):
-            return _refused(path, name, "is no file")
+            return _refused(path, name, "is not a file")
         return Found(path, name, status.st_size, status.st_mtime_ns)
 
 
@@ -207,8 +207,8 @@ def _matches(top: Path, parts: list[str]) -> Iterator[Found]:
     """
     if ".." in parts:  # outputs would not lie in the folder that they are to go into
         pattern = top.joinpath(*parts)
-        hint = "put it before them, as in ../*.png"
-        error = UsageError(f"{pattern} has .. behind its first wildcard", hint=hint)
+        hint = "put .. before the wildcards, as in ../*.png"
+        error = UsageError(f"{pattern} has .. after its first wildcard", hint=hint)
         yield Found(pattern, pattern, error=error)
         return
     hidden = any(part.startswith(".") for part in parts)
@@ -252,7 +252,7 @@ def _with_skipped(after: set[int], parts: list[str]) -> set[int]:
 
 def _unread(here: Path, top: Path, error: OSError) -> Found:
     problem = f"cannot read the folder {here}: {error.strerror}"
-    refused = UsageError(problem, hint="check its rights; the other folders were read")
+    refused = UsageError(problem, hint="check its permissions; the other folders were read")
     return Found(here, here.relative_to(top), error=refused)
 
 

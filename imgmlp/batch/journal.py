@@ -86,7 +86,7 @@ class Journal:
             return
         except OSError as error:
             problem = f"cannot read {self.path}: {error.strerror}"
-            raise OutputError(problem, hint="check its rights, or remove it") from error
+            raise OutputError(problem, hint="check its permissions, or remove it") from error
 
     def add(self, done: Done) -> None:
         """Remember an output from now on. Raises OutputError."""
@@ -106,7 +106,7 @@ class Journal:
                 os.close(handle)
         except OSError as error:
             problem = f"cannot write {self.path}: {error.strerror}"
-            raise OutputError(problem, hint="make room, or choose another folder") from error
+            raise OutputError(problem, hint="free some space, or choose another folder") from error
 
 
 def _parsed(line: bytes) -> Done | None:

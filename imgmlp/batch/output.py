@@ -14,7 +14,7 @@ from imgmlp.batch.work import Task
 from imgmlp.errors import OutputError
 
 EXTENSION = ".imlp"
-REPLACE = "--force replaces it, --skip-existing passes it over"
+REPLACE = "--force replaces it, --skip-existing skips it"
 
 
 def make_folder(output: Path) -> None:
@@ -47,9 +47,9 @@ def check(path: Path, force: bool, known: str, hint: str) -> None:
         changed = output_files.digest(path) != known
     except OSError as error:
         problem = f"cannot read {path}: {error.strerror}"
-        raise OutputError(problem, hint="check its rights") from error
+        raise OutputError(problem, hint="check its permissions") from error
     if changed:
-        raise OutputError(f"{path} was changed since it was written here", hint=hint)
+        raise OutputError(f"{path} has changed since it was written here", hint=hint)
 
 
 def check_task(task: Task, hint: str) -> None:

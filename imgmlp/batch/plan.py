@@ -35,7 +35,7 @@ CREATE TABLE failed (path BLOB);
 CREATE TABLE before (path BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 FAILED = "imgmlp-failed.txt"  # a list in the folder of the outputs
-APART = "rename one of them, or give it for itself with another --out"
+APART = "rename one of them, or give it separately with another --out"
 
 Kind = Literal["do", "unchanged", "skipped"]
 
@@ -101,7 +101,7 @@ def _room() -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         problem = f"cannot keep a list of the files in a temporary file: {error}"
-        hint = "make room where those go, or name another folder in SQLITE_TMPDIR"
+        hint = "free some space there, or name another folder in SQLITE_TMPDIR"
         raise OutputError(problem, hint=hint) from error
 
 
@@ -186,8 +186,8 @@ class Plan:
             paths.sort(key=lambda path: known is None or _absolute(path) != known.source)
             name = url(self.rules.folder / os.fsdecode(output))
             taken, other = (Path(os.fsdecode(path)) for path in paths)
-            over = f"would be written over another file of this run: {url(taken)}"
-            problem = f"{name}, of {url(other)}, {over}"
+            over = f"would overwrite another file of this run: {url(taken)}"
+            problem = f"{name}, the output of {url(other)}, {over}"
             refused = _refused(replace(found, path=other, error=OutputError(problem, hint=APART)))
             if paths[0] == before[0]:
                 return refused
@@ -277,10 +277,10 @@ class Plan:
             kept = output.st_size, output.st_mtime_ns, digest(task.output)
         except OSError as error:
             problem = f"cannot read {task.output}: {error.strerror}"
-            raise OutputError(problem, hint="give the same command again") from error
+            raise OutputError(problem, hint="run the same command again") from error
         if kept[-1] != record.made:
-            problem = f"{task.output} was changed since it was written here"
-            raise OutputError(problem, hint="from now on it is replaced with --force only")
+            problem = f"{task.output} has changed since it was written here"
+            raise OutputError(problem, hint="from now on only --force replaces it")
         name = str(task.output.relative_to(self.rules.folder))
         looks = os.path.abspath(task.source), *source, record.digest
         self.journal.add(Done(name, *looks, self.rules.settings, *kept, record.facts))
@@ -359,7 +359,7 @@ class Plan:
 def _check_other(output: Path, source: Path) -> None:
     """Refuse, as an OutputError, to write a file over itself."""
     if os.path.samefile(output, source):
-        raise OutputError(f"{output} would be written over itself", hint=APART)
+        raise OutputError(f"{output} would overwrite itself", hint=APART)
 
 
 def _may_be_there(path: bytes) -> bool:

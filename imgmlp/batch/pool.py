@@ -179,7 +179,7 @@ class Pool:
             return record
         if slot.deaths >= PATIENCE:
             slot.given_up = True
-            self._note(f"a process on {slot.device} is given up: {record.problem}")
+            self._note(f"a process on {slot.device} was given up: {record.problem}")
         if record.elsewhere or slot.died:
             alive = any(not one.given_up for one in self._slots)
             if alive and queue.once_more(record):
@@ -263,10 +263,8 @@ class _Slot:
             self.died = False
         except BrokenProcessPool:
             record = Record(self._task)
-            problem = (
-                f"{self._task.source}: the process that did it on {self.device} ended by itself"
-            )
-            hint = "its driver may have failed, or memory was short: try `imgmlp devices --check`"
+            problem = f"{self._task.source}: its process on {self.device} died"
+            hint = "its driver may have failed, or memory ran out: try `imgmlp devices --check`"
             record.fail(TrainingError(problem, hint=hint))
             self.died = True
         if self.died or record.exit_code == DeviceError.exit_code:

@@ -52,7 +52,7 @@ def unwritable(error: BaseException) -> OutputError:
     """What there is to tell where it cannot be written into."""
     reason = getattr(error, "strerror", None) or error
     problem = f"cannot write into the worker's temporary folder {tempfile.tempdir or ''}: {reason}"
-    hint = "make room there, or start the worker with another folder in TMPDIR"
+    hint = "free some space there, or start the worker with another folder in TMPDIR"
     return OutputError(problem, hint=hint)
 
 

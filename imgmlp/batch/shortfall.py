@@ -8,7 +8,7 @@ from typing import Any
 
 from imgmlp.errors import ImgmlpError, TargetError, TrainingError
 
-BESIDE = "profile and metadata beside the picture, which --strip leaves out"
+BESIDE = "colour profile and metadata, which --strip leaves out"
 ADVICE = "try another target, a higher --effort or more --time"
 
 
@@ -18,15 +18,15 @@ def shortfall(name: str, facts: Mapping[str, Any], beside: int = 0) -> ImgmlpErr
     `beside` are bytes that could be left out, where there are too many.
     """
     if facts.get("diverged"):
-        problem = f"training of {name} could not go on: its loss kept growing without bound"
+        problem = f"training of {name} was given up: its loss kept diverging"
         return TrainingError(problem, hint="the best state is in the file; try another target")
     if not facts.get("missed"):
         return None
     missed = str(facts["missed"])
     advice = ADVICE
     if not facts.get("steps") and "bytes" in missed:  # of one colour, the smallest that there is
-        advice = "no file of such a picture is smaller"
+        advice = "a file of this picture cannot be smaller"
     if beside:
-        advice = f"{beside:,} bytes of it are {BESIDE}"
+        advice = f"{beside:,} bytes of it are taken by {BESIDE}"
     hint = f"the best file was written; {advice}"
     return TargetError(f"{name} has {missed}", hint=hint)

@@ -23,7 +23,7 @@ NOTES = ".imgmlp"  # a folder beside the outputs
 # As pathlib leaves it; one letter is a drive.
 SCHEME = re.compile(r"\A([a-z][a-z0-9+.-]+):/+(?=[^/])")
 HERE = ("file", "local")  # schemes of this machine's files
-RIGHTS = "check the bucket's name, the rights and the credentials of whoever runs this"
+RIGHTS = "check the bucket's name, your permissions and your credentials"
 
 
 def is_stored(path: Path) -> bool:
@@ -36,7 +36,9 @@ def check_scheme(path: Path) -> None:
     mean another place."""
     found = SCHEME.match(path.as_posix())
     if found is not None and found[1] in HERE:
-        raise UsageError(f"{found[1]}:// is no store", hint="give a plain path, such as /a/folder")
+        raise UsageError(
+            f"{found[1]}:// is not an object store", hint="give a plain path, such as /a/folder"
+        )
 
 
 def url(path: Path) -> str:
@@ -67,7 +69,7 @@ def _unreachable(protocol: str, name: str) -> UsageError | None:
     if posixpath.normpath(name) == name:
         return None
     problem = f"{protocol}://{name.lstrip('/')} has a part that is empty, . or .. in its name"
-    return UsageError(problem, hint="no path can name it; copy it to another name")
+    return UsageError(problem, hint="it cannot be a path; copy it to another name")
 
 
 def _entries(files: Any, top: str, recursive: bool) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def inexact(stored: Stored, size: Size | None) -> str | None:
     """What there is to say of a picture at this size, if it is not the one that was encoded."""
     if not stored.exact or size in (None, (stored.width, stored.height)):
         return None
-    return "another size than its own: rendered in floats, not the exact picture"
+    return "rendered at another size, in floating point: not the exact picture"
 
 
 @dataclass(frozen=True)

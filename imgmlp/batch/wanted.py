@@ -54,7 +54,7 @@ class Wanted:
             return f"about {duration(parse_time(self.time))}"
         usual = target.EFFORT if self.codec == "mlp" else None
         level = usual if self.effort is None else self.effort
-        return "as long as is usual" if level is None else f"effort {level}"
+        return "usual effort" if level is None else f"effort {level}"
 
     def digest(self) -> str:
         """Stands for all of it, the same in any version of this program that has these names."""

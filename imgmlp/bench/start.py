@@ -39,7 +39,7 @@ def seconds_to_first_step(spec: str) -> float:
     if line != DONE:
         reason = (said.strip().splitlines() or ["it said nothing"])[-1]
         hint = "`imgmlp devices --check` tells more"
-        raise DeviceError(f"a process of its own did no step on {spec}: {reason}", hint=hint)
+        raise DeviceError(f"a separate process could not train on {spec}: {reason}", hint=hint)
     return seconds
 
 

@@ -44,7 +44,7 @@ def main(began: float | None = None) -> None:
 def _run(terminal: Terminal) -> int:
     words = sys.argv[1:]
     if any(map(_is_empty, options_in(words))) or "" in words:
-        hint = "is a variable of your shell unset? leave it out, or give it a value"
+        hint = "is a shell variable unset? leave the argument out, or give it a value"
         raise UsageError("an argument is empty", hint=hint)
     sys.argv[1:] = words = with_dash_as_file(words)
     work = plain.work(words)

@@ -53,7 +53,7 @@ app = typer.Typer(
     name="imgmlp",
     cls=PlainHelps,
     help="Compress a picture by training a small neural network on it.",
-    epilog="Exit codes: 0 done, 1 training or some files failed, 2 usage, 3 bad picture, "
+    epilog="Exit codes: 0 done, 1 training or some files failed, 2 usage error, 3 bad picture, "
     "4 bad file, 5 target missed, 6 no device, 7 out of memory, 8 output exists or cannot be "
     "written, 130 interrupted.",
     invoke_without_command=True,
@@ -72,7 +72,7 @@ def _root(context: typer.Context, version: Version = False) -> None:
         raise typer.Exit(UsageError.exit_code)
 
 
-@app.command(cls=PlainHelp)
+@app.command(cls=PlainHelp, help="Train a network on IMAGE; write its weights and reconstruction.")
 @with_terminal
 def train(
     terminal: Opening,
@@ -96,7 +96,6 @@ def train(
     device: DeviceSpec = "auto",
     force: Force = False,
 ) -> None:
-    """Train a network on IMAGE, and write its weights and its picture."""
     from imgmlp.cli import parsing
     from imgmlp.cli.train import Outputs, run
 
@@ -116,7 +115,11 @@ def train(
     run(opened, image, outputs, settings, device, force, frame, strip)
 
 
-@app.command(cls=PlainHelp)
+@app.command(
+    cls=PlainHelp,
+    help="Compress pictures to compact .imlp files, each to one target.\n\n"
+    "The same command resumes a run that was interrupted.",
+)
 @with_terminal
 def encode(
     terminal: Opening,
@@ -130,7 +133,7 @@ def encode(
             "--output",
             "-o",
             metavar="IMLP",
-            help="The file to write; - is standard output. Beside IMAGE if not given.",
+            help="The file to write; - is standard output. Default: beside IMAGE.",
         ),
     ] = None,
     folder: Folder = None,
@@ -139,22 +142,26 @@ def encode(
     quality: Annotated[
         float | None,
         typer.Option(
-            metavar="0-100", help="Target; higher is better, larger. 60 if none is given."
+            metavar="0-100",
+            help="Target quality; higher is better and larger. 60 if there is no target.",
         ),
     ] = None,
     bpp: Annotated[
-        float | None, typer.Option(metavar="BITS", help="Target: bits for each pixel.")
+        float | None, typer.Option(metavar="BITS", help="Target: bits per pixel.")
     ] = None,
     size: Annotated[
-        str | None, typer.Option("--bytes", metavar="N", help="Target: 20000, 20k, 1.5M.")
+        str | None,
+        typer.Option(
+            "--bytes", metavar="N", help="Target: bytes of the file, such as 20000, 20k or 1.5M."
+        ),
     ] = None,
-    psnr: Annotated[float | None, typer.Option(metavar="DB", help="Target: dB.")] = None,
+    psnr: Annotated[float | None, typer.Option(metavar="DB", help="Target: PSNR in dB.")] = None,
     lmbda: Annotated[
         float | None,
         typer.Option(
             "--lambda",
             metavar="LAMBDA",
-            help="Target: squared error that a bit for each pixel is worth.",
+            help="Target: the encoder minimises MSE + LAMBDA * bits per pixel.",
         ),
     ] = None,
     effort: Effort = None,
@@ -162,8 +169,8 @@ def encode(
         str | None,
         typer.Option(
             metavar="T",
-            help="Limit of the whole command, about: 60s, 5m, 2h; not with --effort. Of several "
-            "pictures each has its own.",
+            help="Approximate time limit, such as 60s, 5m or 2h; not with --effort. Of several "
+            "pictures, the limit of each.",
         ),
     ] = None,
     codec: Held = USUAL_CODEC,
@@ -176,13 +183,9 @@ def encode(
     as_json: AsJson = False,
     force: Force = False,
     skip: Annotated[
-        bool, typer.Option("--skip-existing", help="Pass over pictures whose output exists.")
+        bool, typer.Option("--skip-existing", help="Skip pictures whose output exists.")
     ] = False,
 ) -> None:
-    """Compress pictures to compact .imlp files, each to one target.
-
-    A command that was stopped goes on where it was when it is given again.
-    """
     from imgmlp.batch.wanted import Wanted
     from imgmlp.cli.encode import Outputs, run
     from imgmlp.cli.folders import Request
@@ -193,7 +196,7 @@ def encode(
     raise typer.Exit(run(terminal(), request, outputs, wanted))
 
 
-@app.command(cls=PlainHelp)
+@app.command(cls=PlainHelp, help="Decode files to pictures.")
 @with_terminal
 def decode(
     terminal: Opening,
@@ -204,24 +207,24 @@ def decode(
             "--output",
             "-o",
             metavar="PICTURE",
-            help="The picture to write; - is standard output. Beside FILE if not given.",
+            help="The picture to write; - is standard output. Default: beside FILE.",
         ),
     ] = None,
     folder: Folder = None,
     recursive: Recursive = False,
     listed: Listed = None,
     scale: Annotated[
-        float | None, typer.Option(metavar="FACTOR", help="Times the original size.")
+        float | None,
+        typer.Option(metavar="FACTOR", help="Factor of the original size; not for latent files."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(metavar="WxH", help="Size in pixels, any that you like.")
+        str | None, typer.Option(metavar="WxH", help="Size in pixels; not for latent files.")
     ] = None,
     device: Devices = None,
     jobs: Jobs = None,
     as_json: AsJson = False,
     force: Force = False,
 ) -> None:
-    """Turn files into the pictures that they hold."""
     from imgmlp.cli.decode import Outputs, run
     from imgmlp.cli.folders import Request
 
@@ -230,20 +233,19 @@ def decode(
     raise typer.Exit(run(terminal(), request, outputs))
 
 
-@app.command(cls=PlainHelp)
+@app.command(cls=PlainHelp, help="Describe files from their headers, without decoding them.")
 @with_terminal
 def info(
     terminal: Opening,
     files: Files,
     as_json: AsJson = False,
 ) -> None:
-    """Print what files say of themselves, without decoding them."""
     from imgmlp.cli.info import run
 
     raise typer.Exit(run(terminal(), files, as_json))
 
 
-@app.command(cls=PlainHelp)
+@app.command(cls=PlainHelp, help="Check that files are intact and decode to what was encoded.")
 @with_terminal
 def verify(
     terminal: Opening,
@@ -254,7 +256,6 @@ def verify(
     device: Devices = None,
     jobs: Jobs = None,
 ) -> None:
-    """Check files, and that they decode to what was encoded."""
     from imgmlp.cli.folders import Request
     from imgmlp.cli.verify import run
 
@@ -262,7 +263,11 @@ def verify(
     raise typer.Exit(run(terminal(), request))
 
 
-@app.command(cls=PlainHelp)
+@app.command(
+    cls=PlainHelp,
+    help="Write an HTML report: imgmlp against JPEG, WebP, AVIF, JPEG XL.\n\n"
+    "The same command resumes a run that was interrupted.",
+)
 @with_terminal
 def compare(
     terminal: Opening,
@@ -270,12 +275,12 @@ def compare(
         list[Path], typer.Argument(metavar="IMAGE", help="Pictures; - is standard input.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="HTML", help="The page to write.")
+        Path, typer.Option("--output", "-o", metavar="HTML", help="The HTML report to write.")
     ] = Path("report.html"),
     bpp: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="BITS", help="Bits for each pixel, several times; 0.16 to 0.8 if not given."
+            metavar="BITS", help="Bits per pixel; repeat it for more rates. Default: 0.16 to 0.8."
         ),
     ] = None,
     effort: Effort = None,
@@ -285,37 +290,32 @@ def compare(
     as_json: AsJson = False,
     force: Force = False,
 ) -> None:
-    """Write a page: imgmlp beside JPEG, WebP, AVIF, JPEG XL.
-
-    A command that was stopped goes on where it was when it is given again.
-    """
     from imgmlp.cli.compare import Wanted, run
 
     wanted = Wanted(tuple(bpp or ()), effort, codec, frame)
     raise typer.Exit(run(terminal(), images, output, wanted, device, force, as_json))
 
 
-@app.command(cls=PlainHelp)
+@app.command(cls=PlainHelp, help="List, test or prepare the devices that --device takes.")
 @with_terminal
 def devices(
     terminal: Opening,
     check: Annotated[
-        bool, typer.Option("--check", help="Test each against NumPy; say how to mend what fails.")
+        bool, typer.Option("--check", help="Test each against NumPy; say how to fix what fails.")
     ] = False,
     prepare: Annotated[
         bool,
         typer.Option(
             "--prepare",
-            help="Compile now, in some minutes, what short runs of common RGB pictures need.",
+            help="Compile in advance, in minutes, what short runs on common RGB pictures need.",
         ),
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="auto|gpu|cpu|numpy|P:D", help="Only this one."),
+        typer.Option("--device", metavar="auto|gpu|cpu|numpy|P:D", help="Only this device."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List, test or prepare the devices that --device takes."""
     if prepare:
         from imgmlp.cli import prepare as preparing
 
@@ -326,7 +326,7 @@ def devices(
     run(terminal(), as_json, check, device)
 
 
-@app.command(cls=PlainHelp)
+@app.command(cls=PlainHelp, help="Print the compiled training step, from its graph to its times.")
 @with_terminal
 def graph(
     terminal: Opening,
@@ -345,18 +345,17 @@ def graph(
     layers: Layers = None,
     features: Features = None,
     precision: Precision = "float32",
-    size: Annotated[str, typer.Option(metavar="WxH", help="Of the picture.")] = "512x512",
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the picture.")] = "512x512",
     general: Annotated[
         bool,
         typer.Option(
             "--general",
-            help="Leave out the block program: what the general scheduler gives.",
+            help="Leave out the block program; show the general scheduler's result.",
         ),
     ] = False,
     as_json: AsJson = False,
     device: DeviceSpec = "auto",
 ) -> None:
-    """Print the compiled training step, from its graph to its times."""
     from imgmlp.cli import parsing
     from imgmlp.cli.graph import run
 
@@ -367,54 +366,56 @@ def graph(
     run(opened, settings, size, device, form, as_json, general)
 
 
-@bench_app.callback()
+@bench_app.callback(
+    help="Measure how fast this machine trains and decodes.\n\n"
+    "NumPy and, if it is installed, PyTorch are measured too.",
+)
 @with_terminal
 def bench(
     terminal: Opening,
     context: typer.Context,
-    quick: Annotated[bool, typer.Option("--quick", help="A rough idea, in seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A rough measurement, in seconds.")
+    ] = False,
     as_json: AsJson = False,
     device: DeviceSpec = "auto",
 ) -> None:
-    """Measure how fast this machine trains and decodes.
-
-    Beside it NumPy and, if it is installed, PyTorch.
-    """
     if command := context.invoked_subcommand:
         sources = map(context.get_parameter_source, context.params)
         if any(source is not None and source.name == "COMMANDLINE" for source in sources):
-            hint = f"give them behind it; `imgmlp bench {command} --help` lists its own"
-            raise UsageError(f"options stand before {command!r}", hint=hint)
+            hint = f"put options after it; `imgmlp bench {command} --help` lists them"
+            raise UsageError(f"options were given before {command!r}", hint=hint)
         return
     from imgmlp.bench import report
 
     report.bench(terminal(), device, quick, as_json)
 
 
-@bench_app.command("kernels", cls=PlainHelp)
+@bench_app.command(
+    "kernels",
+    cls=PlainHelp,
+    help="Measure single kernels over several sizes.\n\n"
+    "Map, sum, softmax, transpose, matrix product.",
+)
 @with_terminal
 def bench_kernels(
     terminal: Opening,
-    quick: Annotated[bool, typer.Option("--quick", help="Two sizes and few turns.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two sizes, few repetitions.")] = False,
     side: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="Matrices of N × N instead; several times for a sweep."),
+        typer.Option(metavar="N", help="Measure N × N matrices instead; repeat it for a sweep."),
     ] = None,
     as_json: AsJson = False,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Also write it as a table.")
+        Path | None, typer.Option("--csv", metavar="FILE", help="Also write the results as CSV.")
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="PNG|SVG", help="Also draw it; needs the extra `plot`."),
+        typer.Option(metavar="PNG|SVG", help="Also plot the results; needs the extra `plot`."),
     ] = None,
     device: DeviceSpec = "auto",
     force: Force = False,
 ) -> None:
-    """Measure single kernels over several sizes.
-
-    Map, sum, softmax, transpose, product.
-    """
     from imgmlp.bench import kernels_report
 
     kernels_report.bench_kernels(terminal(), device, quick, side or [], as_json, csv, plot, force)

@@ -51,8 +51,8 @@ class Wanted:
         """Rising, each once. Raises UsageError."""
         rates = sorted(set(self.rates or RATES))
         if len(rates) < 2:
-            hint = "give --bpp several times; curves need two points"
-            raise UsageError("one rate makes no curve", hint=hint)
+            hint = "give --bpp several times"
+            raise UsageError("a curve needs two rates", hint=hint)
         for rate in rates:
             target.choose(1, bpp=rate)
         return rates
@@ -89,8 +89,8 @@ def run(
         if report.measured and code != DeviceError.exit_code:  # which leaves some to go on with
             _write(report, job(), jobs)
         elif any(one.path.exists() for one in report.kept):
-            more = "the same command goes on from there"
-            terminal.note(f"no page is written; what was encoded is kept: {more}")
+            more = "the same command continues from there"
+            terminal.note(f"no page was written; what was encoded is kept: {more}")
     finally:
         if as_json and jobs:  # once it is known whether the page was written
             files.answer(terminal, jobs)
@@ -126,7 +126,7 @@ def _once(terminal: Terminal, sources: list[Path]) -> list[Path]:
     for source in sources:
         place = output_files.resolved(source)
         if place in found:
-            terminal.note(f"{source} is given twice, and compared once")
+            terminal.note(f"{source} is given twice but compared once")
         found.setdefault(place, source)
     return list(found.values())
 
@@ -136,8 +136,8 @@ def _others(terminal: Terminal) -> dict[str, classic.Classic]:
     found = classic.usable()
     for key, codec in classic.CODECS.items():
         if key not in found:
-            extra = f"; {EXTRA} brings it" if codec.format == "JXL" else ""
-            terminal.note(f"without {codec.name}, which Pillow does not write here{extra}")
+            extra = f"; `{EXTRA}` adds it" if codec.format == "JXL" else ""
+            terminal.note(f"{codec.name} is left out, as Pillow cannot write it here{extra}")
     return found
 
 
@@ -219,13 +219,13 @@ class _Report:
                 self.output, lambda stream: stream.write(text), self.force
             )
         if self.unfinished:
-            more = "the same command with --force goes on from there"
+            more = "the same command with --force continues from there"
             self.terminal.note(f"what was encoded is kept, as a picture failed: {more}")
         else:
             for one in self.kept:
                 one.remove(self.output)
         if len(text) > MOST:
-            advice = "browsers take their time; fewer pictures or rates make it smaller"
+            advice = "browsers load it slowly; fewer pictures or rates make it smaller"
             self.terminal.note(f"the page is larger than {size(MOST)}: {advice}")
         count = len(self.measured)
         what = "1 picture" if count == 1 else f"{count} pictures"

@@ -92,8 +92,8 @@ def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     """Decode files into PNGs of a folder."""
     folders.check_out(request, outputs.folder)
     if outputs.folder is not None and store.is_stored(outputs.folder):
-        hint = "give a folder of this machine: only encode writes into stores"
-        raise UsageError(f"{store.url(outputs.folder)} is in a store", hint=hint)
+        hint = "give a local folder: only encode writes to object stores"
+        raise UsageError(f"{store.url(outputs.folder)} is in an object store", hint=hint)
     work = DecodeFile(outputs.scale, parsing.parse_size(outputs.size))
     rules = Rules(
         outputs.folder, stored.decoded_name, repr(work), outputs.force, weigh=stored.weigh
@@ -132,7 +132,7 @@ class _Task:
         self.dimensions = self.outputs.dimensions(stored)
         others = [self.source, *self.taken]
         if self.target != STANDARD:
-            hint = "decode it for itself, with -o and another name"
+            hint = "decode it separately, with -o and another name"
             output_files.check_distinct([self.target], others, hint)
             self.taken.append(self.target)
 

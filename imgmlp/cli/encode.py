@@ -36,7 +36,7 @@ from imgmlp.interrupt import StopRequest
 from imgmlp.report.live import Live
 from imgmlp.terminal import Terminal
 
-APART = "encode it for itself, with -o and another name"
+APART = "encode it separately, with -o and another name"
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Outputs:
     def check_choices(self, several: bool) -> None:
         """Refuse, as a UsageError, options that contradict each other."""
         if self.live is not None and (several or self.folder is not None):
-            hint = "give it for one at a time, without --out"
-            raise UsageError("--live shows one picture", hint=hint)
+            hint = "encode one picture at a time, without --out"
+            raise UsageError("--live shows one picture only", hint=hint)
         files.check_one_place(self.file, self.folder)
         if self.force and self.skip:
             problem = "--force and --skip-existing are both given"
@@ -93,8 +93,8 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
         _check_store(request, outputs)
         work = EncodeInStore(wanted, outputs.folder, outputs.force)
     elif any(map(store.is_stored, request.sources)):
-        hint = "give an --out in a store as well, such as s3://bucket/folder"
-        raise UsageError("pictures in a store are encoded into a store", hint=hint)
+        hint = "give an --out in an object store too, such as s3://bucket/folder"
+        raise UsageError("pictures in an object store are encoded into an object store", hint=hint)
     into = store.url(outputs.folder) if stored else outputs.folder
     terminal.note(f"{wanted.codec}, {wanted.work()}, into {into}")
     search = Search(endings(), request.recursive, check=files.check_picture)
@@ -114,11 +114,11 @@ def _check_store(request: Request, outputs: Outputs) -> None:
     """Refuse, before any work, to write into a store what cannot be. Raises ImgmlpError."""
     assert outputs.folder is not None
     if request.cluster is None:
-        hint = "add --cluster, which may be local"
-        raise UsageError(f"{store.url(outputs.folder)} is in a store", hint=hint)
+        hint = "add --cluster with an address, or --cluster local"
+        raise UsageError(f"{store.url(outputs.folder)} is in an object store", hint=hint)
     if outputs.skip:
-        hint = "leave it out: what is done there and unchanged is passed over"
-        raise UsageError("--skip-existing is for folders of this machine", hint=hint)
+        hint = "leave it out: outputs that are up to date are skipped anyway"
+        raise UsageError("--skip-existing is for local folders only", hint=hint)
     request.check()
     store.check_writable(outputs.folder)
 
@@ -145,7 +145,7 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
             for task in tasks:
                 task.forget()
     if not done and any(task.kept is not None for task in tasks if task.written):
-        terminal.note("the same command passes over the files that it has written")
+        terminal.note("the same command skips the files that it has written")
     return code
 
 
@@ -245,9 +245,9 @@ class _Task:
         """Keep others of this command from a place. Raises OutputError if it is one of theirs."""
         if place in self.taken:
             other = self.taken[place]
-            problem = f"{self.path} is what {other} becomes, and {self.source} as well"
+            problem = f"{other} and {self.source} would both be written to {self.path}"
             if place == output_files.resolved(other):
-                problem = f"{self.path}, of {self.source}, would be written over {other}"
+                problem = f"{self.path}, the output of {self.source}, would overwrite {other}"
             raise OutputError(problem, hint=APART)
         self.taken[place] = self.source
 
@@ -268,7 +268,7 @@ class _Task:
         standard = self.path == STANDARD
         if self.outputs.skip and not standard and output_files.status(self.path) is not None:
             self.entry["skipped"] = True
-            told = f"{self.path} exists already: {self.source} is passed over"
+            told = f"{self.path} exists already: {self.source} is skipped"
             self.watch.note(told)
             return False
         if self.path != STANDARD:

@@ -34,13 +34,13 @@ Entry = dict[str, Any]  # what a JSON report says of a file
 def check_names(sources: Sequence[Path], output: Path | None) -> None:
     """Refuse, as a UsageError, options that leave open which file gets which name."""
     if not sources:
-        raise UsageError("there is nothing to work on", hint="name files, or folders of them")
+        raise UsageError("no files were given", hint="name files or folders")
     if output is not None and len(sources) > 1:
-        hint = "leave it out, and each stands beside its source; --out names a folder for all"
+        hint = "leave it out to write beside the sources, or use --out for a folder"
         raise UsageError("-o names one file, and there are several sources", hint=hint)
     if STANDARD in sources and len(sources) > 1:
-        hint = "give it for itself, or the files"
-        raise UsageError("- is standard input, and there are files too", hint=hint)
+        hint = "give either - or files"
+        raise UsageError("- is standard input and cannot be combined with files", hint=hint)
 
 
 def check_one_place(output: Path | None, folder: Path | None) -> None:
@@ -62,15 +62,15 @@ def output_of(source: Path, output: Path | None, ending: str) -> Path:
 def check_terminal(what: str, example: str) -> None:
     """Refuse, as a UsageError, to write to a terminal what it cannot show."""
     if sys.stdout is not None and sys.stdout.isatty():
-        hint = f"send it somewhere: {example}"
-        raise UsageError(f"{what} is nothing that a terminal can show", hint=hint)
+        hint = f"redirect it to a file: {example}"
+        raise UsageError(f"a terminal cannot show {what}", hint=hint)
 
 
 def check_json(as_json: bool, what: str) -> None:
     """Refuse, as a UsageError, JSON beside an output that goes to stdout itself."""
     if as_json:
-        problem = f"--json prints to where the {what} goes"
-        raise UsageError(problem, hint="leave it out, or give a file with -o")
+        problem = f"--json and the {what} cannot both go to standard output"
+        raise UsageError(problem, hint="leave out --json, or give a file with -o")
 
 
 def check_picture(path: Path) -> None:
@@ -82,7 +82,7 @@ def check_picture(path: Path) -> None:
         return
     try:
         if path.is_dir():
-            raise UsageError(f"{path} is no file", hint="give a file")
+            raise UsageError(f"{path} is not a file", hint="give a file")
         if not path.exists():
             raise UsageError(f"{path} does not exist", hint="check the name")
         if not path.is_file():
@@ -113,8 +113,8 @@ def read(path: Path) -> bytes:
     """All bytes of a pipe or of standard input. Raises UsageError."""
     stream = sys.stdin.buffer if path == STANDARD and sys.stdin is not None else None
     if path == STANDARD and (stream is None or stream.isatty()):
-        hint = "send it a file, like `imgmlp encode - < photo.png`"
-        raise UsageError("standard input holds no file", hint=hint)
+        hint = "redirect a file to it, like `imgmlp encode - < photo.png`"
+        raise UsageError("nothing was sent to standard input", hint=hint)
     try:
         with hearing(), path.open("rb") if stream is None else stream as source:
             data = source.read(MOST_BYTES + 1)
@@ -181,7 +181,7 @@ def one_by_one(
             if codes[number]:
                 continue
             if should_stop():
-                hint = "the same command goes on with the others"
+                hint = "the same command continues with the others"
                 raise Interrupted(f"stopped after {number} of {len(jobs)} files", hint=hint)
             codes[number] = job.attempt(terminal, job.do)
             if codes[number] == 0:

@@ -75,16 +75,16 @@ class Request:
     def check(self) -> None:
         """Raises UsageError, or DeviceError for what names no device anywhere."""
         if STANDARD in self.sources:
-            hint = "give -o and a name for its output, without --out"
-            raise UsageError("- is standard input, which has no place in a folder", hint=hint)
+            hint = "name its output with -o instead of --out"
+            raise UsageError("- is standard input, whose output has no name in a folder", hint=hint)
         if not self.sources and self.listed is None:
-            raise UsageError("there is nothing to do", hint="give files or folders")
+            raise UsageError("no files were given", hint="name files or folders")
         for source in self.sources:
             store.check_scheme(source)
         stored = next(filter(store.is_stored, self.sources), None)
         if stored is not None and (self.cluster is None or self.listed is not None):
-            hint = "encode works on stores with --cluster, which may be local, and without a list"
-            raise UsageError(f"{store.url(stored)} is in a store", hint=hint)
+            hint = "only encode reads stores: with --cluster ADDRESS or local, and without a list"
+            raise UsageError(f"{store.url(stored)} is in an object store", hint=hint)
         self._check_places()
 
     def check_without_folder(self) -> None:
@@ -94,14 +94,14 @@ class Request:
         """
         if not self._is_alone():
             self.check()
-            hint = "--out DIR says where their tree is mirrored; it is made if it is not there"
+            hint = "use --out DIR for a folder; it is created if it does not exist"
             raise UsageError("where should the outputs of many files go?", hint=hint)
         self._check_places()
         if self.cluster is None and self.jobs is None:
-            hint = "name one of them; or give --out DIR, for many files"
+            hint = "name one device, or give --out DIR for many files"
             raise UsageError(f"--device {self.device} names several devices", hint=hint)
         option = "--jobs" if self.cluster is None else "--cluster"
-        raise UsageError(f"{option} is for many files", hint="leave it out, or give --out DIR")
+        raise UsageError(f"{option} is for many files only", hint="leave it out, or give --out DIR")
 
     def _is_alone(self) -> bool:
         """Whether one file is given, by its name."""
@@ -112,14 +112,16 @@ class Request:
     def _check_places(self) -> None:
         """Refuse devices, processes or a cluster that cannot be meant. Raises as `check`."""
         if self.cluster is not None and devices.is_several(self.device or ""):
-            hint = "start a worker for each, with its name in IMGMLP_DEVICE"
-            raise UsageError("a worker of a cluster computes on one device", hint=hint)
+            hint = "start a worker for each device, with its name in IMGMLP_DEVICE"
+            raise UsageError("each worker of a cluster uses one device", hint=hint)
         if self.cluster not in (None, devices.LOCAL):
             if not self.cluster.startswith(devices.SCHEDULERS):
-                hint = "give local, or what the scheduler prints, like tcp://192.0.2.1:8786"
+                hint = (
+                    "use local, or the address that the scheduler prints, like tcp://192.0.2.1:8786"
+                )
                 raise UsageError(f"--cluster is {self.cluster!r}", hint=hint)
             if self.jobs is not None:
-                hint = "leave out --jobs: it does a file at a time on each worker that it has"
+                hint = "leave out --jobs: each worker does one file at a time"
                 raise UsageError("--jobs is for processes on this machine", hint=hint)
         devices.check(self.where, self.jobs)
 
@@ -143,7 +145,7 @@ def _list(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         problem = f"cannot read the list {path}: {error.strerror}"
-        raise UsageError(problem, hint="give a file with a name in each line") from error
+        raise UsageError(problem, hint="give a file with one name per line") from error
 
 
 def check_out(request: Request, folder: Path | None) -> None:
@@ -155,7 +157,7 @@ def check_out(request: Request, folder: Path | None) -> None:
         raise UsageError("--out is -, which is standard output", hint="give a folder")
     store.check_scheme(folder)
     if status(folder) is not None and not folder.is_dir():
-        raise OutputError(f"{folder} is no folder", hint="choose another place with --out")
+        raise OutputError(f"{folder} is not a folder", hint="choose another place with --out")
 
 
 def run(terminal: Terminal, request: Request, search: Search, rules: Rules, work: Work) -> int:

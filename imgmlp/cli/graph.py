@@ -26,7 +26,7 @@ def run(
     """Print a form of the training step for an RGB picture of a size; JSON gives its figures."""
     width, height = parse_size(wanted) or (0, 0)
     if as_json and form != "summary":
-        raise UsageError("--json gives the step's figures only", hint="leave out --form or --json")
+        raise UsageError("--json prints the step's figures only", hint="leave out --form or --json")
     device = open_device(device_spec)
     tell_precision(terminal, settings, device)
     program = pipeline.training_step(settings, device, width, height, 3, general)

@@ -54,40 +54,40 @@ Verbose = Annotated[
         help="Print more; twice, also tracebacks.",
     ),
 ]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no bar and no lines of it.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no progress.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing outputs.")]
 Folder = Annotated[
     Path | None,
     typer.Option(
         "--out",
         metavar="DIR",
-        help="Mirror the tree of the inputs into this folder. What it has and is unchanged is "
-        "passed over.",
+        help="Mirror the folder tree of the inputs into this folder. Outputs that are up to date "
+        "are skipped.",
     ),
 ]
 Recursive = Annotated[
-    bool, typer.Option("--recursive", "-r", help="Also take the folders inside of folders.")
+    bool, typer.Option("--recursive", "-r", help="Also search folders inside folders.")
 ]
 Listed = Annotated[
     Path | None,
     typer.Option(
         "--files-from",
         metavar="LIST",
-        help="Take the files that a list names, one a line; - is standard input. Their places are "
-        "told from the folders given, or the current one.",
+        help="Take the files that LIST names, one per line; - is standard input. Their places in "
+        "the tree are relative to the given folders, or to the current one.",
     ),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Files at a time on each device; chosen by size if not given."),
+    typer.Option(metavar="N", help="Files at once on each device. Default: by picture size."),
 ]
 OnCluster = Annotated[
     str | None,
     typer.Option(
         "--cluster",
         metavar="tcp://…|local",
-        help="Have Dask's workers do it: those of the scheduler at this address, or local ones. "
-        "Folders may then be in stores, such as s3://bucket/folder.",
+        help="Run on Dask workers: those of the scheduler at this address, or local ones. "
+        "Folders may then be in object stores, such as s3://bucket/folder.",
     ),
 ]
 Devices = Annotated[
@@ -95,7 +95,7 @@ Devices = Annotated[
     typer.Option(
         "--device",
         metavar="auto|gpu|cpu|numpy|P:D|all|gpus|P:D,P:D",
-        help="Where to compute; several are for many files. `imgmlp devices` lists what there is. "
+        help="Device to compute on, or several for many files. `imgmlp devices` lists them. "
         "[env var: IMGMLP_DEVICE; default: auto]",
     ),
 ]
@@ -110,52 +110,51 @@ Reconstruction = Annotated[
     typer.Option(
         "--png",
         metavar="PICTURE",
-        help="What the weights decode to. reconstruction.png if not given, none with -o -.",
+        help="What the weights decode to. Default: reconstruction.png, or none with -o -.",
     ),
 ]
 Preset = Annotated[
     Literal["default", "seed"],
-    typer.Option(metavar="default|seed", help="Where the other values come from."),
+    typer.Option(metavar="default|seed", help="Source of the values that are not given."),
 ]
 Steps = Annotated[int | None, typer.Option(metavar="N", help=f"Training steps.  {usual('steps')}")]
-Batch = Annotated[
-    int | None, typer.Option(metavar="N", help=f"Pixels in a step.  {usual('batch')}")
-]
+Batch = Annotated[int | None, typer.Option(metavar="N", help=f"Pixels per step.  {usual('batch')}")]
 Rate = Annotated[
     float | None, typer.Option("--lr", metavar="RATE", help=f"Learning rate.  {usual('lr')}")
 ]
 Hidden = Annotated[
-    int | None, typer.Option(metavar="N", help=f"Values in a hidden layer.  {usual('hidden')}")
+    int | None, typer.Option(metavar="N", help=f"Width of each hidden layer.  {usual('hidden')}")
 ]
-Layers = Annotated[int | None, typer.Option(metavar="N", help=f"Hidden layers.  {usual('layers')}")]
+Layers = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Number of hidden layers.  {usual('layers')}")
+]
 Features = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help=f"Frequency features of a pixel, a multiple of 4.  {usual('features')}",
+        help=f"Frequency features per pixel, a multiple of 4.  {usual('features')}",
     ),
 ]
 Seed = Annotated[
-    int | None, typer.Option(metavar="N", help=f"Of the random numbers.  {usual('seed')}")
+    int | None, typer.Option(metavar="N", help=f"Seed of the random numbers.  {usual('seed')}")
 ]
 Effort = Annotated[
     int | None,
     typer.Option(
         metavar="1-9",
-        help="How much work to train with. If not given, as much as about 25 s allow; with --codec "
-        "mlp 5.",
+        help="Training effort. Default: what about 25 s allow, or 5 with --codec mlp.",
     ),
 ]
-Held = Annotated[Codec, typer.Option("--codec", metavar="latent|mlp", help="What a file holds.")]
+Held = Annotated[Codec, typer.Option("--codec", metavar="latent|mlp", help="The file's codec.")]
 Precision = Annotated[
     Literal["float32", "half"],
     typer.Option(
-        metavar="float32|half", help="Of matrix products; half on GPUs with matrix units only."
+        metavar="float32|half", help="Of matrix products; half needs a GPU with matrix units."
     ),
 ]
 Frame = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Of a file with several frames or pages; 1 is the first."),
+    typer.Option(metavar="N", help="Frame or page, if the file has several; 1 is the first."),
 ]
 Strip = Annotated[
     bool,
@@ -169,7 +168,7 @@ Live = Annotated[
     Path | None,
     typer.Option(
         metavar="PICTURE",
-        help="A preview, rewritten every few seconds, and a page with curves beside it.",
+        help="Preview, rewritten every few seconds, with a page of curves beside it.",
     ),
 ]
 _TYPE = re.compile(r" <[\w\[\]]+>$")
@@ -193,7 +192,7 @@ DeviceSpec = Annotated[
         envvar="IMGMLP_DEVICE",
         callback=_one_device,
         metavar="auto|gpu|cpu|numpy|P:D",
-        help="Where to compute; `imgmlp devices` lists what there is.",
+        help="Device to compute on; `imgmlp devices` lists them.",
     ),
 ]
 

@@ -17,8 +17,8 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
     found again. Raises UsageError where devices should be checked as well, DeviceError.
     """
     if check:
-        hint = "leave one of them out; a device that fails its check is not worth preparing"
-        raise UsageError("--check and --prepare do not go together", hint=hint)
+        hint = "check the device first, then prepare it"
+        raise UsageError("--check and --prepare are both given", hint=hint)
     device = open_device(Request([], device=spec).one)
     terminal.note(device.info.describe())
     wanted = kinds.kinds(device)
@@ -32,7 +32,7 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
     elif wanted:
         whole = sum(taken.values())
         few = device.lanes == "group"
-        which = "up to 1536×1024 pixels that are not thin" if few else "all sizes"
-        terminal.done(f"RGB pictures of {which} begin at once   {whole:,.0f} s of compiling")
+        which = "up to 1536×1024 pixels, unless very narrow," if few else "all sizes"
+        terminal.done(f"RGB pictures of {which} now start at once   {whole:,.0f} s of compiling")
     else:
-        terminal.done("nothing to compile beforehand: that is for devices with OpenCL")
+        terminal.done("nothing to compile: only OpenCL devices need this")

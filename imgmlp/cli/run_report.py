@@ -56,22 +56,22 @@ class RunReport:
             note(f"{_files(plan.unchanged)} done before, and unchanged since")
         if self.known:  # also with -q: the exit code says so each time
             same = self.advice.pop() if len(self.advice) == 1 else ADVICE
-            hint = f"the best files are there; {same}"
+            hint = f"the best files were written; {same}"
             problem = f"{_files(self.known)} done before missed the target"
             self.terminal.problem(TargetError(problem, hint=hint))
         if plan.skipped:
-            note(f"{_files(plan.skipped)} passed over, as there is an output already")
+            note(f"{_files(plan.skipped)} skipped, as their output exists")
         if search.folders:
-            note(f"folders in folders that were passed over: {search.folders:,}; see --recursive")
+            note(f"subfolders that were skipped: {search.folders:,}; see --recursive")
         if search.links:
-            note(f"links to folders, which are not followed: {search.links:,}")
+            note(f"links to folders that were not followed: {search.links:,}")
         if search.left_out:
-            note("the folder of the outputs lies among the inputs, and is passed over")
+            note("the output folder is inside the inputs and was skipped")
         if search.others:
-            self.terminal.detail(f"{_files(search.others)} with other endings passed over")
+            self.terminal.detail(f"{_files(search.others)} with other extensions skipped")
         if plan.journal is not None and plan.journal.damaged:
             problem = f"{plan.journal.damaged:,} lines of {plan.journal.path} cannot be read"
-            note(f"{problem}; what they tell of counts as unknown")
+            note(f"{problem}; the outputs that they record count as unknown")
 
     def finished(self, record: Record) -> None:
         """Tell of a file that there was to do, and remember its output."""
@@ -85,7 +85,7 @@ class RunReport:
                 self.plan.remember(record)
                 forget(record.state)
             except OutputError as error:  # its hidden file says so as well
-                record.notes.append(f"{record.task.output} is not remembered: {error}")
+                record.notes.append(f"{record.task.output} could not be recorded as done: {error}")
         else:
             record = self.plan.again(record)
         self.tell(record)
@@ -133,21 +133,21 @@ class RunReport:
         again = self._list_failed(whole) if whole or not self.no_room else None
         if self.plan.whole and not self.files and not left:
             if listed:  # by a command that looks for news, and there may be none
-                self.terminal.note("the list names no file: there is nothing to do")
+                self.terminal.note("the list names no files: there is nothing to do")
                 return 0
-            hint = "name a file itself to have it taken, whatever its ending is"
+            hint = "to use a file of any extension, name the file itself"
             if not recursive:
-                hint = "--recursive also looks into the folders inside of them"
-            raise UsageError("there is no file to work on", hint=hint)
+                hint = "--recursive also searches subfolders"
+            raise UsageError("no files were found", hint=hint)
         if self.done > 1 or (self.failed and self.files > 1):
             self._sum_up()
         # If all failed, that is what this command did; if files are left, it does these as well.
         if again is not None and whole and self.failed < self.files:
-            note = f"to try only those again that failed, add --files-from {quoted(again)}"
+            note = f"to retry only the files that failed, add --files-from {quoted(again)}"
             self.terminal.note(note)
         if stopped and (left or not self.plan.whole):
-            hint = "the same command goes on with the others"
-            what = f"{_files(left)} left to do" if left else "the files not looked through"
+            hint = "the same command continues with the others"
+            what = f"{_files(left)} left to do" if left else "some files not examined yet"
             raise Interrupted(f"stopped with {what}", hint=hint)
         if left:
             raise self._ended_early(left)
@@ -159,7 +159,7 @@ class RunReport:
         try:
             return self.plan.list_failed(whole)
         except (OutputError, OSError) as error:
-            self.terminal.note(f"there is no list of those that failed: {error}")
+            self.terminal.note(f"the list of failed files could not be written: {error}")
             return None
 
     def _sum_up(self) -> None:
@@ -171,9 +171,9 @@ class RunReport:
     def _ended_early(self, left: int) -> ImgmlpError:
         if self.no_room:
             problem = f"the disk is full: {_files(left)} left to do"
-            return OutputError(problem, hint="make room; then the same command goes on")
+            return OutputError(problem, hint="free some space; then the same command continues")
         problem = f"no device is left to work on: {_files(left)} left to do"
-        hint = "`imgmlp devices --check` tests them; then the same command goes on"
+        hint = "`imgmlp devices --check` tests them; then the same command continues"
         return DeviceError(problem, hint=hint)
 
 

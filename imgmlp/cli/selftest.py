@@ -27,7 +27,7 @@ def examine(device: DeviceInfo) -> list[Finding]:
         (report,) = json.loads(done.stdout)
         return [Finding(**found) for found in report["checks"]]
     except (ValueError, KeyError, TypeError):
-        lines = done.stderr.strip().splitlines() or ["without a word"]
+        lines = done.stderr.strip().splitlines() or ["no output"]
         said = next((line for line in lines if line.startswith("error:")), lines[-1])
         return [_failed(device, f"the test ended by {child.ended_by(done.returncode)}: {said}")]
 

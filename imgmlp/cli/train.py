@@ -33,7 +33,7 @@ from imgmlp.terminal import Terminal
 from imgmlp.text import duration, quoted, size
 
 REPLACING = "--force replaces it; -o, --png and --live choose other names"
-GOING_ON = "move it away, and the same command goes on; --force replaces it"
+GOING_ON = "move it away, and the same command continues; --force replaces it"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Outputs:
         if self.weights == STANDARD:
             files.check_terminal("weights", "imgmlp train photo.png -o - > weights.npz")
         own = [path for path in self.paths() if not output_files.is_special(path)]
-        output_files.check_distinct(own, [source], "give every file a name of its own")
+        output_files.check_distinct(own, [source], "give each file a different name")
         for path in self.paths():
             output_files.check_output(path, path in replaced, hint)
 
@@ -184,8 +184,8 @@ class _Training:
         """Refuse, as an OutputError, to replace what somebody has written since `check`."""
         if self.force or _look(path) == self._before[path]:
             return
-        goes_on = "the same command goes on with --force, which replaces it"
-        problem = f"{path} was written by somebody else in the meantime"
+        goes_on = "the same command with --force replaces it and continues"
+        problem = f"{path} was written by another program in the meantime"
         raise OutputError(problem, hint=REPLACING if self.kept is None else goes_on)
 
     def introduce(self) -> None:
@@ -246,7 +246,7 @@ class _Training:
             if target == STANDARD:
                 raise
             command = f"imgmlp decode {quoted(target)} -o picture.png"
-            hint = f"the weights are in {target}; `{command}` gives the picture in another place"
+            hint = f"the weights are in {target}; `{command}` writes the picture to another place"
             raise OutputError(str(error), hint=hint) from error
 
     def _view(self) -> LiveView:
@@ -261,10 +261,12 @@ class _Training:
         at = f"{trained.steps:,} of {settings.steps:,} steps"
         kept = f"the best weights so far are in {name}"
         if trained.stopped == "interrupted":
-            more = "start it again" if self.kept is None else "the same command goes on from there"
+            more = (
+                "start it again" if self.kept is None else "the same command continues from there"
+            )
             raise Interrupted(f"stopped after {at}", hint=f"{kept}; {more}")
         if trained.stopped == "diverged":
-            problem = f"the loss exploded after {at}, also at an eighth of the learning rate"
+            problem = f"the loss diverged after {at}, even at an eighth of the learning rate"
             raise TrainingError(problem, hint=f"{kept}; try a smaller --lr than {settings.lr:g}")
         png = "" if self.outputs.png is None else f"{self.outputs.png} "
         figures = f"{size(self._bytes)}   {png}{trained.psnr:.1f} dB"

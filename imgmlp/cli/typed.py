@@ -33,7 +33,7 @@ def run(terminal: Terminal) -> int:
         if INSTALL not in sys.argv[1:]:
             raise
         problem = f"cannot install completion: {error.strerror}: {error.filename}"
-        hint = "--show-completion prints what your shell is to read"
+        hint = "--show-completion prints a script for your shell"
         raise OutputError(problem, hint=hint) from error  # Typer asks nothing
     if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
         raise problem_of(KeyboardInterrupt())
@@ -43,8 +43,8 @@ def run(terminal: Terminal) -> int:
 def _usage(error: typer.TyperException) -> UsageError:
     """What Typer says, without the words of Pydantic's in it."""
     problem = error.format_message().replace("Value error, ", "")  # as Pydantic begins it
-    problem = re.sub("Input should be a valid integer.*", "it is no whole number", problem)
-    problem = re.sub("Input should be a valid number.*", "it is no number", problem)
+    problem = re.sub("Input should be a valid integer.*", "it is not a whole number", problem)
+    problem = re.sub("Input should be a valid number.*", "it is not a number", problem)
     return UsageError(problem, hint=_hint(error))
 
 
@@ -52,6 +52,6 @@ def _hint(error: typer.TyperException) -> str:
     if error.format_message().startswith("No such option"):
         for word in options_in(sys.argv[1:]):
             if word.startswith("-") and os.path.isfile(word):
-                return f"`{quoted(word)}` means the file of this name"
+                return f"use `{quoted(word)}` for the file of this name"
     context = getattr(error, "ctx", None)
     return f"see `{context.command_path if context else 'imgmlp'} --help`"

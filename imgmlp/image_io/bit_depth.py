@@ -11,8 +11,8 @@ from PIL import Image, ImageFile
 
 from imgmlp.image_io.structure import CODESTREAM
 
-UPPER_BITS = "of the {} bits of a sample the upper 8 are kept"
-ROUNDED = "the {} bits of a sample are rounded to 8"
+UPPER_BITS = "samples of {} bits are reduced to their upper 8 bits"
+ROUNDED = "samples of {} bits are rounded to 8 bits"
 _HEAD = 2**24  # bytes in which a file says it
 _BITS, _PHOTOMETRIC = 258, 262  # TIFF's tags
 _J2K_DEPTH = 42  # bytes on, of its first component, less 1; each has 3 bytes

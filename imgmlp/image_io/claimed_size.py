@@ -48,7 +48,7 @@ def check(image: Image.Image, stream: BinaryIO, path: Path) -> None:
 def _refuse_if(wrong: bool, image: Image.Image, path: Path) -> None:
     if wrong:
         size = f"{image.width}×{image.height}"
-        problem = f"{path} says that it has {size} pixels, and holds a far smaller picture"
+        problem = f"{path} claims to have {size} pixels but holds a far smaller picture"
         raise PictureError(problem, hint="get the file again")
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from imgmlp.image_io.structure import chunks
 
-MADE = "what it says of gamma and primaries became a colour profile"
+MADE = "a colour profile was made of its gamma and primaries"
 # sRGB's gamma as a PNG says it, and x, y of its white, red, green and blue. What is as near as
 # libpng asks for is taken for them: a share of the one, a difference of the others.
 _GAMMA, _SHARE = 0.45455, 0.05
@@ -48,7 +48,7 @@ def lost(image: Image.Image, stream: BinaryIO) -> str:
     if primaries in _PRIMARIES and transfer in _TRANSFERS:
         return ""
     named = f"primaries {primaries} and transfer {transfer} (ITU-T H.273)"
-    return f"its colours are not kept as those of {named}, and may look different"
+    return f"its colour space, {named}, is not kept; its colours may look different"
 
 
 def profile(info: Mapping[Any, Any], gray: bool) -> bytes | None:

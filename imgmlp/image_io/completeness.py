@@ -84,7 +84,7 @@ class Jpeg:
     def check(self, size: tuple[int, int], path: Path) -> None:
         """Refuse, as a PictureError, what is too short for its size, or takes far too long."""
         width, height = size
-        hint = by_command("write it anew", path, "magick {} converted.png")
+        hint = by_command("rewrite it", path, "magick {} converted.png")
         if self.segments > SEGMENTS:
             raise PictureError(f"{path} has more than {SEGMENTS:,} segments", hint=hint)
         if 8 * self.coded < _LEAST.get(self.kind, 1) * -(-width // 8) * -(-height // 8):

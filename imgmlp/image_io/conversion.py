@@ -62,8 +62,8 @@ def upright(pixels: Array, orientation: int) -> Array:
 def _check_mode(image: Image.Image, name: str) -> None:
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         what = f"samples of 32 bits or signed ones ({image.mode})"
-        problem = f"{name} has {what}, whose black and white are unknown"
-        raise PictureError(problem, hint="convert it to 8 or 16 bits a sample without a sign first")
+        problem = f"{name} has {what}, whose range is unknown"
+        raise PictureError(problem, hint="convert it to unsigned samples of 8 or 16 bits first")
 
 
 def _is_gray(image: Image.Image) -> bool:
@@ -128,8 +128,8 @@ def _from_cmyk(image: Image.Image, notes: list[str]) -> Convert:
             ImageCms.Flags.BLACKPOINTCOMPENSATION,
         )
     except (ImageCms.PyCMSError, OSError, ImportError):
-        lacks = "its colour profile is of no use" if profile else "there is no colour profile"
-        notes.append(f"CMYK is converted to sRGB, and roughly, as {lacks}")
+        lacks = "its colour profile cannot be used" if profile else "there is no colour profile"
+        notes.append(f"CMYK is converted to sRGB only roughly, as {lacks}")
         return lambda band: np.asarray(band.convert("RGB"))
     notes.append("CMYK is converted to sRGB by its colour profile")
     return lambda band: np.asarray(ImageCms.applyTransform(band, transform))

@@ -84,7 +84,7 @@ def check(stream: BinaryIO, path: Path) -> None:
 
 def _check(count: int, most: int, path: Path, what: str = "bytes beside its pixels") -> None:
     if count > most:
-        hint = by_command("take them out first", path, "magick {} -strip stripped.png")
+        hint = by_command("remove them first", path, "magick {} -strip stripped.png")
         raise PictureError(f"{path} has more than {most:,} {what}", hint=hint)
 
 
@@ -150,7 +150,7 @@ def _check_tiff(stream: BinaryIO, start: bytes, path: Path) -> None:
 def _check_strips(found: list[_Entry], most: int, path: Path) -> None:
     """For each of which Pillow, or libtiff, begins anew."""
     if any(one.tag in _PLACES and one.number > most for one in found):
-        hint = by_command("write it anew", path, "magick {} converted.png")
+        hint = by_command("rewrite it", path, "magick {} converted.png")
         raise PictureError(f"{path} has more than {most:,} strips or tiles", hint=hint)
 
 

@@ -205,7 +205,7 @@ def _decoded(
             _check_tiles(image, path)
         found = _load(image, stream, path, notes)
         if told := complaint():  # of what Pillow takes for sound
-            notes.append(f"the file is damaged, and so may be the picture: {printable(told)}")
+            notes.append(f"the file is damaged, so the picture may be as well: {printable(told)}")
         return found
 
 
@@ -260,7 +260,7 @@ def _check_tiles(image: ImageFile.ImageFile, path: Path) -> None:
     and the file's first bytes for the pixels of a tile that it does not have.
     """
     if any(one.codec_name == "raw" and one.offset == 0 for one in image.tile) or _gaps(image):
-        problem = f"{path} is damaged, or leaves out parts that are black: some pixels are missing"
+        problem = f"{path} is damaged, or omits parts that are black: some pixels are missing"
         raise PictureError(problem, hint=refusals.convert_hint(path))
     tags = getattr(image, "tag_v2", {})
     width, height = tags.get(_TILE_WIDTH), tags.get(_TILE_HEIGHT)
@@ -297,10 +297,10 @@ def _load(
     misread.mend(image, stream)
     keyed = bits == 16 and not image.mode.startswith("I") and "transparency" in image.info
     if keyed and (image.format != "PNG" or image.tell() > 0):
-        problem = f"Pillow misreads {path}, of 16 bits a sample and a transparent colour"
+        problem = f"Pillow misreads {path}, which has 16 bits per sample and a transparent colour"
         raise PictureError(problem, hint=refusals.convert_hint(path))
     if bit_depth.is_misread(image, bits):
-        problem = f"{path} has {bits} bits a sample, of which Pillow takes some white for black"
+        problem = f"{path} has {bits} bits per sample, and Pillow reads some white as black"
         raise PictureError(problem, hint=refusals.convert_hint(path))
     loaded = misread.mended(_pixels(image, stream, path, notes), stream, path, notes)
     if loaded.mode == "P" and loaded.palette is None:  # of a picture inside of an icon

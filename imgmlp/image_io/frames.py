@@ -14,8 +14,8 @@ from imgmlp.errors import UsageError
 from imgmlp.text import by_command
 
 FRAMES = 2048  # that are looked for, one by one
-ONLY_FIRST = "only its first frame is taken; --frame chooses another"
-MASK_LEFT_OUT = "its transparency mask, a page of its own, is left out"
+ONLY_FIRST = "only its first frame is used; --frame chooses another"
+MASK_LEFT_OUT = "its transparency mask, a separate page, is left out"
 _KIND, _OLD_KIND = 254, 255  # TIFF's tags
 _REDUCED, _MASK = 1, 4  # bits of a page's kind
 _OLD_REDUCED = 2  # a page's kind, in the older tag
@@ -26,7 +26,7 @@ def choose(image: Image.Image, path: Path, frame: int | None, notes: list[str]) 
     """Go to a frame, or to the first, and say so if there are others. Raises UsageError."""
     if frame is not None and frame > FRAMES:
         command = f"magick {{}}'[{frame - 1}]' frame.png"
-        hint = by_command("take it out first", path, command)
+        hint = by_command("extract it first", path, command)
         raise UsageError(f"frame {frame} is beyond the first {FRAMES:,}", hint=hint)
     wanted = 0 if frame is None else frame - 1
     others = False

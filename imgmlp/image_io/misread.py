@@ -20,9 +20,9 @@ from imgmlp.errors import PictureError
 from imgmlp.image_io.refusals import convert_hint
 from imgmlp.image_io.structure import CODESTREAM, chunks, skip_colours
 
-UNSAID = "it says that it has no alpha, so the last 8 of a pixel's 32 bits were dropped"
-UNLISTED = "pixels whose number is beyond its list of colours are black"
-OWN_COLOURS = "it is read as black and white, and the two colours in its header are left out"
+UNSAID = "its header denies alpha, so the last 8 of each pixel's 32 bits were dropped"
+UNLISTED = "pixels whose index is beyond its palette are black"
+OWN_COLOURS = "it is read as black and white; the two colours in its header are ignored"
 _SUN_RUNS, _SUN_ORDERS = 2, {"BGRX": "XBGR", "RGBX": "XRGB"}  # a kind; Pillow's names of orders
 _XPM_COLOUR = re.compile(rb"[\t ]c[\t ]+#([0-9A-Fa-f]+)")
 _PNG_BITS = 24  # where a PNG says how many a sample has
@@ -59,8 +59,8 @@ def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> Non
         hint = "give the file's name instead, or the image before it is loaded"
         raise PictureError(f"Pillow misreads {path}, {late}", hint=hint)
     if _is_signed(image):
-        hint = "convert it to 8 or 16 bits a sample without a sign first"
-        problem = f"{path} has signed samples, whose black and white are unknown"
+        hint = "convert it to unsigned samples of 8 or 16 bits first"
+        problem = f"{path} has signed samples, whose range is unknown"
         raise PictureError(problem, hint=hint)
 
 
@@ -154,7 +154,7 @@ def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     firsts = (stream.read(26) for one in chunks(stream, png=True) if one.kind == b"fcTL")
     first = next(firsts, b"").ljust(26)
     replaces = first[4:20] == whole and first[24] != _BACK and first[25] == _SOURCE
-    return "" if replaces else "whose frames begin over a picture that is none of them"
+    return "" if replaces else "whose frames are drawn over a default picture that is no frame"
 
 
 # --- BMP ---
@@ -198,9 +198,9 @@ def _gif(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     first, *others = [*islice(_ways(stream), image.tell())] or [(0, False)]
     ways = [way for way, _ in (first, *others)]
     if any(before >= _CLEAR and way == 0 for before, way in pairwise(ways)):
-        return "whose frames are not all said to stay"
+        return "whose frames do not all say how they are disposed of"
     if not first[1] and any(way == _CLEAR and key for way, key in others):
-        return "whose frames are cleared, and do not begin with alpha"
+        return "whose frames are cleared although the first has no alpha"
     return ""
 
 
@@ -261,7 +261,7 @@ def _sun(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     head = stream.read(24)
     bits, kind = int.from_bytes(head[12:16]), int.from_bytes(head[20:])
     odd = -(-image.width * bits // 8) % 2
-    return "whose rows are filled up" if odd and kind == _SUN_RUNS else ""
+    return "whose rows are padded" if odd and kind == _SUN_RUNS else ""
 
 
 def _fill_first(image: ImageFile.ImageFile) -> None:
@@ -291,7 +291,7 @@ def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
         return loaded
     least, most = loaded.convert("RGBA").getchannel("A").getextrema()
     if least != most and alpha:
-        problem = f"Pillow misreads {path}, of whose 16 bits a pixel one is alpha"
+        problem = f"Pillow misreads {path}, whose pixels of 16 bits have one bit of alpha"
         raise PictureError(problem, hint=convert_hint(path))
     if least != most and bits == 32:
         notes.append(UNSAID)
@@ -317,7 +317,7 @@ def _psd_head(stream: BinaryIO) -> tuple[int, int]:
 def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> None:
     channels, taken = _psd_head(stream)[0], len(loaded.getbands())
     if channels > taken:
-        notes.append(f"of its {channels} channels the first {taken} are taken")
+        notes.append(f"only the first {taken} of its {channels} channels are used")
 
 
 # --- XPM ---
@@ -327,7 +327,7 @@ def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Pillow takes the last 24 bits of a colour's number."""
     head = stream.read(image.tile[0].offset)
     digits = {len(found) for found in _XPM_COLOUR.findall(head)} - {6}
-    return f"which has colours of {min(digits)} digits" if digits else ""
+    return f"whose colours have {min(digits)} digits" if digits else ""
 
 
 # --- JPEG 2000 ---
@@ -379,15 +379,15 @@ def _of_tiff(image: Image.Image) -> str:
         return f"whose planes are separate ({image.mode})"
     coded = image.info.get("compression")
     if _is_subsampled(image) and _tag(image, _SUBSAMPLING) == (4, 4) and coded != "jpeg":
-        return "in which 4×4 pixels have one colour"  # right of some sizes only
+        return "whose colours are subsampled 4×4"  # right of some sizes only
     return ""
 
 
 def _of_loaded_tiff(image: Image.Image) -> str:
     """What is read rightly from the file, and cannot be put right any more."""
     if is_for_libtiff(image) and image.info.get("compression") == "raw":
-        return "whose planes are separate, or whose colours are those of several pixels"
-    return "whose list of colours has 8 bits a sample" if _old_colours(image) else ""
+        return "whose planes are separate or whose colours are subsampled"
+    return "whose palette has 8 bits per sample" if _old_colours(image) else ""
 
 
 def _old_colours(image: Image.Image) -> bytes:

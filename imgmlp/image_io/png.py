@@ -50,7 +50,7 @@ def check_chunks(stream: BinaryIO, path: Path) -> None:
             problem = f"{path} is a PNG for iPhones (CgBI), which Pillow cannot read"
             raise PictureError(problem, hint=hint)
         if count > CHUNKS and chunk.then < SHORTEST * count:
-            hint = by_command("write it anew", path, "magick {} converted.png")
+            hint = by_command("rewrite it", path, "magick {} converted.png")
             raise PictureError(f"{path} has more than {count - 1:,} tiny chunks", hint=hint)
 
 

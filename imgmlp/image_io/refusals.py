@@ -57,8 +57,8 @@ def check_format(image: Image.Image, path: Path) -> None:
 
 def drawing(kind: str, path: Path) -> PictureError:
     """What is said of a drawing, by Pillow's name of its format."""
-    hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
-    return PictureError(f"{path} is a drawing ({kind}) and has no pixels", hint=hint)
+    hint = by_command("rasterise it first", path, "magick -density 300 {} drawn.png")
+    return PictureError(f"{path} is a vector drawing ({kind}), which has no pixels", hint=hint)
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def explained(stream: BinaryIO, path: Path) -> Iterator[None]:
     except (ImgmlpError, MemoryError):
         raise
     except Image.DecompressionBombError as error:
-        problem = f"{path} has a picture inside that has more pixels than it says"
+        problem = f"{path} contains a picture with more pixels than its header says"
         raise PictureError(problem, hint="get the file again") from error
     except UnidentifiedImageError:
         raise _unidentified(stream, path) from None
@@ -105,7 +105,7 @@ def _unidentified(stream: BinaryIO, path: Path) -> PictureError:
     if name:
         problem = f"{path} is a damaged {name} file, or one of a kind that Pillow cannot read"
         return PictureError(problem, hint=f"get it again, or {convert_hint(path)}")
-    hint = f"give a PNG, JPEG, WebP or TIFF; if it is a picture, {convert_hint(path)}"
+    hint = f"give a PNG, JPEG, WebP or TIFF, or if it is a picture, {convert_hint(path)}"
     return PictureError(f"{path} is not a picture that Pillow can read", hint=hint)
 
 
@@ -123,12 +123,12 @@ def _unreadable(path: Path, error: Exception) -> PictureError:
     reason = (said or type(error).__name__).splitlines()[0]
     kind = isinstance(error, NotImplementedError)
     if "MAX_TEXT" in reason:
-        hint = by_command("take them out first", path, "magick {} -strip stripped.png")
+        hint = by_command("remove them first", path, "magick {} -strip stripped.png")
         problem = f"{path} has texts or a colour profile of more than {TEXT // 2**20} MiB"
         return PictureError(problem, hint=hint)
     if kind or any(word in reason.lower() for word in _UNSUPPORTED):
         problem = f"{path} is of a kind that Pillow cannot read: {reason}"
         return PictureError(problem, hint=convert_hint(path))
     if isinstance(error, OSError) and error.errno is not None:  # of a file that can be read
-        reason = "it says that pixels are where the file has none"
+        reason = "it points to pixels beyond the end of the file"
     return PictureError(f"{path} is damaged or truncated: {reason}", hint="get the file again")

@@ -112,7 +112,7 @@ def measure(
         results.append(ours)
         for key, one in sized.items():
             if run.stopping():
-                raise run.interrupted(f"{name} at {rate:g} bits a pixel")
+                raise run.interrupted(f"{name} at {rate:g} bits per pixel")
             results.append(_theirs(key, job.others[key], one, picture, rate, ours.size))
     original = copies.of(picture.pixels, copies.ORIGINAL)
     return Measured(name, picture.width, picture.height, original, results)

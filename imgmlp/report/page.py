@@ -210,7 +210,7 @@ def _picture(number: int, one: Measured, name: str, about: About, rung: int) -> 
             if r.rate == rate
         ]
         blocks.append(
-            f'<h4>{rate:g} bits a pixel</h4>\n<div class="shots">{"".join(shown)}</div>\n'
+            f'<h4>{rate:g} bits per pixel</h4>\n<div class="shots">{"".join(shown)}</div>\n'
         )
     original = _shot(
         f"{number}/original", "Original", f"{name}, the original", one, one.original, rung
@@ -228,7 +228,7 @@ def _file(key: str, codec: str, name: str, one: Measured, result: Result, rung: 
     told = f"{result.size:,} bytes · {result.bpp:.3f} bpp · {tables.quality(result)}"
     if result.note is not None:
         told += f" · {result.note}"
-    alt = f"{name} by {codec} at {result.rate:g} bits a pixel"
+    alt = f"{name} by {codec} at {result.rate:g} bits per pixel"
     return _shot(key, codec, alt, one, result.shown, rung, told)
 
 

@@ -243,7 +243,7 @@ def test_ctrl_c_is_told_in_our_own_words_alone(tmp_path: Path) -> None:
     assert process.returncode == Interrupted.exit_code
     assert told.splitlines()[1:] == [
         "error: stopped with 1 file left to do",
-        "hint: the same command goes on with the others",
+        "hint: the same command continues with the others",
     ]
 
 

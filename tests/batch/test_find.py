@@ -131,7 +131,7 @@ def test_no_pattern_leads_out_of_the_folder_before_it(tree: Path) -> None:
         assert is_pattern_of_any(Path(pattern))
         (refused,) = search().find([Path(pattern)])
         assert isinstance(refused.error, UsageError)
-        assert str(refused.error) == f"{pattern} has .. behind its first wildcard"
+        assert str(refused.error) == f"{pattern} has .. after its first wildcard"
     assert names(list(search().find([Path("in/sub/../*.png")]))) == ["a.png"]
 
 

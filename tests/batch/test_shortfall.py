@@ -7,7 +7,7 @@ import pytest
 from imgmlp.batch.shortfall import shortfall
 from imgmlp.codec.training.target import Goal
 
-MORE, NONE = "a higher --effort or more --time", "no file of such a picture is smaller"
+MORE, NONE = "a higher --effort or more --time", "a file of this picture cannot be smaller"
 
 
 @pytest.mark.parametrize(

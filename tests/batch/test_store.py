@@ -50,8 +50,8 @@ def test_other_paths_are_none(given: str) -> None:
 
 def test_a_store_needs_a_cluster_and_a_place_for_the_outputs(in_process: Command) -> None:
     for arguments, problem in (
-        (("s3://b/in", "--out", "s3://b/out"), "s3://b/out is in a store"),
-        (("mandrill.png", "--out", "s3://b/out"), "s3://b/out is in a store"),
+        (("s3://b/in", "--out", "s3://b/out"), "s3://b/out is in an object store"),
+        (("mandrill.png", "--out", "s3://b/out"), "s3://b/out is in an object store"),
         (("s3://b/in", "--out", "out", "--cluster", "local"), "are encoded into a store"),
         (
             ("s3://b/in", "--out", "s3://b/o", "--cluster", "local", "--skip-existing"),

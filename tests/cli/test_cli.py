@@ -329,7 +329,7 @@ def test_a_name_that_looks_like_an_option_is_a_file_with_its_folder(
     assert text.quoted("-x y.png") == "'./-x y.png'"
     (picture.parent / "-x.png").write_bytes(b"no picture")
     told = in_process("encode", "-x.png", check=2).stderr
-    assert_error(told, "No such option", "`./-x.png` means the file of this name")
+    assert_error(told, "No such option", "use `./-x.png` for the file of this name")
     assert "magick ./-x.png" in in_process("encode", "--", "-x.png", check=3).stderr
     told = in_process("encode", "-z.png", check=2).stderr
     assert_error(told, "No such option", "see `imgmlp encode --help`")
@@ -338,7 +338,7 @@ def test_a_name_that_looks_like_an_option_is_a_file_with_its_folder(
 def test_an_option_that_would_be_passed_over_is_refused(in_process: Command) -> None:
     for option in ("--quick", "-q"):
         told = in_process("bench", option, "kernels", check=2).stderr
-        assert_error(told, "options stand before 'kernels'", "imgmlp bench kernels --help")
+        assert_error(told, "options were given before 'kernels'", "imgmlp bench kernels --help")
 
 
 def test_an_option_without_its_value_leads_to_the_help_of_its_command(in_process: Command) -> None:

@@ -101,7 +101,7 @@ def test_what_was_done_is_not_done_again(two: list[Path], monkeypatch: pytest.Mo
         Counted(patch, stop_in=4)
         with pytest.raises(Interrupted, match="stopped after") as raised:
             run(two)
-    assert "same command goes on" in raised.value.hint
+    assert "same command continues" in raised.value.hint
     assert not (two[0].parent / "report.html").exists()
     counted = Counted(monkeypatch)
     assert run(two) == 0
@@ -219,7 +219,7 @@ def test_a_device_that_fails_loses_no_encoding(
     with monkeypatch.context() as patch:
         patch.setattr(encoder, "encode", fails)
         assert run(two) == DeviceError.exit_code
-    assert "what was encoded is kept: the same command goes on" in capsys.readouterr().err
+    assert "what was encoded is kept: the same command continues" in capsys.readouterr().err
     assert not (two[0].parent / "report.html").exists()
     assert run(two) == 0
     assert counted.files == 2 * count
@@ -239,7 +239,7 @@ def test_a_picture_that_fails_midway_loses_no_encoding(
     with monkeypatch.context() as patch:
         patch.setattr(encoder, "encode", fails)
         assert run(two) == 1
-    assert "the same command with --force goes on from there" in capsys.readouterr().err
+    assert "the same command with --force continues from there" in capsys.readouterr().err
     assert run(two, force=True) == 0
     assert counted.files == 2 * count
     assert {path.name for path in two[0].parent.iterdir()} == {"a.png", "b.png", "report.html"}
@@ -287,7 +287,7 @@ def test_a_picture_of_two_names_is_compared_once(
     assert counted.files == len(RATES)
     shown = capsys.readouterr()
     assert [entry["file"] for entry in json.loads(shown.out)] == [str(two[0])]
-    assert shown.err.count("is given twice, and compared once") == 2
+    assert shown.err.count("is given twice but compared once") == 2
 
 
 def test_without_any_picture_there_is_no_page(in_process: Command, picture: Path) -> None:
@@ -303,7 +303,7 @@ def test_without_any_picture_there_is_no_page(in_process: Command, picture: Path
         (("-o", "there.html"), 8, ("there.html exists already", "--force")),
         (("-o", "small.png"), 2, ("small.png", "ends with .html")),
         (("-o", "gone/a.html"), 8, ("no folder gone",)),
-        (("--bpp", "0.5"), 2, ("one rate makes no curve", "several times")),
+        (("--bpp", "0.5"), 2, ("a curve needs two rates", "several times")),
         (("--bpp", "0.5", "--bpp", "0"), 2, ("--bpp is 0.0",)),
         (("--effort", "10"), 2, ("--effort is 10",)),
         (("--codec", "png"), 2, ("png",)),

@@ -125,7 +125,7 @@ def test_a_bad_option_of_decode_is_exit_2(
 
 def test_pictures_are_not_decoded_into_a_store(in_process: Command, weights: Path) -> None:
     done = in_process("decode", weights.name, "--out", "s3://bucket/x", check=2)
-    assert_error(done.stderr, "s3://bucket/x is in a store")
+    assert_error(done.stderr, "s3://bucket/x is in an object store")
     assert not (weights.parent / "s3:").exists()
 
 

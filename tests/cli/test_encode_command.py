@@ -83,7 +83,7 @@ def test_one_of_several_may_fail(in_process: Command, picture: Path) -> None:
 def test_a_missed_target_is_told_and_the_file_is_there(in_process: Command, picture: Path) -> None:
     done = in_process("encode", picture.name, "--bytes", "50", *MLP, *QUICK, check=5)
     assert "instead of 50" in done.stderr
-    assert "no file of such a picture is smaller" in done.stderr
+    assert "a file of this picture cannot be smaller" in done.stderr
     assert picture.with_suffix(".imlp").stat().st_size > 50
 
 
@@ -155,7 +155,7 @@ def test_one_colour_reaches_any_quality(in_process: Command, picture: Path, code
     told = in_process(
         "encode", "flat.png", "--force", "--bytes", "9", "--codec", codec, check=5
     ).stderr
-    assert "no file of such a picture is smaller" in told
+    assert "a file of this picture cannot be smaller" in told
 
 
 @CODECS
@@ -192,9 +192,9 @@ def test_wrong_options_are_refused_before_any_work(
 
 def test_a_number_that_is_none_is_refused_in_plain_words(in_process: Command) -> None:
     told = in_process("encode", "small.png", "--effort", "1.5", check=2).stderr
-    assert_error(told, "'--effort': it is no whole number")
+    assert_error(told, "'--effort': it is not a whole number")
     assert_error(
-        in_process("encode", "small.png", "--psnr", "x", check=2).stderr, "it is no number"
+        in_process("encode", "small.png", "--psnr", "x", check=2).stderr, "it is not a number"
     )
 
 
@@ -269,7 +269,7 @@ def test_json_that_nobody_can_read_leaves_no_hidden_file(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: str) -> None:
-        raise OutputError("cannot write to stdout", hint="send it to another place")
+        raise OutputError("cannot write to stdout", hint="redirect it elsewhere")
 
     Image.new("RGB", (8, 8), (10, 200, 77)).save(picture)
     monkeypatch.setattr(encoding.files, "print_data", full)

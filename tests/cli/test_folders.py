@@ -60,7 +60,7 @@ def test_an_empty_list_is_nothing_to_do(tree: Path, capsys: Shown) -> None:
     Path("list").touch()
     assert encode(tree, listed=Path("list"), as_json=True) == 0
     told = capsys.readouterr()
-    assert told.err.splitlines()[1:] == ["the list names no file: there is nothing to do"]
+    assert told.err.splitlines()[1:] == ["the list names no files: there is nothing to do"]
     assert told.out == ""  # a line for each file
 
 
@@ -257,7 +257,7 @@ def test_an_address_of_this_machine_is_no_store(
         ("verify", f"{scheme}://{folder}"),
     ):
         told = in_process(*arguments, check=2).stderr
-        assert f"{scheme}:// is no store" in told
+        assert f"{scheme}:// is not an object store" in told
         assert "plain path" in told
     assert list(folder.iterdir()) == [picture]
 

@@ -356,7 +356,7 @@ def test_a_missed_target_is_remembered_and_told_each_time(
     shown = capsys.readouterr()
     files = "1 file" if count == 1 else f"{count} files"
     assert f"{files} done before missed the target" in shown.err
-    assert ("no file of such a picture is smaller" in shown.err) == ("missed" in short)
+    assert ("a file of this picture cannot be smaller" in shown.err) == ("missed" in short)
     assert "instead of" not in shown.err
     for line in map(json.loads, shown.out.splitlines()):
         assert line["unchanged"]

@@ -111,7 +111,7 @@ def test_it_shows_one_picture(source: Path) -> None:
         ([source], folder),
     ):
         request, outputs = Request(sources, device="numpy"), Outputs(None, out, live=shown)
-        with pytest.raises(UsageError, match="--live shows one picture"):
+        with pytest.raises(UsageError, match="--live shows one picture only"):
             encoding.run(Terminal(), request, outputs, wanted)
     for name in ("live.txt", "live.html"):  # the page's own name
         with pytest.raises(UsageError, match=f"{name} has the extension"):

@@ -49,7 +49,7 @@ def test_json_is_not_printed_into_an_output(
     if command == "compare":
         pytest.importorskip("blazediff_ssim")
     done = in_process(command, picture.name, "-o", "-", "--json", check=2)
-    assert_error(done.stderr, f"--json prints to where the {what} goes")
+    assert_error(done.stderr, f"--json and the {what} cannot both go to standard output")
 
 
 # Full and closed
@@ -474,6 +474,22 @@ def test_help_names_every_option_however_narrow(
     assert {"--device", "--verbose", wanted[command]} <= set(shown.replace(",", " ").split())
     assert "bool" not in shown
     assert "<" not in shown  # no types of Python
+
+
+def test_help_is_the_same_where_python_strips_docstrings(tmp_path: Path) -> None:
+    for words in ([], ["encode"], ["bench"], ["bench", "kernels"]):
+        full, stripped = (
+            subprocess.run(
+                [sys.executable, *options, "-m", "imgmlp", *words, "--help"],
+                cwd=tmp_path,
+                env=environment(),
+                capture_output=True,
+                timeout=600,
+                check=True,
+            ).stdout
+            for options in ([], ["-OO"])
+        )
+        assert stripped == full
 
 
 COMMANDS = "train", "encode", "decode", "info", "verify", "compare", "devices", "graph", "bench"

@@ -173,7 +173,7 @@ def test_ctrl_c_over_a_folder_saves_what_processes_have_reached(
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.end() == 130
     assert "stopped with 3 files left to do" in running.shown
-    assert "the same command goes on" in running.shown
+    assert "the same command continues" in running.shown
     assert "Traceback" not in running.shown
     assert "\x1b[?25h" in running.shown
     states = list((picture.parent / "out").iterdir())

@@ -156,7 +156,7 @@ def test_a_loss_that_explodes_is_exit_1_with_weights(imgmlp: Command, picture: P
 def test_weights_are_kept_whose_picture_cannot_be_written(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the same command goes on over them."""
+    """And the same command continues over them."""
     folder, save = picture.parent, training.pictures.save_named
     chosen = {"steps": 300, "batch": 64, "hidden": 8, "layers": 1, "features": 8}
     settings = parsing.training_settings("default", **chosen)
@@ -200,7 +200,7 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
         patch.setattr(interrupt.StopRequest, "requested", lambda _: next(left, None) is None)
         with pytest.raises(Interrupted, match="stopped after") as raised:
             train("a")
-    assert "the same command goes on" in raised.value.hint
+    assert "the same command continues" in raised.value.hint
     assert open_stored(folder / "a.npz").width == 31
     with pytest.raises(OutputError, match="exists already"):  # not with other settings
         train("a", 310)

@@ -414,7 +414,7 @@ def test_channels_of_a_psd_that_are_no_colours_are_told(
 ) -> None:
     found = pictures.load("a.psd", data=psd(channels, mode, bytes(range(channels))))
     assert found.pixels.tolist() == [[[*range(taken)]]]
-    told = f"of its {channels} channels the first {taken} are taken"
+    told = f"only the first {taken} of its {channels} channels are used"
     assert found.notes == (told,) * (channels > taken)
 
 
