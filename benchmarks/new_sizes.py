@@ -26,7 +26,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from imgmlp.child import COMPILERS
+from imgmlp.child import COMPILERS_VARIABLE
 
 CODE = """
 import sys, time
@@ -73,7 +73,7 @@ def main() -> None:
             if min(width, height) <= 128:
                 raise SystemExit(f"{options.picture} is too small for so many runs")
             picture.crop((0, 0, width, height)).save(crop)
-            variables = fresh | {COMPILERS: str(count)}
+            variables = fresh | {COMPILERS_VARIABLE: str(count)}
             *new, cost = encoded(crop, how, variables)
             found[count].append([*new, *encoded(crop, how, variables)[2:4], cost])
             print(f"{width}x{height}, {count} helpers: {told(found[count][-1])}", flush=True)

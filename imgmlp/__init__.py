@@ -1,11 +1,11 @@
 """imgmlp compresses a picture by training a small neural network on it.
 
 The public Python API. Names are loaded when they are first used, so that `import imgmlp` and
-`imgmlp --help` need neither NumPy nor an OpenCL driver. Nothing at all is loaded here: until the
-command's first line runs, which comes after this, Ctrl-C is Python's.
+`imgmlp --help` need neither NumPy nor an OpenCL driver. This module imports nothing, because it
+runs before `__main__` installs its handler for Ctrl-C.
 """
 
-TYPE_CHECKING = False  # as `typing` has it, which takes most of that time
+TYPE_CHECKING = False  # importing it from `typing` would take most of the import time
 if TYPE_CHECKING:
     from typing import Any
 

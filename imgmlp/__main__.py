@@ -1,8 +1,8 @@
 """The command `imgmlp`, which is also `python -m imgmlp`.
 
-A plain look at a file is answered here: loading the command line takes several times as long.
-Whatever is not quite plain goes there, also to have an error told. Nothing that Python has not
-loaded by itself is, before Ctrl-C ends this process quietly: `signal` alone loads ten modules.
+`imgmlp info FILE` is answered here, because loading the command line takes several times as long.
+Everything else, errors included, goes to `cli`. Before the handler for Ctrl-C is installed, only
+modules are imported that Python has loaded by itself: `signal` alone would load ten more.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -10,28 +10,29 @@ import os
 import sys
 import time
 
-COMPLETION = "_IMGMLP_COMPLETE"  # set by a shell that asks what could be typed
-INTERRUPTED = 130
-# The same as JSON, as later on.
-ANSWER = """{
+# Environment variable that a shell sets when it asks for completions.
+COMPLETION_VARIABLE = "_IMGMLP_COMPLETE"
+EXIT_INTERRUPTED = 130
+# What `errors.problem_of(KeyboardInterrupt())` gives as JSON, without importing it.
+INTERRUPTED_AS_JSON = """{
   "problem": "interrupted",
   "hint": "no file was left half-written; start it again",
   "exit_code": 130
 }
 """
-# New objects after which garbage is looked for. With the 700 of many Pythons that takes a part of
-# the time in which modules are loaded, and finds next to nothing then and later.
-SELDOM = 50_000
+# New objects between two runs of the garbage collector. Python's usual 700 slows down the loading
+# of modules, and the collector finds next to nothing then and later.
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
-    began = time.perf_counter() - time.process_time()  # Python's own start counts as well
-    _signal.signal(_signal.SIGINT, _leave)
+    began = time.perf_counter() - time.process_time()  # includes the start of Python itself
+    _signal.signal(_signal.SIGINT, _exit_at_once)
     import gc
 
-    gc.set_threshold(SELDOM)
-    text = looked_at(sys.argv[1:])
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    text = plain_info(sys.argv[1:])
     if text is None:
         from imgmlp import cli
 
@@ -49,11 +50,11 @@ def main() -> None:
         sys.exit(Terminal().fail(error))
 
 
-def looked_at(arguments: list[str]) -> str | None:
-    """What there is to print if these are `info FILE [--json]` and the file is sound."""
+def plain_info(arguments: list[str]) -> str | None:
+    """The output of `info FILE [--json]`; None for other arguments, or if FILE cannot be read."""
     command, rest = arguments[:1], [word for word in arguments[1:] if word != "--json"]
-    plain = command == ["info"] and len(rest) == 1 and not rest[0].startswith("-")
-    if not plain or len(arguments) > 3 or COMPLETION in os.environ:
+    is_plain = command == ["info"] and len(rest) == 1 and not rest[0].startswith("-")
+    if not is_plain or len(arguments) > 3 or COMPLETION_VARIABLE in os.environ:
         return None
     from pathlib import Path
 
@@ -61,17 +62,18 @@ def looked_at(arguments: list[str]) -> str | None:
 
     try:
         return facts.text(Path(rest[0]), "--json" in arguments)
-    except Exception:  # the command line says what is wrong
+    except Exception:  # the command line repeats this and reports the error
         return None
 
 
-def _leave(_number: int, _frame: object) -> None:
-    """At once: there is nothing to save yet, and modules half loaded would only complain."""
+def _exit_at_once(_number: int, _frame: object) -> None:
+    """Handle Ctrl-C while modules load: there is nothing to save, and half-loaded modules would
+    only print tracebacks."""
     try:
         if "--json" in sys.argv:
-            os.write(1, ANSWER.encode())
+            os.write(1, INTERRUPTED_AS_JSON.encode())
     finally:
-        os._exit(INTERRUPTED)
+        os._exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Python processes that run a module of this package, also from a checkout not installed."""
+"""Python processes that run a module of this package, also from a checkout that is not
+installed."""
 
 from __future__ import annotations
 
@@ -14,33 +15,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-# The environment variable that says how many processes, at most, compile beside one that does.
-COMPILERS = "IMGMLP_COMPILERS"
-LOOKED = 0.02  # seconds between looks at a process
-HELD = 10.0  # seconds that one may take to end which was killed
+# The environment variable with the most processes that may compile for a process in parallel.
+COMPILERS_VARIABLE = "IMGMLP_COMPILERS"
+POLL_INTERVAL = 0.02  # seconds
+KILL_TIMEOUT = 10.0  # seconds that a killed process may take to end
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """`python -m module arguments`, which looks for no modules in the current folder."""
+    """`python -m module arguments`; -P keeps modules in the current folder from being imported."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the package where the child finds it."""
+    """This process's environment variables, with a PYTHONPATH on which a child finds imgmlp."""
     here = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
     return os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
 
 
-def cores_here() -> int:
-    """Processors that this process may use, which may be fewer than the machine has."""
+def available_cores() -> int:
+    """The number of CPU cores that this process may use, at most those of the machine."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def run(timeout: float, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What became of such a process, and what it said. Raises TimeoutExpired or OSError."""
+    """Run a module until it ends and capture its output. Raises TimeoutExpired or OSError."""
     return subprocess.run(
         command(module, *arguments),
         env=environment(),
@@ -53,8 +54,8 @@ def run(timeout: float, module: str, *arguments: str) -> subprocess.CompletedPro
     )
 
 
-def ended_by(code: int) -> str:
-    """What a process's return code says of how it ended."""
+def describe_exit(code: int) -> str:
+    """How a process ended, from its return code: a signal or an exit code."""
     try:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
@@ -62,61 +63,65 @@ def ended_by(code: int) -> str:
 
 
 class Helper:
-    """`python -m module arguments`, until it has ended or is left; it ends with this process.
+    """A background process, `python -m module arguments`, that ends with this process at the
+    latest.
 
-    It compiles what this process needs, and leaves it in caches on disk. Whatever becomes of it,
-    what is not there is compiled where it is needed.
+    It compiles what this process will need and leaves it in the caches on disk. If it fails,
+    nothing is lost: what is not in the caches is compiled by the process that needs it.
     """
 
-    _answers = subprocess.DEVNULL
+    _stdout = subprocess.DEVNULL
 
     def __init__(
-        self, module: str, *arguments: str, helped: bool = False, **variables: str
+        self, module: str, *arguments: str, may_have_helpers: bool = False, **variables: str
     ) -> None:
-        """With environment variables besides this process's, and helped by processes of its own
-        only if cores have nothing to do meanwhile."""
-        nothing = subprocess.DEVNULL
-        alone = {} if helped else {COMPILERS: "0"}
+        """Start it with additional environment variables.
+
+        `may_have_helpers` lets it start helpers of its own, for when cores are idle meanwhile.
+        """
+        alone = {} if may_have_helpers else {COMPILERS_VARIABLE: "0"}
         self._process: subprocess.Popen[bytes] | None = None
-        # Where no more processes may be started, for one, or Python does not know its own program.
+        # OSError: no more processes may be started; TypeError: sys.executable is None.
         with suppress(OSError, TypeError):
             self._process = subprocess.Popen(
                 command(module, *arguments),
                 env=environment() | alone | variables,
-                stdin=subprocess.PIPE,  # which ends when this process does, however that ends
-                stdout=self._answers,
-                stderr=nothing,
+                stdin=subprocess.PIPE,  # it is closed whenever and however this process ends
+                stdout=self._stdout,
+                stderr=subprocess.DEVNULL,
             )
 
     @property
     def working(self) -> bool:
+        """Whether it has started and not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def done(self) -> bool:
-        """Whether it has compiled all."""
+        """Whether it has compiled everything."""
         return self._process is not None and self._process.poll() == 0
 
     def wait(self, enough: Callable[[], bool]) -> None:
-        """Until it has ended, or it is `enough`."""
+        """Wait until it has ended, or until `enough()` is true."""
         while self.working and not enough():
-            time.sleep(LOOKED)
+            time.sleep(POLL_INTERVAL)
 
     def kill(self) -> None:
-        """Have it end, whatever it is doing."""
+        """Kill it, without waiting for its end."""
         if self._process is not None:
             self._process.kill()
 
     def end(self) -> None:
-        """The same, and wait for it; not for one that a driver holds."""
+        """Kill it and wait for its end, but not forever: a driver may keep a process from
+        ending."""
         self.kill()
         if self._process is None:
             return
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(HELD)
+            self._process.wait(KILL_TIMEOUT)
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
-                    with suppress(OSError):  # what was still to be written
+                    with suppress(OSError):  # the pipe is broken and had buffered data
                         stream.close()
 
     def __enter__(self) -> Self:
@@ -132,23 +137,24 @@ class Helper:
 
 
 class Worker(Helper):
-    """One that is told what to do, a line for each, and says a line when it is ready for the next.
+    """A helper that takes tasks, one line each, and writes a line when it is ready for the next.
 
-    It ends where its own input does; others call end_with_parent() for that.
+    It ends when its standard input does; other helpers call end_with_parent() for that.
     """
 
-    _answers = subprocess.PIPE
+    _stdout = subprocess.PIPE
 
-    def tell(self, line: str) -> None:
-        """What to do next; of one that has ended hear() says so."""
+    def send(self, line: str) -> None:
+        """Give it its next task. If it has ended, nothing happens, and wait_until_ready() says
+        so."""
         assert self._process is not None
         assert self._process.stdin is not None
-        with suppress(OSError, ValueError):  # the latter where end() was called meanwhile
+        with suppress(OSError, ValueError):  # ValueError: end() was called meanwhile
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
 
-    def hear(self) -> bool:
-        """Wait until it is ready; whether it has not ended."""
+    def wait_until_ready(self) -> bool:
+        """Wait until it is ready for a task; False if it has ended instead."""
         if self._process is None:
             return False
         assert self._process.stdout is not None
@@ -158,11 +164,13 @@ class Worker(Helper):
 
 
 def end_with_parent(before: Callable[[], object] = lambda: None) -> None:
-    """In a Helper: end when the process that started it has, which may have had no time to say so,
-    and whose signals are not for this one; do something `before`."""
+    """In a Helper: call `before` and exit as soon as the parent process has ended.
+
+    The parent may be killed without a chance to end its helpers, and its signals do not reach them.
+    """
 
     def end() -> None:
-        while os.read(sys.stdin.fileno(), 1):  # a lock of sys.stdin's would outlive Python's end
+        while os.read(sys.stdin.fileno(), 1):  # unlike sys.stdin.read, it holds no lock at exit
             pass
         before()
         os._exit(1)

@@ -1,10 +1,12 @@
-"""The end of a process that has a device open.
+"""A quick end for a process that has a device open.
 
-Drivers of graphics cards take one or two seconds to give a device and its memory back piece by
-piece; the system takes all of it at once when a process ends. Knows no devices.
+Drivers of graphics cards take one or two seconds to release a device and its memory piece by piece;
+the operating system releases all of it at once when a process ends. So a device is kept open, and
+the process ends with `os._exit`.
 
-What is registered with `atexit` after this module was loaded is done as ever; what was before is
-left undone, as the last is done first. So it is loaded before modules that have something to write.
+`atexit` calls functions in the reverse order of their registration. Functions that were registered
+before this module was imported are therefore skipped, which is why it is imported before modules
+that write something at exit.
 """
 
 from __future__ import annotations
@@ -16,37 +18,35 @@ from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
-_held: list[object] = []
-_codes: list[int] = []  # that this process ends with, once it does
+_kept_open: list[object] = []  # at most one
+_exit_code: list[int] = []  # at most one, which is set when this process is about to end
 
 
-def held(thing: T) -> T:
-    """The same, which stays until this process ends, or until another one is held."""
-    _held[:] = [thing]
+def keep_open(thing: T) -> T:
+    """Keep a device open until this process ends, or until another one is kept; returns it."""
+    _kept_open[:] = [thing]
     return thing
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code as sys.exit does, but where something is held leave that
-    to the system.
-    """
-    ends_well(code)
+    """Exit as `sys.exit` does, but leave a device that is kept open to the operating system."""
+    announce_exit(code)
     sys.exit(code)
 
 
-def ends_well(code: int = 0) -> None:
+def announce_exit(code: int = 0) -> None:
     """Say that this process is about to end, and with which exit code."""
-    _codes[:] = [code]
+    _exit_code[:] = [code]
 
 
-def _end() -> None:
-    """What comes last, after threads that Python waits for."""
-    if _held and _codes and _flushed():  # otherwise Python tells what is wrong, as it ends
-        os._exit(_codes[0])
+def _exit_quickly() -> None:
+    """Called last, after the threads that Python waits for."""
+    if _kept_open and _exit_code and _flush_streams():  # else Python reports the problem itself
+        os._exit(_exit_code[0])
 
 
-def _flushed() -> bool:
-    """Whether all that was said is written."""
+def _flush_streams() -> bool:
+    """Write what is buffered; returns whether that worked."""
     try:
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
@@ -55,4 +55,4 @@ def _flushed() -> bool:
     return True
 
 
-atexit.register(_end)
+atexit.register(_exit_quickly)

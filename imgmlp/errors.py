@@ -1,11 +1,11 @@
 """The errors that imgmlp raises on purpose, each with an exit code and advice.
 
-Anything else that reaches the user is a fault in imgmlp. This module knows of nothing else.
+Any other exception that reaches the user is a bug in imgmlp. This module imports no other one.
 """
 
 
 class ImgmlpError(Exception):
-    """What is wrong, as one line; `hint` says what to do about it."""
+    """An error with a message of one line; `hint` advises what to do about it."""
 
     exit_code: int = 1
 
@@ -14,12 +14,12 @@ class ImgmlpError(Exception):
         self.hint = hint
 
     def facts(self) -> dict[str, str | int]:
-        """The same for JSON."""
+        """Message, hint and exit code, for JSON output."""
         return {"problem": str(self), "hint": self.hint, "exit_code": self.exit_code}
 
 
 class ImgmlpWarning(UserWarning):
-    """Work goes on otherwise than it was asked for, with the same result."""
+    """The work continues in another way than requested, with an equivalent result."""
 
 
 class TrainingError(ImgmlpError):
@@ -35,7 +35,7 @@ class UsageError(ImgmlpError):
 
 
 class PictureError(ImgmlpError):
-    """A file is not a picture, or not one that is supported."""
+    """A file is not a picture, or one that is damaged or not supported."""
 
     exit_code = 3
 
@@ -53,13 +53,13 @@ class FormatError(ImgmlpError):
 
 
 def check_format(good: bool, problem: str, hint: str = DAMAGED) -> None:
-    """Raise FormatError unless what a file should have is `good`."""
+    """Raise FormatError unless a property that a file must have is `good`."""
     if not good:
         raise FormatError(problem, hint)
 
 
 class TargetError(ImgmlpError):
-    """The wanted size or quality was not reached; the best file was written."""
+    """The target size or quality was not reached; the best file was written."""
 
     exit_code = 5
 
@@ -77,13 +77,15 @@ class OutOfMemoryError(ImgmlpError):
 
 
 def problem_of(error: BaseException) -> ImgmlpError:
-    """How an error is told: as it is if it was raised on purpose, or by Ctrl-C, else as a fault in
-    imgmlp, whose cause it is."""
+    """The ImgmlpError with which an exception is reported.
+
+    Exceptions that are neither ours nor expected become one that calls them a bug in imgmlp.
+    """
     if isinstance(error, ImgmlpError):
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted", hint="no file was left half-written; start it again")
-    if isinstance(error, MemoryError) or _is_of_memory(error):
+    if isinstance(error, MemoryError) or _is_import_without_memory(error):
         return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
     if lacks_working_folder(error):
         return OutputError("the current folder was removed", hint="change to one that exists")
@@ -95,17 +97,17 @@ def problem_of(error: BaseException) -> ImgmlpError:
 
 
 def lacks_working_folder(error: BaseException) -> bool:
-    """Whether it is os.getcwd's, which names no file and has a number."""
+    """Whether os.getcwd raised the error: unlike others, it has an errno and no file name."""
     if not isinstance(error, FileNotFoundError):
         return False
     return error.filename is None and error.errno is not None
 
 
-def _is_of_memory(error: BaseException) -> bool:
-    """Whether a module was not loaded for want of memory."""
-    told = str(error).lower()
+def _is_import_without_memory(error: BaseException) -> bool:
+    """Whether a module could not be loaded for lack of memory."""
+    message = str(error).lower()
     reasons = ("failed to map segment", "cannot allocate memory")
-    return isinstance(error, ImportError) and any(reason in told for reason in reasons)
+    return isinstance(error, ImportError) and any(reason in message for reason in reasons)
 
 
 class OutputError(ImgmlpError):
@@ -115,6 +117,6 @@ class OutputError(ImgmlpError):
 
 
 class Interrupted(ImgmlpError):
-    """The user stopped the work; what was reached is saved."""
+    """The user interrupted the work; its state so far is saved."""
 
     exit_code = 130

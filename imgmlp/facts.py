@@ -1,6 +1,6 @@
-"""What files say of themselves, without decoding them: `imgmlp info`.
+"""What `imgmlp info` prints: a description of a file from its header, without decoding it.
 
-Looking at a compact file needs no NumPy, and so takes hardly longer than starting Python.
+For an .imlp file no NumPy is imported, so that this takes hardly longer than starting Python.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from imgmlp.text import size
 
 
 def text(path: Path, as_json: bool) -> str:
-    """What a file says of itself, as lines or JSON. Raises as `open_stored`."""
+    """A file's description as lines of text or as JSON. Raises what `open_stored` raises."""
     facts = open_stored(path).facts
     return json.dumps(facts, indent=2) if as_json else lines(facts)
 
 
 def lines(facts: dict[str, Any]) -> str:
-    """Facts as lines for people."""
+    """A file's description as lines of text."""
     rows = {
         "format": f"{facts['format']}, version {facts['version']}",
         "picture": dimensions(facts["width"], facts["height"], facts["channels"]),
@@ -37,8 +37,8 @@ def lines(facts: dict[str, Any]) -> str:
         rows["features"] = f"{facts['features']}, {low:g} to {high:g} cycles per picture"
     icc = facts["icc_bytes"]
     rows["profile"] = size(icc) if icc else "none"
-    if beside := _metadata(facts):
-        rows["metadata"] = beside
+    if metadata := _metadata(facts):
+        rows["metadata"] = metadata
     rows["size"] = f"{size(facts['bytes'])}, {facts['bits_per_pixel']:.3f} bits per pixel"
     return "\n".join(f"{name:<10}{value}" for name, value in rows.items())
 
@@ -52,5 +52,5 @@ def _metadata(facts: dict[str, Any]) -> str:
 
 
 def dimensions(width: int, height: int, channels: int) -> str:
-    """A picture's size and kind, as 512×300 RGB."""
+    """A picture's size and channels, such as 512×300 RGB."""
     return f"{width}×{height} {container.CHANNELS[channels]}"

@@ -1,6 +1,7 @@
-"""Ctrl-C, kill and the end of a terminal as a polite request first, as an order the second time.
+"""Signals that interrupt: Ctrl-C, kill and a closed terminal.
 
-Knows neither files nor training; signals belong to the main thread.
+The first signal asks the work to stop once its state is saved; the second ends it at once. This
+module knows neither files nor training. Only the main thread receives signals.
 """
 
 from __future__ import annotations
@@ -12,25 +13,26 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-HANGUP = getattr(signal, "SIGHUP", None)  # which Windows does not have
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([] if HANGUP is None else [HANGUP]))
-# Signals that were to end this process. The exception that says so is lost where it meets a
-# finaliser or a driver's callback, from which Python takes none.
-_ordered: list[int] = []
+# Signals that raised KeyboardInterrupt. Python drops an exception that is raised within a finaliser
+# or a driver's callback, so StopRequest.requested() raises it once more.
+_interrupting_signals: list[int] = []
 
 
 def raise_on_signals() -> None:
-    """Make a kill end this process as Ctrl-C does, so that no half-written file stays behind."""
-    _ordered.clear()
-    for number in _heard():
+    """Make every signal raise KeyboardInterrupt, so that no half-written file stays behind."""
+    _interrupting_signals.clear()
+    for number in _handled_signals():
         signal.signal(number, _interrupt)
 
 
-def _heard() -> list[signal.Signals]:
-    """Those that are not ignored on purpose, as `nohup` has the terminal's end, and not a host's.
+def _handled_signals() -> list[signal.Signals]:
+    """The signals to handle.
 
-    A handler that Python did not set, of a program that Python is embedded in, Python can only
-    replace, never put back. It is that program's to say what a signal does.
+    SIGHUP is left out if it is ignored, as under `nohup`. Signals with a handler that Python did
+    not set are left out as well: it belongs to a program that embeds Python, and could not be
+    restored.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     ignored = HANGUP is not None and before[HANGUP] is signal.SIG_IGN
@@ -42,10 +44,11 @@ def _heard() -> list[signal.Signals]:
 
 
 def shield_children() -> None:
-    """From now on programs that this process starts do not hear of Ctrl-C, which is for it alone.
+    """From now on, keep Ctrl-C from programs that this process starts.
 
-    A driver starts compilers and linkers by itself, and takes the process down if one of them ends.
-    They inherit what the thread blocks that starts them; another one hears the signals instead.
+    A driver starts compilers and linkers by itself and aborts the process if one of them is killed.
+    Child processes inherit the signals that the starting thread blocks, so this thread blocks them,
+    and an idle thread receives them instead.
     """
     if hasattr(signal, "pthread_sigmask"):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -53,23 +56,22 @@ def shield_children() -> None:
 
 
 @contextmanager
-def shielding() -> Iterator[None]:
-    """Threads that are started in the meantime, and processes that these start, do not hear of
-    Ctrl-C."""
+def blocked_for_new_threads() -> Iterator[None]:
+    """Keep Ctrl-C from threads that are started in the meantime, and from their child processes."""
     with _masked("SIG_BLOCK"):
         yield
 
 
 @contextmanager
-def hearing() -> Iterator[None]:
-    """Let signals end what waits for others: a stream that nobody writes or reads."""
+def unblocked() -> Iterator[None]:
+    """Let signals interrupt a read or write that waits for another program."""
     with _masked("SIG_UNBLOCK"):
         yield
 
 
 @contextmanager
 def _masked(how: str) -> Iterator[None]:
-    """Block the signals in this thread, or let it hear them, where there is such a thing."""
+    """Block or unblock the signals in this thread, on systems that can (not on Windows)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -81,57 +83,63 @@ def _masked(how: str) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """From here on the process ends by itself, with the exit code that it chose."""
+    """From now on the process ends with the exit code that it has chosen."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    _ordered.append(number)
-    _end()
+    _interrupting_signals.append(number)
+    _raise_interrupt()
 
 
-def _end() -> NoReturn:
-    ignore_signals()  # so that cleaning up is not interrupted in its turn
+def _raise_interrupt() -> NoReturn:
+    ignore_signals()  # so that cleaning up is not interrupted in turn
     raise KeyboardInterrupt
 
 
 class StopRequest:
-    """While it is open, the first signal is only noted; the second raises KeyboardInterrupt.
+    """A context in which the first signal only requests a stop; the second raises
+    KeyboardInterrupt.
 
-    So does the first one before anybody has asked for it: what is compiled until then, perhaps for
-    half a minute, is nothing to be saved. An order that was lost is given again by the next look.
+    Before the first call of `requested` there is nothing to save, as kernels still compile, perhaps
+    for half a minute. Until then even the first signal raises KeyboardInterrupt. If Python has
+    dropped that exception, the next call of `requested` raises it again.
     """
 
     def __init__(self) -> None:
-        self._noted = self._asked = self._ordered = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._is_requested = False
+        self._is_polled = False  # whether `requested` was called since `begin`
+        self._is_interrupted = False  # whether KeyboardInterrupt was raised
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def requested(self) -> bool:
-        """Whether a signal has come. Raises KeyboardInterrupt if an order has, which was lost."""
-        self._asked = True
-        if self._ordered or _ordered:
+        """Whether a signal asked to stop. Raises a KeyboardInterrupt that Python has dropped."""
+        self._is_polled = True
+        if self._is_interrupted or _interrupting_signals:
             raise KeyboardInterrupt
-        return self._noted
+        return self._is_requested
 
     def begin(self) -> None:
-        """From here on until the next look there is nothing to be saved."""
-        self._asked = False
+        """Say that nothing needs to be saved until the next call of `requested`."""
+        self._is_polled = False
 
     def __enter__(self) -> StopRequest:
         self.begin()
-        self._ordered = False
-        self._before = {number: signal.signal(number, self._note) for number in _heard()}
+        self._is_interrupted = False
+        self._previous_handlers = {
+            number: signal.signal(number, self._handle) for number in _handled_signals()
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            # One order ends the process: no later one shall find it telling that.
-            if not (self._ordered and handler is _interrupt):
+        for number, handler in self._previous_handlers.items():
+            # Once interrupted, the process ends; another signal must not disturb its last message.
+            if not (self._is_interrupted and handler is _interrupt):
                 signal.signal(number, handler)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        if self._noted or not self._asked:
-            self._ordered = True
-            _end()
-        self._noted = True
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_requested or not self._is_polled:
+            self._is_interrupted = True
+            _raise_interrupt()
+        self._is_requested = True

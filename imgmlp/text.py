@@ -1,6 +1,6 @@
-"""What goes to the standard streams, and numbers as people read them.
+"""Writing to the standard streams, and formatting of names and numbers for people.
 
-Loads next to nothing, so that a look at a file is quick.
+It imports next to nothing, so that `imgmlp info` is quick.
 """
 
 from __future__ import annotations
@@ -20,56 +20,61 @@ from imgmlp.errors import OutputError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_ASCII = str.maketrans({"×": "x", "✓": "*", "…": "...", "–": "-", "µ": "u", "λ": "lambda "})
-# What moves the cursor, ends a line or turns the writing round: names of files may hold any of it.
-_MOVING = (*range(32), *range(127, 160), 0x2028, 0x2029)
-_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_CONTROLS = str.maketrans(
-    {code: chr(code).encode("unicode_escape").decode() for code in (*_MOVING, *_TURNING)}
+_ASCII_REPLACEMENTS = str.maketrans(
+    {"×": "x", "✓": "*", "…": "...", "–": "-", "µ": "u", "λ": "lambda "}
+)
+# File names may hold characters that move the cursor, end a line or change the writing direction.
+_CONTROL_CODES = (*range(32), *range(127, 160), 0x2028, 0x2029)
+_DIRECTION_CODES = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_ESCAPES = str.maketrans(
+    {
+        code: chr(code).encode("unicode_escape").decode()
+        for code in (*_CONTROL_CODES, *_DIRECTION_CODES)
+    }
 )
 
 
 def ascii_only(text: str) -> str:
-    """Text without the few characters beyond ASCII that imgmlp writes."""
-    return text.translate(_ASCII)
+    """Text in which the few non-ASCII characters that imgmlp writes are replaced."""
+    return text.translate(_ASCII_REPLACEMENTS)
 
 
 def encodes_unicode(stream: object) -> bool:
-    """Whether a text stream takes any character."""
+    """Whether a text stream can encode every character."""
     encoding: str | None = getattr(stream, "encoding", None)
     return (encoding or "").lower().replace("-", "").startswith("utf")
 
 
 def printable(text: str) -> str:
-    """Text whose control characters are written as in Python: one line, and nothing but text."""
-    return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode()
+    """Text as one printable line: control characters are escaped as in Python's literals."""
+    return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()
 
 
 def quoted(path: object) -> str:
-    """A file's name as a shell takes it, in a command that people are to copy."""
+    """A file name quoted for a shell, in a command that people may copy."""
     name = str(path)
-    if name.startswith("-") and name != "-":  # else it would be an option
+    if name.startswith("-") and name != "-":  # it would be read as an option
         name = f"./{name}"
     if printable(name) == name:
         return shlex.quote(name)
     inner = name.replace("\\", "\\\\").replace("'", "\\'")
-    # What is no UTF-8 are bytes, which Python has as halves of characters.
+    # Python represents bytes that are not UTF-8 by lone surrogates.
     inner = re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:x}", inner)
     return f"$'{printable(inner)}'"
 
 
 def by_command(action: str, path: object, command: str) -> str:
-    """What to do first with a file, and a command that does it, with the file's name for its {}.
+    """Advice to take an action, and a command for it, in which {} stands for the file's name.
 
-    Pipes and pictures in memory have no name that a command could take: the action alone.
+    Pipes and pictures in memory have no name that a command could take: for them, the action alone.
     """
     if not os.path.isfile(str(path)):
         return action
     return f"{action}, for example with `{command.format(quoted(path))}`"
 
 
-class _Patient(io.FileIO):
-    """A stream that waits for its reader, also where whoever opened it asked not to."""
+class _BlockingStream(io.FileIO):
+    """A stream whose writes wait for the reader, even if its file descriptor is non-blocking."""
 
     def write(self, data: ReadableBuffer) -> int:
         while (written := super().write(data)) is None:
@@ -77,18 +82,18 @@ class _Patient(io.FileIO):
         return written
 
 
-class _Stream(_Patient):
-    """A standard stream that raises no OSError at whoever happens to write.
+class _GuardedStream(_BlockingStream):
+    """A standard stream whose writes raise no OSError.
 
-    Nobody is told that a reader has seen enough, nor of messages that cannot be written: what they
-    are about is worth more. Data that cannot be written to stdout are an OutputError.
+    It is no error if the reader has closed the pipe, or if messages cannot be written to stderr:
+    the work matters more. Data that cannot be written to stdout raise OutputError.
     """
 
     def write(self, data: ReadableBuffer) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            # What is still buffered would fail once more when Python ends.
+            # Data that are still buffered would fail again when Python exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if self.fileno() == 1 and not isinstance(error, BrokenPipeError):
                 raise _unwritable(error) from error
@@ -96,17 +101,17 @@ class _Stream(_Patient):
 
 
 def guard_streams() -> None:
-    """From now on this process may write to stdout and stderr, whatever has become of them."""
+    """From now on, writes to stdout and stderr are safe even if these are closed or broken."""
     while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # the place of a closed stream, which a file would take otherwise
+        pass  # occupies the descriptor of a closed stream, which a file would get otherwise
     os.close(spare)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         buffer = getattr(stream, "buffer", None)
-        if isinstance(getattr(buffer, "raw", buffer), io.FileIO):  # also no console of Windows
-            raw = io.BufferedWriter(_Stream(stream.fileno(), "wb", closefd=False))
+        if isinstance(getattr(buffer, "raw", buffer), io.FileIO):  # not a Windows console
+            raw = io.BufferedWriter(_GuardedStream(stream.fileno(), "wb", closefd=False))
             lines = name == "stderr" or stream.isatty()
-            # A name that the encoding lacks is shown as well as it can be.
+            # Escape characters that the encoding lacks, as file names may have them.
             errors = "backslashreplace" if stream.errors == "strict" else stream.errors
             guarded = io.TextIOWrapper(raw, stream.encoding, errors, line_buffering=lines)
             setattr(sys, name, guarded)
@@ -115,7 +120,7 @@ def guard_streams() -> None:
 @contextmanager
 def standard_output() -> Iterator[TextIO]:
     """stdout, flushed at the end. Raises OutputError if it is closed."""
-    if sys.stdout is None:  # by whoever started this process
+    if sys.stdout is None:  # the parent process has closed it
         raise OutputError("stdout is closed", hint="redirect it to a file")
     yield sys.stdout
     sys.stdout.flush()
@@ -128,10 +133,10 @@ def print_data(text: str) -> None:
 
 
 def write_data(data: bytes | memoryview) -> None:
-    """Write the bytes of a file to stdout. Raises OutputError, also where nobody reads them all."""
+    """Write the bytes of a file to stdout. Raises OutputError, also if the reader stops early."""
     with standard_output() as stream:
         try:
-            with io.BufferedWriter(_Patient(stream.fileno(), "wb", closefd=False)) as binary:
+            with io.BufferedWriter(_BlockingStream(stream.fileno(), "wb", closefd=False)) as binary:
                 binary.write(data)
         except OSError as error:
             raise _unwritable(error) from error
@@ -142,17 +147,17 @@ def _unwritable(error: OSError) -> OutputError:
     return OutputError(problem, hint="redirect it elsewhere")
 
 
-def together(words: Sequence[str]) -> str:
-    """Several as a, b and c."""
+def enumeration(words: Sequence[str]) -> str:
+    """Words as a list in a sentence: a, b and c."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def duration(seconds: float) -> str:
     """Seconds as 3.4 s, 2:05 or 1:02:05."""
-    if not seconds < 360_000_000:  # also for NaN and infinity
+    if not seconds < 360_000_000:  # also true of NaN and infinity
         return "unknown time"
-    if seconds < 59.95:  # which is 60.0
+    if seconds < 59.95:  # above, it would be printed as 60.0 s
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("imgmlp", settings.default, deadline=None)
     settings.load_profile("imgmlp")
     OPENCL["device"] = config.getoption("--device")
-    os.environ.setdefault(child.COMPILERS, "0")  # as tests take all cores
+    os.environ.setdefault(child.COMPILERS_VARIABLE, "0")  # as tests take all cores
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # who share kernels compile in turn
         usual = config.rootpath / ".pytest_cache" / "pocl"
         os.environ["POCL_CACHE_DIR"] = str(Path(os.environ.get("POCL_CACHE_DIR", usual)) / worker)

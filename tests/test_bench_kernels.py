@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_written_is_all_that_json_tells(
     in_process: Command, picture: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, *_: object) -> None:
-        raise OutputError(f"cannot write {path}", hint="make room")
+        raise OutputError(f"cannot write {path}", hint="free some space")
 
     monkeypatch.setattr(kernels_report, "find_spec", lambda _: True)
     monkeypatch.setattr(kernels_report.output_files, "write_atomically", full)
@@ -101,7 +101,7 @@ def test_sides_that_no_matrix_has_are_refused(side: int) -> None:
         (("--csv", "-"), 2, "standard output"),
         (("--plot", "a.xyz"), 2, ".png or .svg"),
         (("--plot", "a"), 2, ".png or .svg"),
-        (("--csv", "a.svg", "--plot", "./a.svg"), 8, "over another file"),
+        (("--csv", "a.svg", "--plot", "./a.svg"), 8, "overwrite another file"),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(

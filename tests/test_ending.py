@@ -32,12 +32,12 @@ def run(folder: Path, code: str, **streams: object) -> subprocess.CompletedProce
 
 
 def test_what_is_held_is_left_to_the_system_and_all_else_is_done(tmp_path: Path) -> None:
-    done = run(tmp_path, "ending.held(Slow()); sys.stdout.write('said'); ending.leave(3)")
+    done = run(tmp_path, "ending.keep_open(Slow()); sys.stdout.write('said'); ending.leave(3)")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"said", b"")
     assert [path.name for path in tmp_path.iterdir()] == ["noted"]  # and no temporary folder
 
 
-@pytest.mark.parametrize("code", ["kept = Slow()", "ending.held(Slow()); ending.held(1)"])
+@pytest.mark.parametrize("code", ["kept = Slow()", "ending.keep_open(Slow()); ending.keep_open(1)"])
 def test_all_else_is_given_back(tmp_path: Path, code: str) -> None:
     done = run(tmp_path, f"{code}; ending.leave(3)")
     assert (done.returncode, done.stdout) == (3, b"given back\n")
@@ -45,14 +45,14 @@ def test_all_else_is_given_back(tmp_path: Path, code: str) -> None:
 
 def test_a_thread_that_is_at_work_is_waited_for(tmp_path: Path) -> None:
     work = "threading.Thread(target=lambda: (time.sleep(0.2), print('worked'))).start()"
-    done = run(tmp_path, f"ending.held(1); {work}; ending.leave(0)")
+    done = run(tmp_path, f"ending.keep_open(1); {work}; ending.leave(0)")
     assert (done.returncode, done.stdout) == (0, b"worked\n")
 
 
 def test_what_cannot_be_written_is_told_as_python_tells_it(tmp_path: Path) -> None:
     buffered = "sys.stdout = open(1, 'w', closefd=False); print('said')"
     with Path("/dev/full").open("wb") as full:
-        done = run(tmp_path, f"ending.held(1); {buffered}; ending.leave(0)", stdout=full)
+        done = run(tmp_path, f"ending.keep_open(1); {buffered}; ending.leave(0)", stdout=full)
     assert done.returncode == 120
     assert b"No space left" in done.stderr
 

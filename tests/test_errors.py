@@ -47,9 +47,9 @@ def test_an_error_is_one_line_and_a_hint(kind: type[ImgmlpError]) -> None:
 
 def test_only_what_the_system_says_of_no_file_is_a_working_folder_that_is_gone() -> None:
     gone = problem_of(FileNotFoundError(2, "No such file or directory"))
-    assert "working folder was removed" in str(gone)
+    assert "current folder was removed" in str(gone)
     for other in (FileNotFoundError("no such driver"), FileNotFoundError(2, "No such", "a.png")):
-        assert "working folder" not in str(problem_of(other))
+        assert "current folder" not in str(problem_of(other))
 
 
 def test_a_module_that_finds_no_memory_is_a_lack_of_memory() -> None:

@@ -209,7 +209,7 @@ def test_an_orientation_that_is_given_counts_and_not_that_of_the_file(tmp_path: 
 
 def test_what_had_to_be_changed_is_a_warning(tmp_path: Path) -> None:
     image = Image.fromarray(np.full((4, 4), 0x1234, np.uint16))
-    with pytest.warns(ImgmlpWarning, match="the upper 8 are kept"):
+    with pytest.warns(ImgmlpWarning, match="their upper 8 bits"):
         image.save(tmp_path / "a.imlp", device="numpy")
 
 

@@ -164,8 +164,8 @@ def test_an_argument_that_is_none_is_refused(codec: str, choices: dict[str, obje
     [
         ({"preset": []}, "no preset"),
         ({"output": 3}, "3 names no file"),
-        ({"output": "a\0.npz"}, "zero character"),
-        ({"output": "a.png"}, "a picture's name"),
+        ({"output": "a\0.npz"}, "null character"),
+        ({"output": "a.png"}, "a picture's extension"),
         ({"output": "a.imlp"}, "another kind of file"),
         ({"on_step": 3}, "on_step is 3"),
         ({"frame": 1}, "frame is for files only"),
@@ -189,18 +189,18 @@ def test_an_argument_of_train_that_is_none_is_refused(
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
     for use in (imgmlp.encode, imgmlp.train, imgmlp.decode, imgmlp.info):
-        with pytest.raises(imgmlp.ImgmlpError, match="zero character"):
+        with pytest.raises(imgmlp.ImgmlpError, match="null character"):
             use("a\0b")
-        with pytest.raises(imgmlp.ImgmlpError, match="no name for a file"):
+        with pytest.raises(imgmlp.ImgmlpError, match="not a valid file name"):
             use("a\ud800b")
-        with pytest.raises(imgmlp.ImgmlpError, match="empty name"):
+        with pytest.raises(imgmlp.ImgmlpError, match="file name is empty"):
             use("")
 
 
 def test_notes_say_what_of_the_picture_was_changed(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(np.zeros((9, 7), np.uint16)).save(path)
-    notes = ("of the 16 bits of a sample the upper 8 are kept",)
+    notes = ("samples of 16 bits are reduced to their upper 8 bits",)
     assert imgmlp.encode(path, device="numpy").notes == notes
     assert imgmlp.train(path, **QUICK).notes == notes
     assert imgmlp.train(small_pixels(), **QUICK).notes == ()

@@ -32,7 +32,7 @@ from imgmlp.batch.store import is_stored, url
 from imgmlp.batch.work import Record, Task, Work, attempt_elsewhere
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import DeviceError, ImgmlpError, TrainingError
-from imgmlp.interrupt import shielding
+from imgmlp.interrupt import blocked_for_new_threads
 
 CHUNK = 4  # files that travel together, if they are small
 FILL = 2**20  # pixels of a chunk, so that a lost worker costs little
@@ -246,9 +246,11 @@ def _local(processes: int) -> Any:
     """Workers on this machine, which do not hear of Ctrl-C: it is for this process, which ends
     them."""
     if os.name == "posix":
-        with shielding():  # else the first worker's thread starts it, and hears from then on
+        with (
+            blocked_for_new_threads()
+        ):  # else the first worker's thread starts it, and hears from then on
             resource_tracker.ensure_running()
-    with shielding():
+    with blocked_for_new_threads():
         return distributed.LocalCluster(
             n_workers=processes, threads_per_worker=1, dashboard_address=":0"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from imgmlp.child import cores_here
+from imgmlp.child import available_cores
 from imgmlp.engine import DeviceInfo, list_devices, open_device
 from imgmlp.errors import DeviceError, UsageError
 
@@ -73,7 +73,7 @@ def processes(
     The first processes are on devices of their own, so that few files are spread over all. Those
     that share a GPU need a core each, of those that this process may use if nobody says how many.
     """
-    most = (cores or cores_here()) // max(1, sum(gpu for _, gpu in devices))
+    most = (cores or available_cores()) // max(1, sum(gpu for _, gpu in devices))
     share = max(1, min(MOST, most, round(FILL / max(pixels, 1.0))))
     counts = [(name, jobs or (share if gpu else 1)) for name, gpu in devices]
     turns = max(count for _, count in counts)

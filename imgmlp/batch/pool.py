@@ -24,7 +24,7 @@ from typing import Any
 
 from imgmlp import child
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
-from imgmlp.ending import ends_well, held
+from imgmlp.ending import announce_exit, keep_open
 from imgmlp.engine import list_devices, open_device
 from imgmlp.errors import (
     DeviceError,
@@ -99,7 +99,7 @@ def run_here(work: Work, tasks: Iterator[Task], device: str, watch: Watch) -> Re
 
     Ends early where it is asked to stop, or where the others would fail as well.
     """
-    opened = cache(lambda: held(open_device(device)))
+    opened = cache(lambda: keep_open(open_device(device)))
     for task in tasks:
         if watch.stopping():
             return
@@ -119,9 +119,9 @@ class Pool:
     def __init__(self, work: Work, devices: Sequence[str], note: Callable[[str], None]) -> None:
         self._note = note
         on_numpy = [device for device in devices if _is_numpy(device)]
-        share = max(1, child.cores_here() // max(1, len(on_numpy)))
+        share = max(1, child.available_cores() // max(1, len(on_numpy)))
         # Those of several processes would keep each other from the cores.
-        beside = {child.COMPILERS: "0"} if len(devices) > 1 else {}
+        beside = {child.COMPILERS_VARIABLE: "0"} if len(devices) > 1 else {}
         variables = {name: _threads(share if name in on_numpy else 1) | beside for name in devices}
         with _starting():
             self._asked = _SPAWN.RawValue("i", 0)
@@ -297,7 +297,7 @@ _own: dict[str, Any] = {}  # what the process was started with
 
 def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
     ignore_signals()  # they are for the process that started it, which tells
-    opened = cache(lambda: held(open_device(device)))
+    opened = cache(lambda: keep_open(open_device(device)))
     util.Finalize(None, end_well, exitpriority=-100)  # after all others
     _own.update(work=work, device=opened, numbers=numbers, asked=asked, preparing=False)
     threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
@@ -305,7 +305,7 @@ def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
 
 def end_well() -> None:
     if sys.exc_info()[0] is None:  # otherwise Python tells what went wrong
-        ends_well()
+        announce_exit()
 
 
 def _leave_with(asked: Any) -> None:

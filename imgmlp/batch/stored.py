@@ -17,7 +17,7 @@ from imgmlp.batch.work import Record, Watch
 from imgmlp.codec.decoder import Size, Stored, open_stored
 from imgmlp.engine import AnyDevice
 from imgmlp.facts import dimensions
-from imgmlp.text import duration, size, together
+from imgmlp.text import duration, enumeration, size
 
 ENDINGS = (EXTENSION, ".npz")
 REPLACE = "--force replaces it"
@@ -65,7 +65,7 @@ class DecodeFile:
             record.notes.append(f"{task.source}: {note}")
         png = io.BytesIO()
         if lost := image.save_png(pixels, png, stored.metadata):
-            record.notes.append(f"{task.source}: a PNG cannot hold the {together(lost)}")
+            record.notes.append(f"{task.source}: a PNG cannot hold the {enumeration(lost)}")
         put(task, png.getvalue(), REPLACE)
         record.made = hashlib.sha256(png.getvalue()).hexdigest()
         height, width, channels = pixels.shape

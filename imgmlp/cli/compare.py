@@ -22,7 +22,7 @@ from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal
-from imgmlp.ending import held
+from imgmlp.ending import keep_open
 from imgmlp.engine import open_device
 from imgmlp.errors import DeviceError, UsageError, problem_of
 from imgmlp.facts import dimensions
@@ -76,7 +76,7 @@ def run(
 
     @cache
     def job() -> Job:
-        device = held(open_device(device_spec))
+        device = keep_open(open_device(device_spec))
         terminal.note(device.info.describe())
         return Job(wanted.codec, workload, device, rates, _others(terminal))
 

@@ -20,12 +20,12 @@ from imgmlp.cli import devices, files, folders, parsing
 from imgmlp.cli.files import STANDARD, Entry, Job
 from imgmlp.cli.folders import Request
 from imgmlp.codec.decoder import Stored
-from imgmlp.ending import held
+from imgmlp.ending import keep_open
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import UsageError
 from imgmlp.metadata import Metadata
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, quoted, together
+from imgmlp.text import duration, enumeration, quoted
 
 FORCE = "--force replaces it; -o and --out choose other names"
 
@@ -103,7 +103,7 @@ def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
 
 
 def _opened(terminal: Terminal, spec: str) -> AnyDevice:
-    device = held(open_device(spec))
+    device = keep_open(open_device(spec))
     terminal.detail(devices.details(device))
     return device
 
@@ -160,7 +160,7 @@ class _Task:
             lost = pictures.save_named(pixels, self.target, metadata, self.outputs.force)
         if lost:
             name = "a PNG" if self.target == STANDARD else self.target
-            self._note(f"{name} cannot hold the {together(lost)}")
+            self._note(f"{name} cannot hold the {enumeration(lost)}")
 
     def _note(self, text: str) -> None:
         self.notes.append(text)

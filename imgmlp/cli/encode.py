@@ -28,7 +28,7 @@ from imgmlp.cli.folders import Request
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress
-from imgmlp.ending import held
+from imgmlp.ending import keep_open
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import OutputError, UsageError
 from imgmlp.image_io.files import endings, pixel_count
@@ -150,7 +150,7 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
 
 
 def _opened(terminal: Terminal, spec: str) -> AnyDevice:
-    device = held(open_device(spec))
+    device = keep_open(open_device(spec))
     terminal.note(device.info.describe())
     return device
 

@@ -20,7 +20,7 @@ from imgmlp.errors import (
     UsageError,
     problem_of,
 )
-from imgmlp.interrupt import hearing
+from imgmlp.interrupt import unblocked
 from imgmlp.output_files import is_special
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data, write_data
@@ -116,7 +116,7 @@ def read(path: Path) -> bytes:
         hint = "redirect a file to it, like `imgmlp encode - < photo.png`"
         raise UsageError("nothing was sent to standard input", hint=hint)
     try:
-        with hearing(), path.open("rb") if stream is None else stream as source:
+        with unblocked(), path.open("rb") if stream is None else stream as source:
             data = source.read(MOST_BYTES + 1)
     except OSError as error:
         problem = f"cannot read {named(path)}: {error.strerror}"
@@ -129,7 +129,7 @@ def read(path: Path) -> bytes:
 
 def write_standard(data: bytes | memoryview) -> None:
     """Write the bytes of a file to standard output. Raises OutputError."""
-    with hearing():
+    with unblocked():
         write_data(data)
 
 

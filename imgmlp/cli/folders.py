@@ -32,7 +32,7 @@ from imgmlp.errors import ImgmlpError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest
 from imgmlp.output_files import check_output, status
 from imgmlp.terminal import Terminal
-from imgmlp.text import print_data, together
+from imgmlp.text import enumeration, print_data
 
 if TYPE_CHECKING:
     from imgmlp.batch.cluster import Cluster
@@ -223,7 +223,7 @@ def _places(request: Request, seats: Sequence[str]) -> str:
     if request.cluster not in (None, devices.LOCAL):
         return f"on the workers of {request.cluster}"
     named = [name for name in dict.fromkeys(seats) if name != "auto"]
-    return f"{len(seats)} at a time" + (f" on {together(named)}" if named else "")
+    return f"{len(seats)} at a time" + (f" on {enumeration(named)}" if named else "")
 
 
 @contextmanager

@@ -29,7 +29,9 @@ def examine(device: DeviceInfo) -> list[Finding]:
     except (ValueError, KeyError, TypeError):
         lines = done.stderr.strip().splitlines() or ["no output"]
         said = next((line for line in lines if line.startswith("error:")), lines[-1])
-        return [_failed(device, f"the test ended by {child.ended_by(done.returncode)}: {said}")]
+        return [
+            _failed(device, f"the test ended by {child.describe_exit(done.returncode)}: {said}")
+        ]
 
 
 def _failed(device: DeviceInfo, problem: str) -> Finding:

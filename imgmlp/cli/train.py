@@ -21,7 +21,7 @@ from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress, Run
-from imgmlp.ending import held
+from imgmlp.ending import keep_open
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import Interrupted, OutputError, TrainingError
 from imgmlp.facts import dimensions
@@ -101,7 +101,7 @@ def run(
     picture = parsing.load_picture(terminal, source, False, frame, strip)
     outputs.check_formats(picture)
     _announce(terminal, source, picture, settings)
-    device = held(open_device(device_spec))
+    device = keep_open(open_device(device_spec))
     training = _Training(terminal, source, outputs, picture, settings, device, force)
     training.check()
     training.introduce()

@@ -12,7 +12,7 @@ from imgmlp.batch.stored import ENDINGS, VerifyFile, sound, weigh
 from imgmlp.cli import files, folders
 from imgmlp.cli.files import Entry, Job, named, stored
 from imgmlp.cli.folders import Request
-from imgmlp.ending import held
+from imgmlp.ending import keep_open
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.terminal import Terminal
 
@@ -25,7 +25,7 @@ def run(terminal: Terminal, request: Request) -> int:
     if request.many:
         rules, search = Rules(None, Path, weigh=weigh), Search(ENDINGS, request.recursive)
         return folders.run(terminal, request, search, rules, VerifyFile())
-    device = cache(lambda: held(open_device(request.one)))  # archives need none
+    device = cache(lambda: keep_open(open_device(request.one)))  # archives need none
     files.check_names(request.sources, None)
     jobs = []
     for path in request.sources:

@@ -80,7 +80,7 @@ def test_a_file_that_ends_its_worker_stops_no_other(tmp_path: Path) -> None:
     tasks = files(tmp_path, "good", "die once", "die", "good", "good")
     records = run(opened(), tasks)
     problems = [record.problem or "" for record in records]
-    assert "ended by themselves" in problems[2]
+    assert "every worker that tried it died" in problems[2]
     assert [problems[number] for number in (0, 1, 3, 4)] == [""] * 4
     assert min(tries(task.source) for task in tasks[1:3]) >= 2
 
@@ -92,11 +92,11 @@ def test_a_worker_with_another_version_is_refused(
     cluster = opened()
     cluster._job = replace(cluster._job, version="9.9")  # as one that comes after the others has it
     (record,) = run(cluster, files(tmp_path, "good"))
-    assert "and this is 9.9" in (record.problem or "")
+    assert "but this machine has 9.9" in (record.problem or "")
     assert "same version" in record.hint
     assert tries(record.task.source) == 0
     monkeypatch.setattr(clusters, "version", lambda _: "9.9")
-    with pytest.raises(DeviceError, match=r"has imgmlp .* and this is 9\.9"):
+    with pytest.raises(DeviceError, match=r"has imgmlp .* but this machine has 9\.9"):
         opened()
 
 
@@ -254,7 +254,7 @@ def test_options_that_a_cluster_cannot_follow_are_refused(
     picture, out = tmp_path / "a.png", tmp_path / "out"
     command = ("encode", picture, "--out", out, "--cluster", "tcp://127.0.0.1:1")
     for wrong, problem in (
-        (("--device", "all"), "computes on one device"),
+        (("--device", "all"), "uses one device"),
         (("--jobs", "2"), "--jobs is for processes on this machine"),
     ):
         assert problem in in_process(*command, *wrong, check=2).stderr

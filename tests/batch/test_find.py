@@ -186,7 +186,7 @@ def test_a_pipe_is_no_file(tree: Path) -> None:
     os.mkfifo(tree / "pipe.png")
     (named,) = search().find([tree / "pipe.png"])
     assert isinstance(named.error, UsageError)
-    assert str(named.error) == f"{tree / 'pipe.png'} is no file"
+    assert str(named.error) == f"{tree / 'pipe.png'} is not a file"
     looking = search()
     assert names(list(looking.find([tree]))) == ["a.png", "b.JPG"]
     assert looking.others == 2  # with the notes

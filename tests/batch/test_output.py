@@ -36,7 +36,7 @@ def test_what_is_known_is_replaced(task: Task) -> None:
 
 @pytest.mark.parametrize(
     ("known", "problem"),
-    [(True, "was changed since it was written here"), (False, "exists already")],
+    [(True, "has changed since it was written here"), (False, "exists already")],
 )
 def test_anything_else_stays_without_force(task: Task, known: bool, problem: str) -> None:
     assert task.output is not None

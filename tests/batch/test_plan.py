@@ -137,7 +137,7 @@ def test_an_output_that_somebody_changed_before_it_was_remembered_is_not_known(d
     (task,) = plan.tasks()
     assert task.output is not None
     task.output.write_bytes(b"mine")
-    with pytest.raises(OutputError, match="was changed since"):
+    with pytest.raises(OutputError, match="has changed since"):
         plan.remember(Record(task, written=True, made=task.known))
     assert may_replace(planned(done)[0]) == [(False, "")]
 
@@ -159,7 +159,7 @@ def test_of_two_inputs_with_one_output_one_is_taken_and_the_other_told(folder: P
     plan, (refused,) = planned(folder)
     assert refused.exit_code == 8
     assert refused.task.source.name == "a.png"
-    assert f"of {folder / 'a.png'}, would be written over" in (refused.problem or "")
+    assert f"the output of {folder / 'a.png'}, would overwrite" in (refused.problem or "")
     assert sorted(work(plan)) == ["a.jpg", "b.png", "c.png"]
 
 
@@ -304,7 +304,7 @@ def test_a_list_that_somebody_else_wrote_stays(folder: Path) -> None:
     assert planned(folder)[0].list_failed() is None
     plan, _ = planned(folder)
     plan.failed(folder / "a.png")
-    with pytest.raises(OutputError, match="was changed since"):
+    with pytest.raises(OutputError, match="has changed since"):
         plan.list_failed()
     assert path.read_text() == "mine"
     plan, _ = planned(folder, force=True)
@@ -320,8 +320,8 @@ def test_of_outputs_in_a_store_nothing_is_asked_of_this_machine() -> None:
     plan = Plan(Rules(out, lambda name: name.with_suffix(".out"), journal=False))
     (refused,) = plan.make(files)
     assert refused.problem == (
-        "s3://bucket/out/a.out, of s3://bucket/in/a.png, would be written over another file of "
-        "this run: s3://bucket/in/a.jpg"
+        "s3://bucket/out/a.out, the output of s3://bucket/in/a.png, would overwrite another file "
+        "of this run: s3://bucket/in/a.jpg"
     )
     assert [task.source.name for task in plan.tasks()] == ["a.jpg", "b\0.png"]
 
@@ -366,7 +366,7 @@ def test_a_picture_is_not_written_over_itself(folder: Path) -> None:
     (folder / "a.png").rename(folder.parent / "out" / "a.out")
     rules = Rules(folder.parent / "out", lambda name: name.with_suffix(".out"), force=True)
     (refused,) = Plan(rules).make(Search(()).find([folder.parent / "out" / "a.out"]))
-    assert "over itself" in (refused.problem or "")
+    assert "overwrite itself" in (refused.problem or "")
 
 
 def test_files_of_one_name_are_no_matter_where_nothing_is_written(folder: Path) -> None:

@@ -46,7 +46,7 @@ def test_files_are_shared_out_and_one_that_fails_stops_no_other(tmp_path: Path) 
 def test_processes_keep_to_their_share_of_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imgmlp.child.cores_here", lambda: 6)
+    monkeypatch.setattr("imgmlp.child.available_cores", lambda: 6)
     before = dict(os.environ)
     monkeypatch.setattr("imgmlp.batch.pool.list_devices", list)  # no driver is there
     for devices, share in ((["0:0"] * 3, "1"), (TWO, "3"), (["auto"], "6")):
@@ -62,12 +62,12 @@ def test_processes_keep_to_their_share_of_the_cores(
 def test_of_several_processes_none_has_others_compile_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(child.COMPILERS)
+    monkeypatch.delenv(child.COMPILERS_VARIABLE)
     for devices, told in ((TWO, "0"), (["numpy"], "as usual")):
         records, _ = run(files(tmp_path, "compilers"), devices)
         assert [record.problem for record in records] == [told]
-    assert child.COMPILERS not in os.environ
-    monkeypatch.setenv(child.COMPILERS, "5")
+    assert child.COMPILERS_VARIABLE not in os.environ
+    monkeypatch.setenv(child.COMPILERS_VARIABLE, "5")
     assert run(files(tmp_path, "compilers"), TWO)[0][0].problem == "5"
 
 
@@ -114,7 +114,7 @@ def test_a_process_that_dies_is_noticed_and_its_file_tried_once_more(tmp_path: P
     tasks = files(tmp_path, "good", "die once", "die", "good", "good", "good")
     records, _ = run(tasks)
     assert [record.problem is None for record in records] == [True, True, False, True, True, True]
-    assert "ended by itself" in (records[2].problem or "")
+    assert "died" in (records[2].problem or "")
     assert [tries(task.source) for task in tasks] == [1, 2, 2, 1, 1, 1]
 
 
@@ -176,7 +176,7 @@ def test_where_no_process_is_left_all_files_that_ended_one_are_told(tmp_path: Pa
     tasks = files(tmp_path, *["die"] * (PATIENCE + 1))
     records, notes = run(tasks, ["numpy"])
     assert [record.task for record in records] == tasks[:PATIENCE]  # the other was not begun
-    assert all("ended by itself" in (record.problem or "") for record in records)
+    assert all("died" in (record.problem or "") for record in records)
     assert len(notes) == 1
 
 

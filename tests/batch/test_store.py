@@ -52,10 +52,10 @@ def test_a_store_needs_a_cluster_and_a_place_for_the_outputs(in_process: Command
     for arguments, problem in (
         (("s3://b/in", "--out", "s3://b/out"), "s3://b/out is in an object store"),
         (("mandrill.png", "--out", "s3://b/out"), "s3://b/out is in an object store"),
-        (("s3://b/in", "--out", "out", "--cluster", "local"), "are encoded into a store"),
+        (("s3://b/in", "--out", "out", "--cluster", "local"), "are encoded into an object store"),
         (
             ("s3://b/in", "--out", "s3://b/o", "--cluster", "local", "--skip-existing"),
-            "--skip-existing is for folders",
+            "--skip-existing is for local folders",
         ),
     ):
         assert problem in in_process("encode", *arguments, check=2).stderr

@@ -14,7 +14,7 @@ from imgmlp import child
 from imgmlp.batch import pool
 from imgmlp.batch.output import put
 from imgmlp.batch.work import Record, Watch
-from imgmlp.ending import held
+from imgmlp.ending import keep_open
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import DeviceError, Interrupted, OutputError, PictureError
 
@@ -45,7 +45,7 @@ class Acting:
         elif said == "threads":
             raise PictureError(os.environ["OPENBLAS_NUM_THREADS"])
         elif said == "compilers":
-            raise PictureError(os.environ.get(child.COMPILERS, "as usual"))
+            raise PictureError(os.environ.get(child.COMPILERS_VARIABLE, "as usual"))
         elif said == "full":
             raise OutputError("cannot write") from OSError(28, "No space left on device")
         elif said == "somebody writes it" and record.task.output is not None:
@@ -64,6 +64,6 @@ class Acting:
 
 def fail_between_files() -> None:
     """What a fault of a process itself comes to, in a process of its own."""
-    held(object())
+    keep_open(object())
     util.Finalize(None, pool.end_well, exitpriority=-100)
     raise ZeroDivisionError

@@ -60,7 +60,7 @@ def test_verify_goes_on_after_a_damaged_file(in_process: Command, weights: Path)
     assert done.stderr.startswith("error: cut.npz: truncated")
     assert_error(in_process("verify", "cut.npz", check=4).stderr, "truncated")
     assert_error(in_process("verify", "missing.npz", check=2).stderr, "does not exist")
-    assert_error(in_process("verify", check=2).stderr, "name files, or folders")
+    assert_error(in_process("verify", check=2).stderr, "name files or folders")
 
 
 def test_devices_lists_what_the_option_takes(in_process: Command) -> None:

@@ -121,7 +121,7 @@ def test_a_request_to_stop_is_heard_before_each_file_of_others(
         return theirs(key, *arguments)
 
     monkeypatch.setattr(measure, "_theirs", stopping)
-    with pytest.raises(Interrupted, match="at 4 bits a pixel"):
+    with pytest.raises(Interrupted, match="at 4 bits per pixel"):
         run(two)
     assert len(made) == 1  # of five
 
@@ -257,7 +257,7 @@ def test_where_all_pictures_fail_midway_what_is_kept_is_told(
 
     monkeypatch.setattr(encoder, "encode", fails)
     assert run(two[:1]) == PictureError.exit_code
-    assert "no page is written; what was encoded is kept" in capsys.readouterr().err
+    assert "no page was written; what was encoded is kept" in capsys.readouterr().err
     assert len(list(two[0].parent.iterdir())) == 3  # a hidden one
 
 

@@ -260,7 +260,7 @@ def test_json_has_what_notes_say(in_process: Command, picture: Path) -> None:
     (alone,) = json.loads(in_process(*asked).stdout)
     one = json.loads(in_process(*asked, "--out", "out").stdout)
     bits, smaller = alone["notes"]
-    assert bits == "of the 16 bits of a sample the upper 8 are kept"
+    assert bits == "samples of 16 bits are reduced to their upper 8 bits"
     assert smaller.startswith("deep.pgm itself has")
     assert one["notes"] == alone["notes"]
 

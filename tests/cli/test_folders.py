@@ -67,9 +67,9 @@ def test_an_empty_list_is_nothing_to_do(tree: Path, capsys: Shown) -> None:
 @pytest.mark.parametrize("recursive", [False, True])
 def test_a_folder_without_pictures_is_refused_with_what_helps(recursive: bool, tree: Path) -> None:
     (tree / "empty").mkdir()
-    with pytest.raises(UsageError, match="no file to work on") as caught:
+    with pytest.raises(UsageError, match="no files were found") as caught:
         encode(tree / "empty", recursive=recursive)
-    assert caught.value.hint.startswith("name a file" if recursive else "--recursive")
+    assert caught.value.hint.startswith("name the file itself" if recursive else "--recursive")
 
 
 def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: Shown) -> None:
@@ -99,7 +99,7 @@ def test_where_all_failed_no_list_of_them_is_advised(tree: Path, capsys: Shown) 
 
 def test_nothing_is_said_to_begin_that_is_refused(tree: Path, capsys: Shown) -> None:
     request = Request([STANDARD], device="numpy", jobs=2)
-    with pytest.raises(UsageError, match="no place in a folder"):
+    with pytest.raises(UsageError, match="no name in a folder"):
         encoding.run(Terminal(), request, encoding.Outputs(None, Path("out")), LOSSLESS)
     assert "into out" not in capsys.readouterr().err
 
@@ -151,7 +151,7 @@ def test_outputs_may_lie_inside_of_the_inputs(tree: Path, capsys: Shown) -> None
     Path("out").symlink_to("in/sub")
     assert encode(tree) == 0
     assert made() - {"c.png"} == {"a.imlp", "b.imlp"}
-    assert "lies among the inputs" in capsys.readouterr().err
+    assert "is inside the inputs" in capsys.readouterr().err
 
 
 def test_a_file_in_the_way_of_a_folder_stops_no_other(tree: Path, capsys: Shown) -> None:
@@ -217,7 +217,7 @@ def test_what_has_no_place_is_refused(in_process: Command, picture: Path) -> Non
         ("decode", folder, "--out", "x"),  # which has no such files
     ):
         assert_error(in_process(*arguments, check=2).stderr)
-    assert_error(in_process("encode", folder, "--out", picture, check=8).stderr, "is no folder")
+    assert_error(in_process("encode", folder, "--out", picture, check=8).stderr, "is not a folder")
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
 
@@ -290,7 +290,7 @@ def test_decode_mirrors_a_tree(stored: Path, capsys: Shown) -> None:
     assert "2 files done before" in capsys.readouterr().err
     small = pixels_of(Path("out/x.decoded.png")).shape
     assert decode(stored, scale=2) == 0
-    assert "x.imlp: another size than its own" in capsys.readouterr().err
+    assert "x.imlp: rendered at another size" in capsys.readouterr().err
     assert pixels_of(Path("out/x.decoded.png")).shape == (2 * small[0], 2 * small[1])
     (Path("out") / NAME).unlink()  # as if it had been killed before it remembered
     assert decode(stored, scale=2) == 0
@@ -310,7 +310,7 @@ def test_the_entry_of_a_picture_is_that_of_one_alone(stored: Path, capsys: Shown
     assert one.keys() == alone.keys() | {"device"}
     assert one["channels"] == alone["channels"] == 1
     assert one["notes"] == alone["notes"]
-    assert alone["notes"][0].startswith("another size than its own")
+    assert alone["notes"][0].startswith("rendered at another size")
 
 
 def test_verify_looks_into_folders(stored: Path, capsys: Shown) -> None:

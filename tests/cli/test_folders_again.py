@@ -79,7 +79,7 @@ def test_what_somebody_writes_while_it_is_encoded_stays(
         assert encode(tree, wanted=Wanted(psnr=41)) == 1
     assert Path("out/a.imlp").read_bytes() == b"mine"
     told = capsys.readouterr().err
-    assert ("a.imlp was changed since" if there else "a.imlp exists already") in told
+    assert ("a.imlp has changed since" if there else "a.imlp exists already") in told
     assert "2 files done, 1 failed" in told
     assert encode(tree, wanted=Wanted(psnr=41)) == 1  # nor later
     assert Path("out/a.imlp").read_bytes() == b"mine"

@@ -135,4 +135,4 @@ def test_the_environment_names_the_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_checking_and_preparing_are_two_commands(in_process: Command) -> None:
-    assert "do not go together" in in_process("devices", "--check", "--prepare", check=2).stderr
+    assert "are both given" in in_process("devices", "--check", "--prepare", check=2).stderr

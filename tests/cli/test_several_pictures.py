@@ -280,7 +280,7 @@ def test_the_same_command_passes_over_what_it_has_done_before_an_error(
     kept = three[2].read_bytes()
     three[2].unlink()
     assert run(three) == 1
-    assert "passes over the files that it has written" in capsys.readouterr().err
+    assert "skips the files that it has written" in capsys.readouterr().err
     ours = a.read_bytes()
     b.write_bytes(b"mine")
     second = a.with_name(f".{a.name}.01234567.tmp")  # which a kill may leave just then
@@ -296,7 +296,7 @@ def test_the_same_command_passes_over_what_it_has_done_before_an_error(
     assert run(three) == 0
     assert counted.pictures == 1  # c: b was made once already
     assert c.exists()
-    assert "passes over" not in capsys.readouterr().err
+    assert "skips" not in capsys.readouterr().err
     assert left(a.parent) == []
     assert run(three) == 1  # they are the user's now
     assert capsys.readouterr().err.count("exists already") == 3
@@ -320,7 +320,7 @@ def test_pictures_of_one_output_do_not_stop_the_others(
     first, second, third, fourth = (entry["problem"] for entry in json.loads(said.out))
     assert first is third is None
     taken = three[0].with_suffix(".imlp")
-    assert second == f"{taken} is what {three[0]} becomes, and {same} as well"
+    assert second == f"{three[0]} and {same} would both be written to {taken}"
     assert "is what" in fourth
     assert "-o and another name" in said.err
 
@@ -360,7 +360,7 @@ def test_files_go_into_a_folder(
     before = (folder / "a.imlp").read_bytes()
     same = three[2].rename(other / "a.png")
     assert run([three[0], same], folder=folder, force=True) == 1
-    assert f"of {same}, would be written over another file" in capsys.readouterr().err
+    assert f"of {same}, would overwrite another file" in capsys.readouterr().err
     assert (folder / "a.imlp").read_bytes() == before  # not of whichever came last
     assert run([same], folder=folder) == OutputError.exit_code
     assert (folder / "a.imlp").read_bytes() == before

@@ -364,7 +364,7 @@ def test_a_picture_is_not_shown_by_a_terminal_and_the_advice_is_of_its_file(
     running = Running(tmp_path, "decode", name, "-o", "-")
     assert running.end() == 2
     shown = " ".join(running.shown.split())
-    assert "a PNG is nothing that a terminal can show" in shown
+    assert "a terminal cannot show a PNG" in shown
     assert f"imgmlp decode {shlex.quote(name)} -o - > picture.png" in shown
 
 

@@ -128,7 +128,7 @@ def test_a_transparent_colour_of_16_bits_in_a_later_frame_is_refused(tmp_path: P
         + end
     )
     assert pictures.load(path, alpha=True, frame=1).pixels[0, 0, 3] == 0
-    with pytest.raises(PictureError, match="16 bits a sample and a transparent colour") as caught:
+    with pytest.raises(PictureError, match="16 bits per sample and a transparent colour") as caught:
         pictures.load(path, alpha=True, frame=2)
     assert "magick" in caught.value.hint
 
@@ -144,7 +144,7 @@ def test_deep_colours_of_jpeg_2000_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jp2"
     path.write_bytes(data)
     error = refusal(path)
-    assert "16 bits a sample" in str(error)
+    assert "16 bits per sample" in str(error)
     assert f"magick {path}" in error.hint
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from imgmlp.errors import UsageError
-from imgmlp.text import together
+from imgmlp.text import enumeration
 
 Kind = Literal["lambda", "bytes", "psnr"]
 
@@ -82,7 +82,7 @@ def choose(
     given = {"--quality": quality, "--bpp": bpp, "--bytes": size, "--psnr": psnr, "--lambda": lmbda}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise UsageError(f"{together(names)} are several targets", hint="give one of them")
+        raise UsageError(f"{enumeration(names)} are several targets", hint="give one of them")
     if size is not None:
         return Goal("bytes", parse_bytes(size))
     if bpp is not None:

@@ -138,12 +138,12 @@ class Builders:
         part: str | None = None
         try:
             with worker:
-                while worker.hear():
+                while worker.wait_until_ready():
                     self._note(part)
                     part = self._another()
                     if part is None:
                         return
-                    worker.tell(json.dumps(part))
+                    worker.send(json.dumps(part))
         finally:
             self._drop(part)
 

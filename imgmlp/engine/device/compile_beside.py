@@ -58,7 +58,7 @@ class Task:
 def most(cores: int, usual: int = MOST) -> int:
     """Processes that may compile beside one, on so many cores; `usual` if nobody says how many."""
     try:
-        told = int(os.environ.get(child.COMPILERS, usual))
+        told = int(os.environ.get(child.COMPILERS_VARIABLE, usual))
     except ValueError:
         told = usual
     return max(0, min(told, cores - 1))

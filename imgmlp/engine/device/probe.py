@@ -200,7 +200,7 @@ def _tried(info: DeviceInfo, mended: bool = False) -> Outcome:
         advice = INSTALL_LINKER if os.environ.get("PATH") else "set PATH, in which to look for ld"
         return Outcome(f"it cannot link what it compiles: {advice}", DAY)
     last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
-    problem = f"trying it ended by {child.ended_by(done.returncode)}: {last}"
+    problem = f"trying it ended by {child.describe_exit(done.returncode)}: {last}"
     if -done.returncode not in CRASHES:
         return Outcome(problem)
     if mended:
