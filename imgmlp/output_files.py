@@ -1,7 +1,7 @@
-"""How every output file is written: whole, or not at all, and nothing is left beside it.
+"""Atomic writing of output files: an output is complete or absent, and nothing is left beside it.
 
-A file grows under another name and is locked until it takes its own. What a process that was
-killed left unlocked is removed by the next one that writes the same file.
+The data go to a locked temporary file, which is renamed at the end. A temporary file that a killed
+process has left is not locked, and is removed by the next process that writes the same output.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from imgmlp.errors import OutputError
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file that is open cannot be removed
+except ImportError:  # Windows, where an open file cannot be removed
     fcntl = None  # type: ignore[assignment]
 
-END = ".tmp"
-MANY = 2**10  # names in a folder; one of more is listed once, as it would take long at every file
-_left: dict[Path, list[str]] = {}  # what such a folder had then that may have been left
+TEMPORARY_SUFFIX = ".tmp"
+# Files in a folder above which it is listed only once, as listing it for every output is slow.
+LARGE_FOLDER_FILES = 2**10
+# Temporary files in each large folder when this process first listed it.
+_temporaries_of_large_folders: dict[Path, list[str]] = {}
 FORCE = "--force replaces it; or choose another name"
 
 
 def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
-    """Refuse, as an OutputError, a file that could not be written or must not be replaced.
+    """Refuse, as an OutputError, a file that cannot be written or must not be replaced.
 
-    `hint` is for one that exists.
+    `hint` is used if it exists.
     """
     try:
         check_free(path, force, hint)
@@ -45,29 +47,30 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
             )
         if is_special(path):
             return
-        whole = _followed(path)
-        sweep(whole, anew=False)
-        with _beside(whole):
+        target = _follow_links(path)
+        remove_leftovers(target, relist=False)
+        with _temporary_beside(target):
             pass
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
 def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
-    """Refuse, as an OutputError, what must not be replaced, and look no further than at that."""
-    there = status(path)
-    if there is None:
+    """Refuse, as an OutputError, only what must not be replaced: a folder, or a file without
+    force."""
+    existing = status(path)
+    if existing is None:
         return
-    if stat.S_ISDIR(there.st_mode):
+    if stat.S_ISDIR(existing.st_mode):
         raise OutputError(f"{path} is a folder", hint="give the name of a file")
-    if stat.S_ISREG(there.st_mode) and not force:
-        keep_one_name(path)
+    if stat.S_ISREG(existing.st_mode) and not force:
+        remove_second_name(path)
         raise OutputError(f"{path} exists already", hint=hint)
 
 
 def status(path: Path) -> os.stat_result | None:
-    """What is where an output goes, or None. Raises OutputError where nobody can tell, as of a name
-    that is too long."""
+    """The status of an existing output, or None. Raises OutputError if there is no telling, as with
+    a name that is too long."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -77,20 +80,21 @@ def status(path: Path) -> os.stat_result | None:
 
 
 def resolved(path: Path) -> Path:
-    """The file that a path leads to, past symbolic links; one in a loop of them stays a link."""
-    return Path(os.path.realpath(path))  # Path.resolve raises another error in each Python
+    """The path with symbolic links followed; within a loop of links, it stays a link."""
+    return Path(os.path.realpath(path))  # Path.resolve raises other errors in each Python version
 
 
-def _followed(path: Path) -> Path:
-    """The file that a path leads to. Raises OSError for a loop of symbolic links."""
-    whole = resolved(path)
-    if whole.is_symlink():
+def _follow_links(path: Path) -> Path:
+    """The path with symbolic links followed. Raises OSError for a loop of links."""
+    target = resolved(path)
+    if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    return whole
+    return target
 
 
 def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> None:
-    """Refuse, as an OutputError with this hint, files of one run that are in each other's way."""
+    """Refuse, as an OutputError with this hint, outputs that would overwrite an input or each
+    other."""
     seen = {resolved(path) for path in inputs}
     for path in paths:
         if resolved(path) in seen:
@@ -100,18 +104,18 @@ def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> 
 
 
 def digest(path: Path) -> str:
-    """Stands for a file's bytes. Raises OSError."""
+    """The SHA-256 digest of a file. Raises OSError."""
     with path.open("rb") as stream:
         return _digest_of(stream)
 
 
 def _digest_of(stream: BinaryIO) -> str:
-    """The same of a file that is open, whose rights may keep its owner from opening it."""
-    found = hashlib.sha256()
+    """The SHA-256 digest of an open file; its permissions may not let it be opened again."""
+    sha256 = hashlib.sha256()
     stream.seek(0)
     while block := stream.read(1 << 20):
-        found.update(block)
-    return found.hexdigest()
+        sha256.update(block)
+    return sha256.hexdigest()
 
 
 def write_atomically(
@@ -120,69 +124,76 @@ def write_atomically(
     replace: bool = True,
     announce: Callable[[str], object] | None = None,
 ) -> None:
-    """Have `write` fill a file that takes its name only once it is whole and on the disk.
+    """Write a file that appears under its name only once it is complete and on the disk.
 
-    Just before that `announce` is told its digest, but of what is no file. Whatever goes wrong, the
-    old file stays as it was, or none. A new one in its place may be read and written by whom it
-    might. Raises OutputError, also for a file that is there by then and must not be replaced.
+    `write` fills a temporary file beside it, which is then renamed. If anything fails, an older
+    file stays unchanged; if it succeeds, the new file has the older one's permissions. `announce`
+    is called with the new file's digest just before it is renamed, unless it is a pipe or a device.
+    Raises OutputError, also if `replace` is false and a file of that name has appeared meanwhile.
     """
     path = Path(path)
     try:
-        if is_special(path):  # a pipe or a device has no place beside it
+        if is_special(path):  # no temporary file can replace a pipe or a device
             with path.open("wb") as stream:
                 write(stream)
             return
-        whole = _followed(path)  # a symbolic link keeps pointing at what it names
-        sweep(whole, anew=False)
-        with _beside(whole) as (temporary, stream):
-            with contextlib.suppress(OSError):  # there is none yet, or nobody may be kept out here
-                shutil.copymode(whole, temporary)
+        target = _follow_links(path)  # a symbolic link stays one
+        remove_leftovers(target, relist=False)
+        with _temporary_beside(target) as (temporary, stream):
+            with contextlib.suppress(
+                OSError
+            ):  # no older file, or a file system without permissions
+                shutil.copymode(target, temporary)
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
             if announce is not None:
                 announce(_digest_of(stream))
-            if fcntl is None:  # nor can it be renamed
+            if fcntl is None:  # Windows cannot rename an open file
                 stream.close()
             if replace:
-                temporary.replace(whole)
+                temporary.replace(target)
             else:
-                _name_free(temporary, whole, path)
-        _sync_folder(whole.parent)
+                _rename_without_replacing(temporary, target, path)
+        _sync_folder(target.parent)
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
-def _name_free(temporary: Path, path: Path, given: Path) -> None:
+def _rename_without_replacing(temporary: Path, path: Path, given: Path) -> None:
     """Give a file a name that no other file has. Raises OutputError, which quotes it as `given`."""
     # The name is taken, or the file system (OSError) or Python (AttributeError) has no hard links.
     with contextlib.suppress(OSError, AttributeError):
         os.link(temporary, path)  # unlike a rename, it never replaces a file
         return
     with contextlib.suppress(OSError):
-        if filecmp.cmp(temporary, path, shallow=False):  # as the same command may have written it
+        # The same command may have been started twice and have written the same bytes.
+        if filecmp.cmp(temporary, path, shallow=False):
             return
     check_free(given, force=False)
     temporary.replace(path)
 
 
 def is_special(path: Path) -> bool:
-    """Whether it is a pipe or a device, which is written as it is."""
+    """Whether the path is a pipe or a device, which is written directly."""
     try:
         return path.exists() and not path.is_file() and not path.is_dir()
-    except OSError:  # a name that cannot be
+    except OSError:  # an impossible name
         return False
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file that is locked while it is open, and gone afterwards if it is still there."""
+def _temporary_beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new temporary file, locked while it is open, and removed at the end unless it was
+    renamed."""
     while True:
-        temporary = path.parent / f"{_start(path)}{secrets.token_hex(4)}{END}"
-        try:  # around opening it, too: Ctrl-C may come as soon as it is there
+        temporary = (
+            path.parent / f"{_temporary_prefix(path)}{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+        )
+        try:  # includes the opening, as Ctrl-C may come right after it
             with temporary.open("x+b") as stream:
                 _lock(stream)
-                if temporary.exists():  # nobody took it for a dead one's before it was locked
+                if temporary.exists():  # no other process removed it before it was locked
                     yield temporary, stream
                     return
         finally:
@@ -190,58 +201,61 @@ def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
                 temporary.unlink()
 
 
-def keep_one_name(path: Path) -> None:
-    """Remove a second name of a whole file, which a process has left that was killed just when it
-    had given the first."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_nlink > 1:  # looking through a folder for each of its files takes long
-            sweep(path)
+def remove_second_name(path: Path) -> None:
+    """Remove the temporary name of a complete file.
 
-
-def sweep(path: Path, anew: bool = True) -> None:
-    """Remove what killed processes left when they wrote this file.
-
-    Without `anew`, of a folder of many files only what was there when this process first looked.
+    A process that is killed between linking the final name and removing the temporary one leaves
+    it.
     """
-    path = resolved(path)  # beside what a symbolic link leads to
-    start = _start(path)  # which few names have, of folders with many files
-    wanted = re.compile(f"{re.escape(start)}[0-9a-f]{{8}}{re.escape(END)}")
     with contextlib.suppress(OSError):
-        names = [name for name in _names(path.parent, anew) if name.startswith(start)]
-        names = [name for name in names if wanted.fullmatch(name)]
-        for left in (path.parent / name for name in names):
-            with contextlib.suppress(OSError):  # a living process holds it, or it is gone
+        if path.stat().st_nlink > 1:  # else there is none, and listing a folder may be slow
+            remove_leftovers(path)
+
+
+def remove_leftovers(path: Path, relist: bool = True) -> None:
+    """Remove the temporary files that killed processes left when they wrote this file.
+
+    Without `relist`, of a large folder only those that it had when this process first listed it.
+    """
+    path = resolved(path)  # temporary files are beside the target of a symbolic link
+    prefix = _temporary_prefix(path)  # a cheap test before the regular expression
+    pattern = re.compile(f"{re.escape(prefix)}[0-9a-f]{{8}}{re.escape(TEMPORARY_SUFFIX)}")
+    with contextlib.suppress(OSError):
+        names = [name for name in _file_names(path.parent, relist) if name.startswith(prefix)]
+        names = [name for name in names if pattern.fullmatch(name)]
+        for leftover in (path.parent / name for name in names):
+            with contextlib.suppress(OSError):  # a running process has locked it, or it is gone
                 if fcntl is None:
-                    left.unlink()
+                    leftover.unlink()
                     continue
-                with left.open("rb") as stream:
+                with leftover.open("rb") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    left.unlink()
+                    leftover.unlink()
 
 
-def _names(folder: Path, anew: bool) -> list[str]:
-    """Those in a folder; without `anew`, of one with many those that may have been left there."""
-    if not anew and folder in _left:
-        return _left[folder]
+def _file_names(folder: Path, relist: bool) -> list[str]:
+    """The names in a folder; without `relist`, of a large folder the temporary files of before."""
+    if not relist and folder in _temporaries_of_large_folders:
+        return _temporaries_of_large_folders[folder]
     names = os.listdir(folder)
-    if len(names) > MANY:
-        _left[folder] = [name for name in names if name.endswith(END)]
+    if len(names) > LARGE_FOLDER_FILES:
+        _temporaries_of_large_folders[folder] = [n for n in names if n.endswith(TEMPORARY_SUFFIX)]
     return names
 
 
-def _start(path: Path) -> str:
-    # Short enough for any file system, whatever the length of the name.
+def _temporary_prefix(path: Path) -> str:
+    """How its temporary files begin: short enough for any file system, however long the name."""
     return f".{path.name[:40]}."
 
 
 def _lock(stream: BinaryIO) -> None:
     if fcntl is not None:
-        with contextlib.suppress(OSError):  # where there are no locks, nothing is swept either
+        with contextlib.suppress(OSError):  # without locks, no process removes it either
             fcntl.flock(stream, fcntl.LOCK_EX)
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every system can, and the file itself is safe
+    with contextlib.suppress(OSError):  # not every system can; the file itself is synced
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -109,7 +109,7 @@ def test_a_file_that_another_process_took_for_a_dead_ones_is_begun_anew(
     def late(stream: BinaryIO) -> None:
         if not taken:
             taken.append(Path(stream.name))
-            output_files.sweep(tmp_path / "a")
+            output_files.remove_leftovers(tmp_path / "a")
             assert not taken[0].exists()
         lock(stream)
 
@@ -297,7 +297,7 @@ def test_a_folder_of_many_files_is_listed_once(
 
     monkeypatch.setattr(os, "listdir", counted)
     for most, times in ((10, 4), (3, 1)):
-        monkeypatch.setattr(output_files, "MANY", most)
+        monkeypatch.setattr(output_files, "LARGE_FOLDER_FILES", most)
         for name in "cd":
             output_files.check_output(tmp_path / name, force=True)
             output_files.write_atomically(tmp_path / name, lambda stream: stream.write(b"new"))
@@ -309,7 +309,7 @@ def test_a_folder_of_many_files_is_listed_once(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d"]
     left = tmp_path / ".a.76543210.tmp"
     left.hardlink_to(tmp_path / "a")
-    output_files.keep_one_name(tmp_path / "a")
+    output_files.remove_second_name(tmp_path / "a")
     assert not left.exists()
 
 

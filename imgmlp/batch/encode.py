@@ -125,7 +125,7 @@ class Encoding:
                 found = found or self._trained(goal, choices)
                 self.write(found.bytes)
         else:
-            output_files.keep_one_name(self.output)
+            output_files.remove_second_name(self.output)
         forget(self._state)  # where nothing could be kept, or there was no time to
         took = time.perf_counter() - self.began
         return replace(found, beside=beside if len(found.bytes) > goal.value else 0, took=took)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from imgmlp.batch.work import Record
 from imgmlp.codec.training import checkpoint
-from imgmlp.output_files import sweep
+from imgmlp.output_files import remove_leftovers
 
 
 def forget(state: Path | None) -> None:
@@ -15,7 +15,7 @@ def forget(state: Path | None) -> None:
     if state is not None:
         with contextlib.suppress(OSError):  # any other run passes over it
             state.unlink(missing_ok=True)
-        sweep(state, anew=False)
+        remove_leftovers(state, relist=False)
 
 
 def forget_remembered(output: Path, digest: str, names: list[str] | None = None) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from imgmlp.engine import AnyDevice, Program, Tensor
 from imgmlp.errors import OutputError
 from imgmlp.image import Picture
-from imgmlp.output_files import sweep, write_atomically
+from imgmlp.output_files import remove_leftovers, write_atomically
 from imgmlp.source_digest import source_digest
 
 LONGEST = 50  # characters of a file's name in that of its checkpoint, for any file system
@@ -251,5 +251,5 @@ class Checkpoint:
         """Once the file that it was for is there; also others' that nobody has gone on with."""
         with contextlib.suppress(OSError):  # what is left is ignored by any other run
             self.path.unlink(missing_ok=True)
-            sweep(self.path, anew=False)
+            remove_leftovers(self.path, relist=False)
         remove_stale(target)
