@@ -1,6 +1,6 @@
-"""Pictures in and out: files and Pillow images become plain 8-bit pixels, and the other way around.
+"""Reading and writing pictures: conversion of files and Pillow images to 8-bit pixels, and back.
 
-Knows neither the codec nor the engine.
+This module knows neither the codecs nor the engine.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from imgmlp.output_files import is_special, write_atomically
 from imgmlp.text import by_command, printable
 
 MAX_PIXELS = refusals.MAX_PIXELS
-_TIFF_XMP = 700  # its tag
-_ORIENTATION = 0x0112  # EXIF's
-_ICC_SPACE = slice(16, 20)  # where a colour profile says what its colours are made of
-TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
-_PNG_EXIF = "Raw profile type exif"  # a PNG's text of before it had a chunk for them
-_EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
+_TIFF_TAG_XMP = 700
+_EXIF_TAG_ORIENTATION = 0x0112
+_ICC_COLOUR_SPACE = slice(16, 20)  # bytes of an ICC profile that name its colour space
+FORMATS_WITH_ALPHA = {"PNG", "TIFF", "WEBP"}  # Pillow's names of formats that store alpha exactly
+_PNG_EXIF_KEYWORD = "Raw profile type exif"  # text with EXIF data in PNGs older than the eXIf chunk
+_EXIF_PREFIX = b"Exif\0\0"  # precedes EXIF data in a JPEG and in Pillow
 
-PNG = {"compress_level": 4}  # a third of the time of Pillow's 6, and a hundredth larger
+# Takes a third of the time of Pillow's default level, 6; the files are 1% larger.
+PNG_OPTIONS = {"compress_level": 4}
 
-# How a picture is written, by extension: Pillow's format and options. Lossless but for JPEG.
+# Pillow's format and options by file name extension. All are lossless except JPEG.
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".png": ("PNG", PNG),
+    ".png": ("PNG", PNG_OPTIONS),
     ".tif": ("TIFF", {"compression": "tiff_adobe_deflate"}),
     ".tiff": ("TIFF", {"compression": "tiff_adobe_deflate"}),
-    # exact: also the colours of what cannot be seen
+    # exact: keep the colours of fully transparent pixels
     ".webp": ("WEBP", {"lossless": True, "exact": True}),
     ".bmp": ("BMP", {}),
     ".ppm": ("PPM", {}),
@@ -51,46 +52,49 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What one of Pillow's formats can hold."""
+    """What a file format can hold."""
 
-    side: int = MAX_PIXELS  # pixels along one, at most
-    kept: Mapping[str, int] = field(default_factory=dict)  # metadata, and the most bytes of each
-    step: float | None = None  # of resolutions, in dots an inch; without it none is kept
-    dpi: float = metadata.MAX_DPI  # the highest resolution
+    max_side: int = MAX_PIXELS  # pixels
+    max_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind of metadata it can hold
+    dpi_step: float | None = None  # spacing of the resolutions that it can store; None if it cannot
+    max_dpi: float = metadata.MAX_DPI
 
-    def holds(self, dpi: tuple[float, float]) -> bool:
-        """Whether it keeps a resolution, about."""
-        step = self.step
+    def can_store(self, dpi: tuple[float, float]) -> bool:
+        """Whether it can store a resolution with an error of at most 5%."""
+        step = self.dpi_step
         if step is None:
             return False
-        return all(n <= self.dpi and abs(step * round(n / step) - n) <= 0.05 * n for n in dpi)
+        return all(n <= self.max_dpi and abs(step * round(n / step) - n) <= 0.05 * n for n in dpi)
 
 
-_ALL = dict.fromkeys(("icc", "exif", "xmp"), metadata.MAX_BYTES)
-_IN_PNG = _ALL | dict.fromkeys(("icc", "xmp"), refusals.TEXT)  # which is read again
-_METRE = 0.0254  # a dot a metre
+_ALL_METADATA = dict.fromkeys(("icc", "exif", "xmp"), metadata.MAX_BYTES)
+# Longer texts and profiles could be written to a PNG, but not read again.
+_PNG_METADATA = _ALL_METADATA | dict.fromkeys(("icc", "xmp"), refusals.TEXT)
+_JPEG_METADATA = {"icc": 255 * 65_519, "exif": 65_527, "xmp": 65_504}
+_DOT_PER_METRE = 0.0254  # in dots per inch
 LIMITS = {
-    "PNG": Limits(kept=_IN_PNG, step=_METRE),
-    "TIFF": Limits(kept=_ALL, step=1e-6),
-    "JPEG": Limits(65_500, {"icc": 255 * 65_519, "exif": 65_527, "xmp": 65_504}, 1, 65_535),
-    "WEBP": Limits(16_383, _ALL),
-    "BMP": Limits(step=_METRE),
-    "AVIF": Limits(32_768),  # of what libavif reads
+    "PNG": Limits(max_bytes=_PNG_METADATA, dpi_step=_DOT_PER_METRE),
+    "TIFF": Limits(max_bytes=_ALL_METADATA, dpi_step=1e-6),
+    "JPEG": Limits(max_side=65_500, max_bytes=_JPEG_METADATA, dpi_step=1, max_dpi=65_535),
+    "WEBP": Limits(max_side=16_383, max_bytes=_ALL_METADATA),
+    "BMP": Limits(dpi_step=_DOT_PER_METRE),
+    "AVIF": Limits(max_side=32_768),  # libavif reads no larger one
 }
 
 
 def limits_of(name: str) -> Limits:
-    """Of one of Pillow's formats."""
+    """The limits of a format, by Pillow's name of it."""
     return LIMITS.get(name, Limits())
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture as 8-bit samples, gray (one channel) or RGB (three), alpha one more."""
+    """A picture of 8-bit samples: gray (one channel) or RGB (three), and perhaps alpha (one
+    more)."""
 
     pixels: np.ndarray  # uint8 [height, width, channels]
     metadata: Metadata = NOTHING
-    notes: tuple[str, ...] = ()  # what was changed on the way in, for people
+    notes: tuple[str, ...] = ()  # conversions that were made when it was read, for people
 
     @property
     def icc(self) -> bytes | None:
@@ -116,13 +120,14 @@ def load(
     frame: int | None = None,
     strip: bool = False,
 ) -> Picture:
-    """Read a picture file, turned as its EXIF orientation says.
+    """Read a picture file and rotate it upright by its EXIF orientation.
 
-    `data` is what there is under this name, if it is no file. `alpha` keeps transparency as a last
-    channel; without it, what is transparent is refused. Of a file with several frames, `frame`
-    chooses one, from 1 on. `strip` leaves out metadata.
-    Raises UsageError if it cannot be read at all, PictureError if it is no picture, a damaged
-    one, or one of a kind that is not supported, OutOfMemoryError if it does not fit.
+    `data` are the bytes of a pipe or standard input; the path is then only its name. `alpha` keeps
+    transparency as the last channel; without it, transparent pictures are refused. `frame` selects
+    a frame of a file with several, counted from 1. `strip` leaves out metadata.
+
+    Raises UsageError if the file cannot be read, PictureError if it is no picture, damaged or of a
+    kind that is not supported, and OutOfMemoryError if it does not fit in memory.
     """
     path = Path(path)
     notes: list[str] = []
@@ -144,9 +149,9 @@ def load(
 
 
 def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> Picture:
-    """Pixels of a Pillow image, under the same rules as `load`.
+    """A picture from a Pillow image, under the same rules as `load`.
 
-    One that was opened and not loaded since is read as its file is. Raises PictureError and
+    An image that was opened but not loaded yet is read from its file. Raises PictureError and
     OutOfMemoryError.
     """
     name = getattr(image, "filename", "") or "the picture"
@@ -163,29 +168,29 @@ def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> 
 
 @contextlib.contextmanager
 def _sound_info(name: str) -> Iterator[None]:
-    """Say of which image it is, as a PictureError, that its `info` has what cannot be used.
+    """Report unusable entries of an image's `info` as a PictureError that names the image.
 
-    Anybody may put anything there: colours that are none, or EXIF data that cannot be written.
+    Programs may put anything there, such as invalid colours or EXIF data that cannot be written.
     """
     try:
         yield
     except (ImgmlpError, MemoryError):
         raise
     except Exception as error:
-        told = printable(f"{type(error).__name__}: {error}")
-        problem = f"the info of {name} cannot be used ({told})"
+        reason = printable(f"{type(error).__name__}: {error}")
+        problem = f"the info of {name} cannot be used ({reason})"
         raise PictureError(problem, hint="correct or remove that entry of its info") from error
 
 
 def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
-    """A picture of an array, uint8 [height, width, 1 to 4] or [height, width].
+    """A picture from an array, uint8 [height, width, 1 to 4] or [height, width].
 
-    Raises PictureError for another one, and for a masked one.
+    Raises PictureError for other arrays, and for masked ones.
     """
     if isinstance(pixels, np.ma.MaskedArray):
         hint = "replace the masked samples, for example with array.filled(0)"
         raise PictureError("a masked array is not a picture", hint=hint)
-    pixels = np.asarray(pixels)  # of a matrix, whose parts would be matrices as well
+    pixels = np.asarray(pixels)  # slices of an np.matrix would be matrices
     shaped = pixels[:, :, None] if pixels.ndim == 2 else pixels
     good = shaped.ndim == 3 and shaped.shape[2] in (1, 2, 3, 4) and shaped.dtype == np.uint8
     if not good or not 0 < shaped.shape[0] * shaped.shape[1] <= MAX_PIXELS:
@@ -222,19 +227,19 @@ def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
 def _orientation(image: Image.Image) -> int:
     try:
         with files.quietly():
-            given = image.info.get("exif")  # which Pillow reads as bytes only
+            given = image.info.get("exif")  # getexif() would expect bytes here
             exif = given if isinstance(given, Image.Exif) else image.getexif()
-            if _ORIENTATION in exif:
-                return int(exif[_ORIENTATION])
+            if _EXIF_TAG_ORIENTATION in exif:
+                return int(exif[_EXIF_TAG_ORIENTATION])
     except MemoryError:
         raise
     except Exception:  # metadata that cannot be parsed says nothing about the pixels
         pass
-    return metadata.orientation_of(_xmp(image) or b"")  # in forms that Pillow does not know, too
+    return metadata.orientation_of(_xmp(image) or b"")  # Pillow knows fewer forms of it
 
 
 def _metadata(image: Image.Image) -> Metadata:
-    """What Pillow tells of an image."""
+    """The metadata of a Pillow image."""
     info = image.info
     icc = info.get("icc_profile") if image.mode not in ("CMYK", "LAB") else None
     found = {"icc": icc, "exif": _exif(image), "xmp": _xmp(image)}
@@ -243,12 +248,12 @@ def _metadata(image: Image.Image) -> Metadata:
 
 
 def _exif(image: Image.Image) -> bytes | None:
-    found, text = image.info.get("exif"), image.info.get(_PNG_EXIF)
+    found, text = image.info.get("exif"), image.info.get(_PNG_EXIF_KEYWORD)
     if found is None and isinstance(text, str):
         with contextlib.suppress(ValueError):  # it is damaged
             found = bytes.fromhex("".join(text.split("\n")[3:]))
     found = found.tobytes() if isinstance(found, Image.Exif) else found
-    return found.removeprefix(_EXIF) if isinstance(found, bytes) else None
+    return found.removeprefix(_EXIF_PREFIX) if isinstance(found, bytes) else None
 
 
 def _xmp(image: Image.Image) -> bytes | None:
@@ -258,16 +263,16 @@ def _xmp(image: Image.Image) -> bytes | None:
 
 
 def _pair(dpi: Any) -> tuple[float, float] | None:
-    """Two numbers, of whatever Pillow has for a resolution."""
+    """A resolution as two numbers; None if Pillow has anything else."""
     try:
         x, y = (float(n) for n in (dpi if isinstance(dpi, tuple) else (dpi, dpi)))
-    except (TypeError, ValueError, ArithmeticError):  # such as beyond what a float can be
+    except (TypeError, ValueError, ArithmeticError):  # such as an overflow
         return None
     return x, y
 
 
 def check_size(width: int, height: int) -> None:
-    """Refuse, as a UsageError, a size to decode to that is empty or has too many pixels."""
+    """Refuse, as a UsageError, an output size that is empty or has too many pixels."""
     size = f"{width}x{height}"
     if width < 1 or height < 1:
         raise UsageError(f"the size is {size}", hint="both must be at least 1")
@@ -277,29 +282,29 @@ def check_size(width: int, height: int) -> None:
 
 
 def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
-    """(width, height) of a picture made larger or smaller. Raises UsageError."""
-    limit = float(2**40)  # so that no factor leads to numbers beyond a float's range
+    """The scaled (width, height) of a picture. Raises UsageError."""
+    limit = float(2**40)  # keeps any factor within the range of a float
     width, height = (max(1, round(min(n * scale, limit))) for n in (width, height))
     check_size(width, height)
     return width, height
 
 
 def psnr(original: np.ndarray, other: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of two uint8 pictures of one shape, in dB; inf if equal.
+    """Peak signal-to-noise ratio of two uint8 pictures of the same shape, in dB; inf if equal.
 
-    Colours that nobody sees, as the original's alpha is 0 there, do not count.
+    Colours do not count where the original's alpha is 0, as they are invisible.
     """
     if original.shape != other.shape:
         raise ValueError(
             f"pictures of shapes {original.shape} and {other.shape} cannot be compared"
         )
     squares = 0
-    for row, its in zip(original, other, strict=True):  # row by row, as pictures may be large
-        difference = row.astype(np.int32) - its
+    for row, other_row in zip(original, other, strict=True):  # saves memory
+        difference = row.astype(np.int32) - other_row
         if has_alpha(original):
             difference[row[:, -1] == 0, :-1] = 0
         squares += int(np.sum(difference * difference, dtype=np.int64))
-    count = original.size * counted(original)
+    count = original.size * visible_fraction(original)
     return math.inf if squares == 0 else 10 * math.log10(255**2 * count / squares)
 
 
@@ -308,31 +313,31 @@ def has_alpha(pixels: np.ndarray) -> bool:
     return pixels.shape[2] in (2, 4)
 
 
-def counted(pixels: np.ndarray) -> float:
-    """The share of the samples that anybody sees: all but colours under alpha 0."""
+def visible_fraction(pixels: np.ndarray) -> float:
+    """The fraction of the samples that are visible: all but colours under alpha 0."""
     if not has_alpha(pixels):
         return 1.0
     height, width, channels = pixels.shape
     hidden = 1 - int(np.count_nonzero(pixels[:, :, -1])) / (height * width)
-    share: float = 1 - hidden * (channels - 1) / channels
-    return share
+    fraction: float = 1 - hidden * (channels - 1) / channels
+    return fraction
 
 
 def to_image(pixels: np.ndarray, found: Metadata = NOTHING) -> Image.Image:
-    """A Pillow image of uint8 pixels [height, width, 1 to 4], and what Pillow keeps beside them."""
+    """A Pillow image of uint8 pixels [height, width, 1 to 4], with metadata in its `info`."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     image.info |= info_of(found)
     return image
 
 
 def info_of(found: Metadata) -> dict[Any, Any]:
-    """Metadata as Pillow names them in an image's `info`, and as options of `save`.
+    """Metadata by Pillow's names, for an image's `info` and as options of `save`.
 
-    Without EXIF data that begin otherwise than any do, on which Pillow fails.
+    EXIF data without a valid header are left out, because Pillow fails on them.
     """
     named = {"icc_profile": found.icc, "xmp": found.xmp, "dpi": found.dpi}
-    exif = (found.exif or b"").removeprefix(_EXIF)
-    named |= {"exif": _EXIF + exif if begins_as_exif(exif) else None}
+    exif = (found.exif or b"").removeprefix(_EXIF_PREFIX)
+    named |= {"exif": _EXIF_PREFIX + exif if begins_as_exif(exif) else None}
     return {name: value for name, value in named.items() if value is not None}
 
 
@@ -343,15 +348,16 @@ def save_picture(
     replace: bool = True,
     announce: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """Write pixels in the format that the extension names; the rest as in `write_atomically`.
+    """Write pixels in the format of the path's extension; `replace` and `announce` are those of
+    `write_atomically`.
 
-    Returns the names of what cannot be kept there. Raises UsageError, OutputError.
+    Returns the names of the metadata that the format cannot hold. Raises UsageError, OutputError.
     """
     height, width, channels = pixels.shape
     name, options = check_extension(path, channels, (width, height))
     kept = _kept_by(name, found, channels)
     if path.suffix.lower() == ".ppm" and channels == 1:
-        pixels = np.repeat(pixels, 3, axis=2)  # it is a colour format
+        pixels = np.repeat(pixels, 3, axis=2)  # a PPM is always RGB
 
     def write(stream: BinaryIO) -> None:
         try:
@@ -371,7 +377,7 @@ def save_named(
     replace: bool = True,
     announce: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """As `save_picture`, but to what is no file as PNG, as its name says nothing."""
+    """As `save_picture`, but pipes and devices get a PNG, as their names have no extension."""
     if not is_special(path):
         return save_picture(pixels, path, found, replace, announce)
     return save_png(pixels, path, found)
@@ -386,9 +392,9 @@ def save_png(
     """
     kept = _kept_by("PNG", found, pixels.shape[2])
     if isinstance(target, Path | str):
-        write_atomically(target, lambda stream: _save(pixels, stream, "PNG", PNG, kept))
+        write_atomically(target, lambda stream: _save(pixels, stream, "PNG", PNG_OPTIONS, kept))
     else:
-        _save(pixels, target, "PNG", PNG, kept)
+        _save(pixels, target, "PNG", PNG_OPTIONS, kept)
     return _lost(found, kept)
 
 
@@ -404,34 +410,34 @@ def _save(
         named["pnginfo"] = PngImagePlugin.PngInfo()
         named["pnginfo"].add_itxt("XML:com.adobe.xmp", kept.xmp)
     if name == "TIFF" and kept.xmp is not None:
-        named["tiffinfo"] = {_TIFF_XMP: kept.xmp}
+        named["tiffinfo"] = {_TIFF_TAG_XMP: kept.xmp}
     if name != "TIFF" or kept.exif is None:
         to_image(pixels).save(stream, format=name, **named, **options)
         return
-    del named["exif"]  # which Pillow cannot write beside compressed pixels
+    del named["exif"]  # Pillow cannot write it to a compressed TIFF, so it is inserted below
     without = io.BytesIO()
     to_image(pixels).save(without, format=name, **named, **options)
     stream.write(tiff_exif.inserted(without.getvalue(), kept.exif))
 
 
 def _kept_by(name: str, found: Metadata, channels: int) -> Metadata:
-    """What one of Pillow's formats can keep."""
+    """The part of the metadata that a format can hold."""
     limits = limits_of(name)
     fields = {key: getattr(found, key) for key in ("icc", "exif", "xmp")}
     if name == "TIFF" and found.exif is not None:
         with files.quietly():
             fields["exif"] = tiff_exif.that_fits(found.exif)
-    if name == "WEBP" and channels < 3 and found.icc and found.icc[_ICC_SPACE] == b"GRAY":
-        fields["icc"] = None  # as three channels are written
-    most = limits.kept
+    if name == "WEBP" and channels < 3 and found.icc and found.icc[_ICC_COLOUR_SPACE] == b"GRAY":
+        fields["icc"] = None  # a WebP always has three channels
+    most = limits.max_bytes
     kept = {key: data for key, data in fields.items() if data and len(data) <= most.get(key, 0)}
-    return Metadata(**kept, dpi=found.dpi if found.dpi and limits.holds(found.dpi) else None)
+    return Metadata(**kept, dpi=found.dpi if found.dpi and limits.can_store(found.dpi) else None)
 
 
 def check_ending(path: Path, ending: str) -> None:
-    """Refuse, as a UsageError, the name of a picture or another of our files for one of `ending`.
+    """Refuse, as a UsageError, a name with the extension of a picture or of another of our formats.
 
-    Endings that nobody knows are free.
+    `ending` itself and unknown extensions are allowed.
     """
     found = path.suffix.lower()
     if found == ending:
@@ -446,10 +452,10 @@ def check_ending(path: Path, ending: str) -> None:
 def check_extension(
     path: Path, channels: int | None = None, size: tuple[int, int] = (1, 1)
 ) -> tuple[str, dict[str, Any]]:
-    """Pillow's format and options for a file to write; 2 or 4 channels mean that there is alpha.
+    """Pillow's format and options for a picture file to write.
 
-    Raises UsageError, also if the format cannot hold so many channels, if they are known, or a
-    picture of (width, height) `size`.
+    Raises UsageError if the extension is unknown, or if the format cannot hold `channels` (2 and 4
+    include alpha) or a picture of (width, height) `size`.
     """
     try:
         name, options = FORMATS[path.suffix.lower()]
@@ -457,12 +463,12 @@ def check_extension(
         known = " ".join(FORMATS)
         what = f"the extension {path.suffix!r}" if path.suffix else "no extension"
         raise UsageError(f"{path} has {what}", hint=f"use one of {known}") from None
-    if channels in (2, 4) and name not in TRANSPARENT:
+    if channels in (2, 4) and name not in FORMATS_WITH_ALPHA:
         problem = f"{path} cannot hold transparency"
         raise UsageError(problem, hint="use .png, .tif or .webp")
     if channels == 3 and path.suffix.lower() == ".pgm":
         raise UsageError(f"{path} can hold gray pictures only", hint="use .ppm")
-    most = limits_of(name).side
+    most = limits_of(name).max_side
     if max(size) > most:
         problem = f"{path} cannot hold {size[0]}×{size[1]} pixels"
         raise UsageError(problem, hint=f"a {name} has at most {most:,} pixels per side; use .png")

@@ -121,7 +121,7 @@ def measure(
 def _check_side(job: Job, name: str, side: int) -> None:
     """Refuse, as a PictureError, one that is too long for a format that the page needs."""
     for form in (*(codec.format for codec in job.others.values()), copies.kind()):
-        most = limits_of(form).side
+        most = limits_of(form).max_side
         if side > most:
             problem = f"{name} has a side of {side:,} pixels, and {form} at most {most:,}"
             raise PictureError(problem, hint="compare a part of it, or a smaller copy")

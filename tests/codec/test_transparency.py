@@ -11,7 +11,7 @@ from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
-from imgmlp.image import Picture, counted, psnr
+from imgmlp.image import Picture, psnr, visible_fraction
 
 CODECS: tuple[Codec, ...] = ("mlp", "latent")
 TARGETS = [Goal("lambda", 3e-3), Goal("bytes", 260), Goal("psnr", 18)]
@@ -67,8 +67,8 @@ def test_figures_are_those_of_what_is_seen() -> None:
     other[4, 4, 0] += 51
     samples = 4 * hidden.size - 3 * np.count_nonzero(hidden)
     assert psnr(pixels, other) == pytest.approx(10 * np.log10(255**2 * samples / 51**2))
-    assert counted(pixels) == pytest.approx(samples / pixels.size)
-    assert counted(pixels[:, :, :3]) == 1
+    assert visible_fraction(pixels) == pytest.approx(samples / pixels.size)
+    assert visible_fraction(pixels[:, :, :3]) == 1
     other[0, 0, 3] = 9  # alpha itself counts everywhere
     assert psnr(pixels, other) < psnr(pixels, np.dstack([other[:, :, :3], pixels[:, :, 3]]))
 
@@ -80,4 +80,4 @@ def test_what_training_measures_is_what_is_seen() -> None:
         found.append(step.judge(step.flat.numpy()))
     assert found[0] == found[1]
     pixels = cut_out(0)
-    assert step.mean(pixels.size * counted(pixels)) == pytest.approx(1)
+    assert step.mean(pixels.size * visible_fraction(pixels)) == pytest.approx(1)

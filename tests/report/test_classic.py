@@ -41,7 +41,7 @@ def test_there_is_a_file_however_many_bytes_are_wanted(key: str) -> None:
 @pytest.mark.parametrize("key", ["jpeg420", "webp", "avif"])
 def test_the_longest_side_is_that_of_the_limits(key: str) -> None:
     codec = CODECS[key]
-    most = limits_of(codec.format).side
+    most = limits_of(codec.format).max_side
     assert encode(codec, np.zeros((1, most, 3), np.uint8), 10).pixels.shape[1] == most
     with pytest.raises((OSError, ValueError)):
         encode(codec, np.zeros((1, most + 1, 3), np.uint8), 10)

@@ -29,7 +29,7 @@ from imgmlp.codec.training.pixels import check_tables, pixel_features, random_pl
 from imgmlp.codec.training.replay import SMOOTHING
 from imgmlp.engine import AnyDevice, NumpyDevice, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.errors import OutOfMemoryError
-from imgmlp.image import counted, has_alpha
+from imgmlp.image import has_alpha, visible_fraction
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class LearningStep(Resumable):
             Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
         )
         self.pixels = Tensor(_marked(pixels).reshape(-1, self.channels), device, name="pixels")
-        self.counted: float = counted(pixels)
+        self.counted: float = visible_fraction(pixels)
         self.size = size_of(self.height, self.width, device)
         self.places = rooms.places(shape, self.room)
         counts = [math.prod(size) for size in self.room.shapes]

@@ -21,7 +21,7 @@ from imgmlp.codec.training.search import approached, is_too_much, nearest
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError
-from imgmlp.image import Picture, counted, has_alpha, psnr
+from imgmlp.image import Picture, has_alpha, psnr, visible_fraction
 
 Array = np.ndarray[Any, Any]
 
@@ -223,7 +223,9 @@ class Rounding:
             original.append(own.reshape(1, -1, channels))
         joined = [part.reshape(1, -1, part.shape[-1]) for _, part in parts]
         pixels = np.concatenate(original, 1)
-        if counted(pixels) < VISIBLE * counted(self.picture.pixels):  # as hardly anybody sees them
+        if visible_fraction(pixels) < VISIBLE * visible_fraction(
+            self.picture.pixels
+        ):  # as hardly anybody sees them
             return None
         about = psnr(pixels, np.concatenate(joined, 1))
         return about if math.isfinite(about) else None

@@ -13,7 +13,7 @@ from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Codec, Container, Header, Section
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.target import Goal
-from imgmlp.image import Picture, counted, psnr
+from imgmlp.image import Picture, psnr, visible_fraction
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def distance(size: int, psnr: float, wanted: Goal, picture: Picture) -> tuple[bo
     if wanted.kind != "lambda":
         return wanted.distance(size, psnr)
     bpp = 8 * size / (picture.width * picture.height)
-    return False, math.pow(10, -psnr / 10) * counted(picture.pixels) + wanted.value * bpp
+    return False, math.pow(10, -psnr / 10) * visible_fraction(picture.pixels) + wanted.value * bpp
 
 
 def written(picture: Picture, codec: Codec, sections: Sequence[Section], digest: bytes) -> bytes:

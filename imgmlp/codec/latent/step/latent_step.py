@@ -46,7 +46,7 @@ from imgmlp.engine import (
     optim,
     together,
 )
-from imgmlp.image import counted
+from imgmlp.image import visible_fraction
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -186,7 +186,7 @@ class LatentStep(Resumable):
             *size, hidden, entropy, filtered=filtered, hyper=hyper, extra=extra
         )  # in a file
         self.start = start_of(start, self.shape)
-        self.counted: float = counted(pixels)
+        self.counted: float = visible_fraction(pixels)
         self.mostly_seen = self.counted >= SEEN
         self.seed, self.device = seed, device
         self.bucket = bucket

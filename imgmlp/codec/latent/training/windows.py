@@ -27,7 +27,7 @@ from imgmlp.codec.latent.plane import Extent, Plane, Span
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Part, joined
 from imgmlp.codec.latent.training.buckets import TrainingSetup, is_gpu
 from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
-from imgmlp.image import counted
+from imgmlp.image import visible_fraction
 
 Array = np.ndarray[Any, Any]
 
@@ -312,7 +312,9 @@ class WindowedStep(WindowStep):
         for extent in self._judges:
             rows, columns = (slice(*extent.span(axis, 0)) for axis in (0, 1))
             pixels += extent.pixels
-            samples += extent.pixels * self.channels * counted(self._picture[rows, columns])
+            samples += (
+                extent.pixels * self.channels * visible_fraction(self._picture[rows, columns])
+            )
         return pixels, max(samples, 1.0)
 
     def _step_of(self, extent: Extent) -> None:
