@@ -1,8 +1,8 @@
 """What a person sees while imgmlp works: messages, progress and errors, all on stderr.
 
-Only form is decided here: a live bar on a terminal, plain lines elsewhere, ASCII where the
-encoding asks for it, and no control characters: names of files may hold any. Knows neither files
-nor how anything is computed.
+This module decides only the form: a live bar on a terminal, plain lines elsewhere, ASCII if the
+encoding requires it, and no control characters, which file names may contain. It knows neither
+files nor how anything is computed.
 """
 
 from __future__ import annotations
@@ -29,45 +29,47 @@ if TYPE_CHECKING:
     from imgmlp.batch.pool import Seat
     from imgmlp.codec.training.run import Progress as TrainingProgress
 
-LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
-DRAW_EVERY = 0.1  # seconds between two drawings of the bar
+LINE_INTERVAL = 10.0  # seconds between two progress lines where there is no terminal
+REDRAW_INTERVAL = 0.1  # seconds between two drawings of the bar
 FilesShown = Callable[[int, int, float, "Sequence[Seat]"], None]
-NARROWEST, USUAL_WIDTH = 8, 80  # characters of a line
-WORD, BAR = " training", "━" * 4  # of which the bar has more where there is room
-# What a narrower line of a training leaves out for the rest to fit, this first.
-LEFT_OUT = ("bar", "cost", "rate", "word", "bpp", "loss")
-TABLE_WIDTH = 120  # characters, where there is no terminal whose width would count
+MIN_WIDTH = 8  # columns; a terminal that claims fewer is taken to have USUAL_WIDTH
+USUAL_WIDTH = 80  # columns
+TABLE_WIDTH = 120  # columns of a table that is not printed to a terminal
+TRAINING_LABEL = " training"
+SHORTEST_BAR = "━" * 4
+# Parts of a training's progress line, in the order in which they are omitted on narrow terminals.
+OPTIONAL_PARTS = ("bar", "cost", "rate", "word", "bpp", "loss")
 
 
 class Terminal:
-    """Standard error, how much the user wants to read there, and since when they wait."""
+    """Standard error, with the user's choice of verbosity and the time when the command started."""
 
     def __init__(self, began: float | None = None) -> None:
-        """`began` is a moment of `time.perf_counter`; now if it is not given."""
+        """`began` is a time of `time.perf_counter`; the default is now."""
         self.began = time.perf_counter() if began is None else began
         self.quiet = False
         self.verbosity = 0
         self.progress = True
-        self.answered = False  # whether stdout has its JSON, so that an error need not be one
+        self.answered = False  # whether JSON was printed to stdout, so that errors need not be
         self._console = _console(stderr=True)
 
     def note(self, text: str) -> None:
-        """Something worth knowing; left out with -q."""
+        """Print a message, unless -q was given."""
         if not self.quiet:
             self._print(text)
 
     def detail(self, text: str) -> None:
-        """Something worth knowing with -v."""
+        """Print a message if -v was given."""
         if self.verbosity and not self.quiet:
             self._print(text, style="dim")
 
     def done(self, text: str) -> None:
-        """The last line of work that succeeded."""
+        """Print the last line of work that succeeded."""
         if not self.quiet:
             self._print(f" {text}", ("✓", "green"))
 
     def fail(self, error: ImgmlpError) -> int:
-        """Say what is wrong and what to do; returns the exit code."""
+        """Print an error and its hint, with -vv also a traceback; returns the exit code."""
         if self.verbosity > 1:
             for line in traceback.format_exc().splitlines():
                 self._print(line)
@@ -75,17 +77,17 @@ class Terminal:
         return error.exit_code
 
     def problem(self, error: ImgmlpError) -> None:
-        """The same without where in the program it was found."""
+        """Print an error and its hint."""
         self._print(f" {error}", ("error:", "bold red"))
-        first, *others = error.hint.splitlines() or [""]  # a compiler's own words follow
+        first, *others = error.hint.splitlines() or [""]  # a compiler's messages may follow
         if first:
             self._print(f" {first}", ("hint:", "bold"))
         for line in others:
             self._print(line)
 
     def show_warnings(self) -> None:
-        """From now on, what imgmlp warns of is a note."""
-        others = warnings.showwarning
+        """From now on, print imgmlp's warnings as notes."""
+        show_others = warnings.showwarning
 
         def show(
             message: Warning | str,
@@ -98,7 +100,7 @@ class Terminal:
             if issubclass(category, ImgmlpWarning):
                 self.note(f"warning: {message}")
             else:
-                others(message, category, filename, lineno, file, line)
+                show_others(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
 
@@ -110,7 +112,7 @@ class Terminal:
 
     @contextmanager
     def training(self, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
-        """Show the progress of so many steps, as the terminal allows, through what is yielded."""
+        """Show the progress of a training; yields the function to call with each progress."""
         terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
         if self.quiet or not self.progress:
             yield lambda _: None
@@ -126,27 +128,28 @@ class Terminal:
 
     @contextmanager
     def stages(self, total: int) -> Iterator[Callable[..., None]]:
-        """Show which of so many stages of some work begins: its name goes to what is yielded.
+        """Show the progress of work in stages; yields the function to call as each one begins.
 
-        With a share as well, from 0 to 1, that is how far the present stage is.
+        It takes the stage's name. With a fraction from 0 to 1 as well, it says how much of the
+        current stage is done.
         """
         terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
         if self.quiet or not self.progress:
             yield lambda *_: None
         elif terminal:
             columns = (BarColumn(), _text("{task.description}", self._console))
-            # Drawn when there is news, so that no thread competes with what is measured.
+            # Redrawn only on news, so that no thread competes with what is measured.
             with Progress(*columns, console=self._console, auto_refresh=False) as bar:
                 task = bar.add_task("", total=total, completed=-1)
 
                 begun, drawn = -1, 0.0
 
-                def show(stage: str, share: float | None = None) -> None:
+                def show(stage: str, fraction: float | None = None) -> None:
                     nonlocal begun, drawn
-                    begun += share is None
+                    begun += fraction is None
                     now = time.monotonic()
-                    if share is None or now - drawn >= DRAW_EVERY:
-                        drawn, done = now, begun + (share or 0.0)
+                    if fraction is None or now - drawn >= REDRAW_INTERVAL:
+                        drawn, done = now, begun + (fraction or 0.0)
                         name = printable(stage)
                         bar.update(task, completed=done, description=name, refresh=True)
 
@@ -154,17 +157,17 @@ class Terminal:
         else:
             began = time.monotonic()
 
-            def tell(stage: str, share: float | None = None) -> None:
+            def show_line(stage: str, fraction: float | None = None) -> None:
                 nonlocal began
-                if time.monotonic() >= began + LINE_EVERY:
+                if time.monotonic() >= began + LINE_INTERVAL:
                     began = time.monotonic()
                     self.note(stage)
 
-            yield tell
+            yield show_line
 
     @contextmanager
     def files(self, total: int) -> Iterator[FilesShown]:
-        """Show how far a run over so many files is, through what is yielded."""
+        """Show the progress of a run over many files; yields the function to call with news."""
         terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
         if self.quiet or not self.progress:
             yield lambda *_: None
@@ -174,7 +177,7 @@ class Terminal:
                 BarColumn(),
                 _text("{task.fields[state]}", self._console),
             )
-            # Drawn when there is news, so that no thread competes with the work.
+            # Redrawn only on news, so that no thread competes with the work.
             with Progress(*columns, console=self._console, auto_refresh=False) as bars:
                 yield _FileBars(bars, total).show
         else:
@@ -182,7 +185,7 @@ class Terminal:
 
 
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> None:
-    """Write a table to stdout, its first column to the left. Raises OutputError."""
+    """Print a table to stdout, with the first column left-aligned. Raises OutputError."""
     with standard_output() as stream:
         plain = not encodes_unicode(stream)
         console = _console(file=stream, emoji=False, markup=False)
@@ -197,22 +200,22 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: 
 
 
 def _console(**options: Any) -> Console:
-    """Rich's, which shows nothing at all where COLUMNS is 0."""
-    if os.environ.get("NO_COLOR"):  # of which Rich leaves bold
+    """A Rich console, corrected for environment variables that confuse Rich, such as COLUMNS=0."""
+    if os.environ.get("NO_COLOR"):  # Rich alone would still print bold
         options["color_system"] = None
     for name in ("COLUMNS", "LINES"):
-        if not os.environ.get(name, "0").isdecimal():  # some digits, as ², Rich takes for numbers
+        if not os.environ.get(name, "0").isdecimal():  # Rich would fail on digits such as ²
             del os.environ[name]
     console = Console(highlight=False, **options)
-    if console.width < NARROWEST:
+    if console.width < MIN_WIDTH:
         console.width = USUAL_WIDTH
     return console
 
 
 def _text(form: str, console: Console) -> TextColumn:
-    """Text of a bar as it is: names of files may look like Rich's markup.
+    """Literal text of a bar, as file names may look like Rich's markup.
 
-    Where there is no room for it, Rich ends it with a character that not every encoding has.
+    Text that does not fit ends with an ellipsis, if the encoding has that character.
     """
     cut: OverflowMethod = "ellipsis" if encodes_unicode(console.file) else "crop"
     return TextColumn(form, markup=False, table_column=Column(no_wrap=True, overflow=cut))
@@ -221,12 +224,12 @@ def _text(form: str, console: Console) -> TextColumn:
 @contextmanager
 def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
     columns = {
-        "word": _text(WORD, console),
+        "word": _text(TRAINING_LABEL, console),
         "bar": BarColumn(),
         "done": _text("{task.completed:,.0f}/{task.total:,.0f}", console),
         "state": _text("{task.fields[state]}", console),
     }
-    # Drawn when there is news, so that no thread competes with the training.
+    # Redrawn only on news, so that no thread competes with the training.
     bar = Progress(*columns.values(), console=console, auto_refresh=False)
     drawn = 0.0
     with bar:
@@ -236,12 +239,12 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
         def show(progress: TrainingProgress) -> None:
             nonlocal drawn
             plain = not encodes_unicode(console.file)
-            without = _left_out(progress, console.width, plain)
+            without = _omitted_parts(progress, console.width, plain)
             bar.columns = tuple(columns[name] for name in columns if name not in without)
             state = _state(progress, without, plain)
             bar.update(task, completed=progress.step, total=progress.steps, state=state)
             now = time.monotonic()
-            if now - drawn >= DRAW_EVERY or progress.step == progress.steps:
+            if now - drawn >= REDRAW_INTERVAL or progress.step == progress.steps:
                 drawn = now
                 bar.refresh()
 
@@ -249,38 +252,38 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
 
 
 class _FileLines:
-    """How far a run over files is, as a plain line every ten seconds."""
+    """The progress of a run over files, as a plain line every ten seconds."""
 
     def __init__(self, note: Callable[[str], None], total: int) -> None:
         self._note, self._total = note, total
         self._began = time.monotonic()
-        self._next = self._began + LINE_EVERY
+        self._next = self._began + LINE_INTERVAL
 
-    def show(self, done: int, failed: int, share: float, seats: Sequence[Seat]) -> None:
-        """`share` is that of the work, from 0 to 1, that is done."""
+    def show(self, done: int, failed: int, fraction: float, seats: Sequence[Seat]) -> None:
+        """`fraction` is the part of the work, from 0 to 1, that is done."""
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINE_EVERY
-            self._note(self._state(done, failed, share))
+            self._next = time.monotonic() + LINE_INTERVAL
+            self._note(self._state(done, failed, fraction))
 
-    def _state(self, done: int, failed: int, share: float) -> str:
+    def _state(self, done: int, failed: int, fraction: float) -> str:
         took = time.monotonic() - self._began
-        left = f"  {duration(took / share * (1 - share))} left" if share else ""
+        left = f"  {duration(took / fraction * (1 - fraction))} left" if fraction else ""
         problems = f"  {failed:,} failed" if failed else ""
         return f"{done:,}/{self._total:,} files{problems}{left}"
 
 
 class _FileBars(_FileLines):
-    """The same as a bar, and one for each process below it."""
+    """The progress of a run over files as a bar, with one bar for each process below it."""
 
     def __init__(self, bars: Progress, total: int) -> None:
         super().__init__(lambda _: None, total)
         self._bars, self._tasks = bars, [bars.add_task("all files", total=1.0, state="")]
         bars.refresh()
 
-    def show(self, done: int, failed: int, share: float, seats: Sequence[Seat]) -> None:
+    def show(self, done: int, failed: int, fraction: float, seats: Sequence[Seat]) -> None:
         whole, *others = self._tasks
-        state = self._state(done, failed, share)
-        self._bars.update(whole, completed=share, state=state)
+        state = self._state(done, failed, fraction)
+        self._bars.update(whole, completed=fraction, state=state)
         for _ in seats[len(others) :]:
             self._tasks.append(self._bars.add_task("", total=None, state=""))
         for task, seat in zip(self._tasks[1:], seats, strict=True):
@@ -293,52 +296,52 @@ class _FileBars(_FileLines):
 
 
 class _Lines:
-    """Progress as plain lines: the first state, one every ten seconds, and the last state.
+    """A training's progress as plain lines: the first state, one every ten seconds, and the last.
 
-    Until the first one, while kernels are compiled, a line every ten seconds says that it goes on.
+    Before the first one, while kernels compile, a line every ten seconds shows the time so far.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._next = 0.0  # how long it will take is worth knowing at once
-        self._unsaid: TrainingProgress | None = None
+        self._next = 0.0  # the first state is printed at once, with the time left
+        self._unprinted: TrainingProgress | None = None
         self._begun = threading.Event()
         self._waiting = threading.Thread(target=self._wait, daemon=True)
         self._waiting.start()
 
     def _wait(self) -> None:
         began = time.monotonic()
-        while not self._begun.wait(LINE_EVERY):
+        while not self._begun.wait(LINE_INTERVAL):
             self._note(f"preparing  {duration(time.monotonic() - began)}")
 
     def show(self, progress: TrainingProgress) -> None:
         self._begun.set()
-        self._unsaid = progress
+        self._unprinted = progress
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINE_EVERY
+            self._next = time.monotonic() + LINE_INTERVAL
             self.finish()
 
     def finish(self) -> None:
         self._begun.set()
-        if self._unsaid is not None:
-            self._note(f"training  {_done(self._unsaid)}  {_state(self._unsaid)}")
-            self._unsaid = None
+        if self._unprinted is not None:
+            self._note(f"training  {_done(self._unprinted)}  {_state(self._unprinted)}")
+            self._unprinted = None
 
 
-def _left_out(progress: TrainingProgress, width: int, plain: bool) -> Sequence[str]:
-    """Those of LEFT_OUT that a line of so many characters has no room for.
+def _omitted_parts(progress: TrainingProgress, width: int, plain: bool) -> Sequence[str]:
+    """The OPTIONAL_PARTS that do not fit into a line of `width` columns.
 
-    A usual one has room for all, but not where λ is a plain word.
+    The usual width has room for all, unless λ is spelled out because the line is `plain` ASCII.
     """
     if width >= USUAL_WIDTH and not plain:
         return ()
-    for count in range(len(LEFT_OUT)):
-        without = LEFT_OUT[:count]
-        parts = {"word": WORD, "bar": BAR, "done": _done(progress)}
+    for count in range(len(OPTIONAL_PARTS)):
+        without = OPTIONAL_PARTS[:count]
+        parts = {"word": TRAINING_LABEL, "bar": SHORTEST_BAR, "done": _done(progress)}
         line = [text for name, text in parts.items() if name not in without]
         if len(" ".join([*line, _state(progress, without, plain)])) <= width:
             return without
-    return LEFT_OUT
+    return OPTIONAL_PARTS
 
 
 def _done(progress: TrainingProgress) -> str:
@@ -346,7 +349,7 @@ def _done(progress: TrainingProgress) -> str:
 
 
 def _state(progress: TrainingProgress, without: Sequence[str] = (), plain: bool = False) -> str:
-    """How a training goes, but for some of it; in ASCII if that is to be plain."""
+    """A training's figures `without` some parts; in ASCII if `plain`."""
     parts = {"loss": f"loss {progress.loss:.3g}", "psnr": f"{progress.psnr:.1f} dB"}
     if progress.bpp is not None and progress.cost is not None:
         parts = {"bpp": f"{progress.bpp:.3f} bpp", "psnr": parts["psnr"]}

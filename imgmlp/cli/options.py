@@ -1,4 +1,7 @@
-"""Options that most commands have, and what follows from them. Loads neither NumPy nor OpenCL."""
+"""Options that several commands share, and the form of their help.
+
+It imports neither NumPy nor OpenCL, so that help stays quick.
+"""
 
 from __future__ import annotations
 
@@ -171,16 +174,20 @@ Live = Annotated[
         help="Preview, rewritten every few seconds, with a page of curves beside it.",
     ),
 ]
-_TYPE = re.compile(r" <[\w\[\]]+>$")
-# Columns of help: at most and at least, beside it, of names of options, and left beside those
-_MOST, _LEAST, _MARGIN, _NAMES, _TEXT = 80, 38, 2, 30, 23
-_SHORT = 65  # characters of a command's help in that of all commands
+_PYTHON_TYPE = re.compile(r" <[\w\[\]]+>$")  # Typer appends it to an option's metavar
+# The layout of help, in columns.
+_MAX_HELP_WIDTH = 80
+_MIN_HELP_WIDTH = 38
+_RIGHT_MARGIN = 2
+_MAX_NAMES_WIDTH = 30  # of the options' names
+_MIN_TEXT_WIDTH = 23  # of the options' descriptions, which stand beside the names
+_SHORT_HELP_WIDTH = 65  # of a command's description in the list of all commands
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _one_device(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
-    """The device of a command that works on one; the environment may name several, for others."""
+    """The device of a command that uses one; the environment variable may name several."""
     source = context.get_parameter_source(option.name or "")
     return first_of(value) if source is not None and source.name == "ENVIRONMENT" else value
 
@@ -203,9 +210,9 @@ def terminal_of(
     verbose: Verbose = 0,
     no_progress: NoProgress = False,
 ) -> Terminal:
-    """Where a command talks. From here on Ctrl-C is an exception, so that it can clean up.
+    """The terminal of a command. From here on, Ctrl-C raises KeyboardInterrupt for its clean-up.
 
-    Called once all is loaded: modules do not like exceptions while they are.
+    It is called once all modules are imported, as an exception could leave one half imported.
     """
     raise_on_signals()
     shield_children()
@@ -218,64 +225,68 @@ def terminal_of(
 if TYPE_CHECKING:
     _Command = TyperCommand
 else:
-    _Command = object  # as it is one of two kinds
+    _Command = object  # subclasses add TyperCommand or TyperGroup
 
 
 class _Plain(_Command):
-    """A command whose help says what its arguments are called, and not Python's types for them, in
-    whole words however narrow the terminal is; and whose errors say that they are its own."""
+    """A command whose help fits narrow terminals and names no Python types, and whose usage errors
+    know the command that they belong to."""
 
     def get_help(self, ctx: Any) -> str:
-        ctx.terminal_width = max(min(get_terminal_size().columns, _MOST) - _MARGIN, _LEAST)
-        with standard_output():  # else Typer prints it nowhere without a word
+        ctx.terminal_width = max(
+            min(get_terminal_size().columns, _MAX_HELP_WIDTH) - _RIGHT_MARGIN, _MIN_HELP_WIDTH
+        )
+        with standard_output():  # raises OutputError if stdout is closed, which Typer ignores
             return super().get_help(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        write, most = formatter.write_dl, formatter.width - _MARGIN
-        names = min(_NAMES, formatter.width - _TEXT)
+        write, max_width = formatter.write_dl, formatter.width - _RIGHT_MARGIN
+        names_width = min(_MAX_NAMES_WIDTH, formatter.width - _MIN_TEXT_WIDTH)
 
-        def plainly(rows: list[tuple[str, str]]) -> None:
-            write([(_broken(_TYPE.sub("", name), most), text) for name, text in rows], names)
+        def write_without_types(rows: list[tuple[str, str]]) -> None:
+            named = [(_PYTHON_TYPE.sub("", name), text) for name, text in rows]
+            write([(_wrapped_name(name, max_width), text) for name, text in named], names_width)
 
-        formatter.write_dl = plainly
+        formatter.write_dl = write_without_types
         super().format_options(ctx, formatter)
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        return super().get_short_help_str(max(limit, _SHORT))  # which is wrapped
+        return super().get_short_help_str(max(limit, _SHORT_HELP_WIDTH))  # it is wrapped later
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except typer.TyperException as error:  # which knows the command in some cases only
+        except typer.TyperException as error:  # not all of them know their command
             error.ctx = getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
             raise
 
 
 class PlainHelp(_Plain, TyperCommand):
-    """A command of its own."""
+    """A single command with such help."""
 
 
 class PlainHelps(_Plain, TyperGroup):
-    """A command that has others."""
+    """A group of commands with such help."""
 
 
-def _broken(name: str, most: int) -> str:
-    """An option and what it takes, broken between two of its values where it is too wide."""
+def _wrapped_name(name: str, max_width: int) -> str:
+    """An option's name and values, wrapped between two values where it is too wide."""
     lines = [""]
     for part in re.findall(r"[^|]+[|]?", name):
-        if len(lines[-1]) + len(part) > most:
+        if len(lines[-1]) + len(part) > max_width:
             lines.append("    ")
         lines[-1] += part
-    return "\n  ".join(lines)  # indented as all options are
+    return "\n  ".join(lines)  # the indentation of all options
 
 
 Opening = Callable[[], Terminal]
 
 
 def with_terminal(run: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter gives its Terminal, and the options of all commands for it.
+    """Add the options that all commands have, such as --quiet, to a command's own.
 
-    Typer reads of a signature which options there are; so those are put into it.
+    `run` gets a function as its first argument, which sets up and returns the Terminal. Typer takes
+    a command's options from its signature, so the result has a signature with all of them.
     """
     shown = inspect.signature(terminal_of, eval_str=True).parameters
     _, *own = inspect.signature(run, eval_str=True).parameters.values()

@@ -245,7 +245,7 @@ def test_plain_lines_come_at_once_and_every_ten_seconds(monkeypatch: pytest.Monk
 def test_until_the_first_of_them_lines_say_that_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(terminal, "LINE_EVERY", 0.01)
+    monkeypatch.setattr(terminal, "LINE_INTERVAL", 0.01)
     several = threading.Event()
     said: list[str] = []
 

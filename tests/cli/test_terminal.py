@@ -426,7 +426,7 @@ def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setenv("TERM", TERMINAL["TERM"])
     monkeypatch.setattr(terminal, "Progress", Bar)
-    monkeypatch.setattr(terminal, "DRAW_EVERY", 0.0)
+    monkeypatch.setattr(terminal, "REDRAW_INTERVAL", 0.0)
     found = terminal.Terminal()
     found._console = Console(file=io.StringIO(), force_terminal=True, width=80)
     monkeypatch.setattr(found._console.file, "isatty", lambda: True, raising=False)
@@ -444,7 +444,7 @@ SHOWN = re.compile(r"[\r\n]|\x1b\[\S*?[A-Za-z]")  # what parts the lines of a ba
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> terminal.Terminal:
     """One in memory, whose bar is drawn at once."""
     monkeypatch.setenv("TERM", TERMINAL["TERM"])
-    monkeypatch.setattr(terminal, "DRAW_EVERY", 0.0)
+    monkeypatch.setattr(terminal, "REDRAW_INTERVAL", 0.0)
     found = terminal.Terminal()
     file = io.TextIOWrapper(io.BytesIO(), encoding, write_through=True)
     monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
