@@ -1,6 +1,6 @@
-"""What Pillow reads wrongly without a word: put right where that takes little, or else refused.
+"""Files whose pixels Pillow silently misreads: corrected where that is simple, else refused.
 
-Knows how the formats say what they hold. Knows nothing of what becomes of the pixels.
+This module knows the file formats, but not what the pixels are used for.
 """
 
 from __future__ import annotations
@@ -20,33 +20,43 @@ from imgmlp.errors import PictureError
 from imgmlp.image_io.refusals import convert_hint
 from imgmlp.image_io.structure import CODESTREAM, chunks, skip_colours
 
-UNSAID = "its header denies alpha, so the last 8 of each pixel's 32 bits were dropped"
-UNLISTED = "pixels whose index is beyond its palette are black"
-OWN_COLOURS = "it is read as black and white; the two colours in its header are ignored"
-_SUN_RUNS, _SUN_ORDERS = 2, {"BGRX": "XBGR", "RGBX": "XRGB"}  # a kind; Pillow's names of orders
+NOTE_ALPHA_DROPPED = "its header denies alpha, so the last 8 of each pixel's 32 bits were dropped"
+NOTE_BEYOND_PALETTE = "pixels whose index is beyond its palette are black"
+NOTE_PCX_COLOURS_IGNORED = (
+    "it is read as black and white; the two colours in its header are ignored"
+)
+_SUN_RUN_LENGTH_ENCODED = 2  # the image type of a Sun raster file
+_SUN_PADDING_FIRST = {"BGRX": "XBGR", "RGBX": "XRGB"}  # Pillow's raw modes, and the correct ones
 _XPM_COLOUR = re.compile(rb"[\t ]c[\t ]+#([0-9A-Fa-f]+)")
-_PNG_BITS = 24  # where a PNG says how many a sample has
-_CLEAR = 2  # how a frame of a GIF may be left
-_BACK, _SOURCE = 2, 0  # ways of an animated PNG to leave a frame, and to draw one
+_PNG_BIT_DEPTH_OFFSET = 24  # bytes
+_GIF_DISPOSE_TO_BACKGROUND = 2
+_APNG_DISPOSE_TO_PREVIOUS = 2
+_APNG_BLEND_SOURCE = 0
 _JP2_LAB = re.compile(rb"colr\x01..\0\0\0\x0e", re.DOTALL)
-_HEAD = 2**24  # bytes in which a JPEG 2000 says what its channels are
-_WHITES = {"L;2": 3, "L;4": 15}  # by Pillow's names of gray of 2 and 4 bits
-_PHOTOMETRIC, _STRIP_BYTES, _PLANES, _SUBSAMPLING = 262, 279, 284, 530  # TIFF's tags
-_COLOURS, _SAMPLE_FORMAT = 320, 339  # likewise
-_YCBCR, _SIGNED = 6, 2
-_INKS = 7  # a colour mode of PSD
-_PCX_PALETTES = (2, 5)  # versions of PCX that have colours in the header
-_BITFIELDS, _ALPHA_BIT = 3, 0x8000  # of a BMP: how masks are announced, and one of them
-_LISTED = {1: "P;1", 4: "P;4", 8: "P"}  # Pillow's names of numbers of colours, by their bits
-_ALIKE = ("LA", "La", "PA", "LAB")  # modes of which Pillow puts a plane in another one's place
+_JP2_HEADER_BYTES = 2**24  # within which a JPEG 2000 file defines its channels
+_WHITE_BY_RAW_MODE = {"L;2": 3, "L;4": 15}  # the largest sample, by Pillow's raw mode
+_TIFF_PHOTOMETRIC = 262  # this and the following ones are tags
+_TIFF_STRIP_BYTE_COUNTS = 279
+_TIFF_PLANAR_CONFIGURATION = 284
+_TIFF_COLOUR_MAP = 320
+_TIFF_SAMPLE_FORMAT = 339
+_TIFF_YCBCR_SUBSAMPLING = 530
+_TIFF_IS_YCBCR = 6  # a value of the tag for photometric interpretation
+_TIFF_SIGNED_INTEGER = 2  # a value of the tag for sample format
+_PSD_MULTICHANNEL = 7  # a colour mode
+_PCX_VERSIONS_WITH_PALETTE = (2, 5)  # they have colours in the header
+_BMP_BITFIELDS = 3  # a compression method: the header has bit masks
+_BMP_ALPHA_MASK = 0x8000  # of pixels of 16 bits
+_RAW_MODE_BY_INDEX_BITS = {1: "P;1", 4: "P;4", 8: "P"}  # Pillow's raw modes of palette pictures
+_MODES_WITH_SWAPPED_PLANES = ("LA", "La", "PA", "LAB")  # Pillow misplaces separate planes of these
 
 
 def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> None:
-    """Refuse, as a PictureError, an open image whose pixels would be others than its file's.
+    """Refuse, as a PictureError, an open image whose pixels Pillow would misread.
 
-    `stream` is its file, unless it was loaded before.
+    `stream` is its file; None if the image has been loaded already.
     """
-    if image.format == "CUR":  # which a file's never is
+    if image.format == "CUR":  # files are read as rebuilt icons instead
         hint = "give the file's name instead"
         raise PictureError(f"Pillow misreads {path}, a cursor with a mask", hint=hint)
     why = _of_tiff(image) if image.format == "TIFF" else ""
@@ -65,14 +75,14 @@ def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> Non
 
 
 def _is_signed(image: Image.Image) -> bool:
-    """Whether samples are that Pillow takes for others: of TIFFs of 8 bits, and FITS of 16."""
-    formats = _tag(image, _SAMPLE_FORMAT)
-    signed = image.mode == "L" and isinstance(formats, tuple) and _SIGNED in formats
+    """Whether samples are signed, but Pillow reads them as unsigned: 8-bit TIFF, 16-bit FITS."""
+    formats = _tag(image, _TIFF_SAMPLE_FORMAT)
+    signed = image.mode == "L" and isinstance(formats, tuple) and _TIFF_SIGNED_INTEGER in formats
     return signed or (image.format == "FITS" and image.mode == "I;16")
 
 
 def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
-    """Have Pillow decode an open image as it should."""
+    """Change how Pillow will decode an open image, where it would misread it."""
     if image.format == "PNG":
         _scale_key(image)
     elif image.format in ("BMP", "DIB"):
@@ -80,15 +90,15 @@ def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
     elif image.format == "PCX":
         _widen_rows(image, stream)
     elif image.format == "SUN":
-        _fill_first(image)
-    elif image.format == "TIFF" and (colours := _old_colours(image)):
+        _move_padding_first(image)
+    elif image.format == "TIFF" and (colours := _palette_of_8_bits(image)):
         image.palette = ImagePalette.raw("RGB;L", colours)
 
 
 def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) -> Image.Image:
-    """A loaded image as its file has it. Says in `notes` what was left out. Raises PictureError."""
+    """Correct a loaded image. Appends to `notes` what was left out. Raises PictureError."""
     if loaded.mode == "P" and _has_unlisted(loaded):
-        notes.append(UNLISTED)
+        notes.append(NOTE_BEYOND_PALETTE)
     if loaded.format == "PNG" and isinstance(loaded.info.get("transparency"), tuple):
         _compare_all_bits(loaded, stream)
     if loaded.format == "TGA":
@@ -101,14 +111,14 @@ def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
 
 
 def positive(loaded: Image.Image) -> Image.Image:
-    """A loaded image, inverted if Pillow has a negative of it: where 1 is black, as in bitmaps of
-    X11 and of Photoshop."""
+    """A loaded image, inverted if Pillow reads a negative of it: in 1-bit XBM and PSD, 1 is
+    black."""
     negative = loaded.mode == "1" and loaded.format in ("PSD", "XBM")
     return ImageOps.invert(loaded) if negative else loaded
 
 
 def _has_unlisted(loaded: Image.Image) -> bool:
-    """Whether pixels that are seen have a number beyond the list of colours."""
+    """Whether visible pixels have an index beyond the end of the palette."""
     counts, key = loaded.histogram(), loaded.info.get("transparency")
     if isinstance(key, int):
         counts[key] = 0
@@ -119,20 +129,22 @@ def _has_unlisted(loaded: Image.Image) -> bool:
 
 
 def _scale_key(image: ImageFile.ImageFile) -> None:
-    """Of gray of less than 8 bits: Pillow scales the samples, and not the transparent one."""
+    """Scale the transparent value of gray PNGs of 2 or 4 bits: Pillow scales the samples only."""
     key, args = image.info.get("transparency"), image.tile[0].args if image.tile else ""
-    if isinstance(key, int) and args in _WHITES:
-        white = _WHITES[args]
+    if isinstance(key, int) and args in _WHITE_BY_RAW_MODE:
+        white = _WHITE_BY_RAW_MODE[args]
         image.info["transparency"] = (key & white) * (255 // white)
 
 
 def _compare_all_bits(loaded: Image.Image, stream: BinaryIO) -> None:
-    """With the transparent colour of 16 bits a sample, of which Pillow has taken the upper 8."""
-    stream.seek(_PNG_BITS)
+    """Compare all 16 bits of samples with the transparent colour: Pillow compares only 8."""
+    stream.seek(_PNG_BIT_DEPTH_OFFSET)
     if stream.read(1) != b"\x10":
         return
     lower = Image.open(stream, formats=["PNG"])
-    lower.tile = [one._replace(args="RGB;16L") for one in lower.tile]  # as if these were the upper
+    lower.tile = [
+        one._replace(args="RGB;16L") for one in lower.tile
+    ]  # reads the lower bytes as if they were the upper
     lower.load()
     key = loaded.info.pop("transparency")
     wanted = (*(value >> 8 for value in key), *(value & 255 for value in key))
@@ -144,16 +156,20 @@ def _compare_all_bits(loaded: Image.Image, stream: BinaryIO) -> None:
 
 
 def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
-    """Pillow draws an animation over the picture before it, also if that is no part of it.
+    """Refuse an animation with a default picture: Pillow draws the frames over it.
 
-    It does not matter where the first frame replaces all of it, for good.
+    This does no harm if the first frame replaces the whole picture for good.
     """
     if image.tell() == 0 or not getattr(image, "default_image", False):
         return ""
     whole = struct.pack(">4I", *image.size, 0, 0)
     firsts = (stream.read(26) for one in chunks(stream, png=True) if one.kind == b"fcTL")
     first = next(firsts, b"").ljust(26)
-    replaces = first[4:20] == whole and first[24] != _BACK and first[25] == _SOURCE
+    replaces = (
+        first[4:20] == whole
+        and first[24] != _APNG_DISPOSE_TO_PREVIOUS
+        and first[25] == _APNG_BLEND_SOURCE
+    )
     return "" if replaces else "whose frames are drawn over a default picture that is no frame"
 
 
@@ -161,9 +177,10 @@ def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
 
 
 def _bmp(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
-    """Of one whose list of colours is gray Pillow forgets how many bits a pixel's number has.
+    """Correct the index size of gray palettes, and keep alpha in pixels of 16 bits.
 
-    Of 5 bits a colour it drops the 16th, also where a mask says that it is alpha.
+    If the palette is gray, Pillow ignores how many bits an index has. Of 16 bits with 5 per colour
+    it drops the last, even if a mask declares it to be alpha.
     """
     stream.seek(14 if image.format == "BMP" else 0)
     head = stream.read(56)
@@ -176,36 +193,41 @@ def _bmp(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
             grays = (0, 255) if image.mode == "1" else range(2**bits)
             image._mode = "P"
             image.palette = ImagePalette.raw("RGB", bytes(n for gray in grays for n in 3 * [gray]))
-            image.tile = [one._replace(args=(_LISTED[bits], *how))]
+            image.tile = [one._replace(args=(_RAW_MODE_BY_INDEX_BITS[bits], *how))]
     elif kind == "BGR;15" and size >= len(head) and _has_alpha_bit(head):
         image._mode = "RGBA"
         image.tile = [one._replace(args=("BGRA;15", *how))]
 
 
 def _has_alpha_bit(head: bytes) -> bool:
-    masked = int.from_bytes(head[16:20], "little") == _BITFIELDS
-    return masked and int.from_bytes(head[52:], "little") == _ALPHA_BIT
+    has_masks = int.from_bytes(head[16:20], "little") == _BMP_BITFIELDS
+    return has_masks and int.from_bytes(head[52:], "little") == _BMP_ALPHA_MASK
 
 
 # --- GIF ---
 
 
 def _gif(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
-    """Pillow has no alpha to leave a frame with if the first has none, and goes on leaving them so.
+    """Refuse frames whose disposal Pillow gets wrong.
 
-    It takes "unspecified" for the way in which the frame before was left.
+    If the first frame has no alpha, Pillow has none to clear later frames with. It takes the
+    disposal "unspecified" for that of the frame before.
     """
-    first, *others = [*islice(_ways(stream), image.tell())] or [(0, False)]
-    ways = [way for way, _ in (first, *others)]
-    if any(before >= _CLEAR and way == 0 for before, way in pairwise(ways)):
+    first, *others = [*islice(_disposals(stream), image.tell())] or [(0, False)]
+    methods = [method for method, _ in (first, *others)]
+    if any(
+        before >= _GIF_DISPOSE_TO_BACKGROUND and method == 0 for before, method in pairwise(methods)
+    ):
         return "whose frames do not all say how they are disposed of"
-    if not first[1] and any(way == _CLEAR and key for way, key in others):
+    if not first[1] and any(
+        method == _GIF_DISPOSE_TO_BACKGROUND and has_alpha for method, has_alpha in others
+    ):
         return "whose frames are cleared although the first has no alpha"
     return ""
 
 
-def _ways(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
-    """How each frame of a GIF is left, and whether it has a transparent colour (GIF89a, 23)."""
+def _disposals(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
+    """Each frame's disposal method, and whether it has a transparent colour (GIF89a, 23)."""
     flags = 0
     skip_colours(stream, stream.read(13)[10:11])
     while kind := stream.read(1):
@@ -233,44 +255,44 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _widen_rows(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
-    """To as many bytes as a plane's are said to have: Pillow goes up to an even number only."""
+    """Use the row length of the header: Pillow assumes the shortest even number of bytes."""
     stream.seek(0)
     head = stream.read(68)
-    said, least = int.from_bytes(head[66:], "little"), -(-image.width * head[3] // 8)
-    if said > least:
+    row_bytes, min_bytes = int.from_bytes(head[66:], "little"), -(-image.width * head[3] // 8)
+    if row_bytes > min_bytes:
         (one,) = image.tile
         mode = one.args[0] if isinstance(one.args, tuple) else one.args
-        image.tile = [one._replace(args=(mode, head[65] * said))]
+        image.tile = [one._replace(args=(mode, head[65] * row_bytes))]
 
 
 def _pcx_left_out(stream: BinaryIO, notes: list[str]) -> None:
-    """Says that colours of 1 bit are, as programs do not agree on whether they count."""
+    """Note that the two colours of a 1-bit PCX are ignored, as they are by some programs."""
     stream.seek(0)
     head = stream.read(22)
     black, white = head[16:19], head[19:]
-    given = head[1] in _PCX_PALETTES and black != white
+    given = head[1] in _PCX_VERSIONS_WITH_PALETTE and black != white
     if given and (black, white) != (b"\0\0\0", b"\xff\xff\xff"):
-        notes.append(OWN_COLOURS)
+        notes.append(NOTE_PCX_COLOURS_IGNORED)
 
 
 # --- Sun ---
 
 
 def _sun(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
-    """Pillow does not skip the byte that makes the length of a row even, if runs are counted."""
+    """Refuse run-length encoded rows with a padding byte, which Pillow does not skip."""
     head = stream.read(24)
     bits, kind = int.from_bytes(head[12:16]), int.from_bytes(head[20:])
     odd = -(-image.width * bits // 8) % 2
-    return "whose rows are padded" if odd and kind == _SUN_RUNS else ""
+    return "whose rows are padded" if odd and kind == _SUN_RUN_LENGTH_ENCODED else ""
 
 
-def _fill_first(image: ImageFile.ImageFile) -> None:
-    """Of a pixel's 32 bits the first 8 fill it up, where Pillow takes the last."""
+def _move_padding_first(image: ImageFile.ImageFile) -> None:
+    """Take the first 8 of a pixel's 32 bits for padding: Pillow takes the last 8."""
     for number, one in enumerate(image.tile):
         several = isinstance(one.args, tuple)
         args = one.args if isinstance(one.args, tuple) else (one.args,)
-        if args[0] in _SUN_ORDERS:
-            order = _SUN_ORDERS[args[0]]
+        if args[0] in _SUN_PADDING_FIRST:
+            order = _SUN_PADDING_FIRST[args[0]]
             image.tile[number] = one._replace(args=(order, *args[1:]) if several else order)
 
 
@@ -278,10 +300,10 @@ def _fill_first(image: ImageFile.ImageFile) -> None:
 
 
 def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) -> Image.Image:
-    """Without alpha if it says that it has none: Pillow takes other bits for it.
+    """Drop alpha that the header denies: Pillow takes unrelated bits for it.
 
-    Refuses, as a PictureError, what has one bit of it: programs do not agree on what it means, and
-    Pillow takes 1 for transparent.
+    Pictures with one bit of alpha are refused with a PictureError: programs disagree on its
+    meaning, and Pillow takes 1 for transparent.
     """
     stream.seek(0)
     head = stream.read(18)
@@ -294,7 +316,7 @@ def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
         problem = f"Pillow misreads {path}, whose pixels of 16 bits have one bit of alpha"
         raise PictureError(problem, hint=convert_hint(path))
     if least != most and bits == 32:
-        notes.append(UNSAID)
+        notes.append(NOTE_ALPHA_DROPPED)
     return loaded.convert("RGB")
 
 
@@ -302,13 +324,13 @@ def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
 
 
 def _psd(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
-    """Of several inks without a model of what they look like together Pillow takes the first."""
+    """Refuse several inks without a colour model, of which Pillow reads only the first."""
     channels, mode = _psd_head(stream)
-    return f"which has {channels} inks" if mode == _INKS and channels > 1 else ""
+    return f"which has {channels} inks" if mode == _PSD_MULTICHANNEL and channels > 1 else ""
 
 
 def _psd_head(stream: BinaryIO) -> tuple[int, int]:
-    """How many channels there are, and of which colour mode."""
+    """The number of channels and the colour mode."""
     stream.seek(0)
     head = stream.read(26)
     return int.from_bytes(head[12:14]), int.from_bytes(head[24:])
@@ -324,7 +346,7 @@ def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> No
 
 
 def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
-    """Pillow takes the last 24 bits of a colour's number."""
+    """Refuse colours of other than 6 digits, of which Pillow reads the last 24 bits."""
     head = stream.read(image.tile[0].offset)
     digits = {len(found) for found in _XPM_COLOUR.findall(head)} - {6}
     return f"whose colours have {min(digits)} digits" if digits else ""
@@ -334,8 +356,8 @@ def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
 
 
 def _jpeg2000(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
-    """Pillow takes CIELab for RGB, and channels as they come (ITU T.800, I.5.3)."""
-    head = stream.read(_HEAD).partition(CODESTREAM)[0]
+    """Refuse CIELab, which Pillow takes for RGB, and reordered channels (ITU T.800, I.5.3)."""
+    head = stream.read(_JP2_HEADER_BYTES).partition(CODESTREAM)[0]
     if _JP2_LAB.search(head):
         return "whose colours are CIELab"
     said = head.partition(b"cdef")[2]
@@ -353,46 +375,46 @@ def _jpeg2000(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
 
 
 def is_for_libtiff(image: Image.Image) -> bool:
-    """Whether Pillow itself reads a TIFF wrongly: takes the samples for plain bytes, one by one.
-
-    It does that where planes are separate, and where colours have fewer samples than brightness.
-    """
-    return _is_apart(image) or _is_subsampled(image)
+    """Whether libtiff must read an uncompressed TIFF, as Pillow's own reader takes it for
+    interleaved samples: its planes are separate, or its colours are subsampled."""
+    return _has_separate_planes(image) or _is_subsampled(image)
 
 
-def _is_apart(image: Image.Image) -> bool:
-    return _tag(image, _PLANES) == 2
+def _has_separate_planes(image: Image.Image) -> bool:
+    return _tag(image, _TIFF_PLANAR_CONFIGURATION) == 2
 
 
 def _is_subsampled(image: Image.Image) -> bool:
-    """Whether a TIFF says so of YCbCr, or says nothing, which means the same, and is as short."""
-    if _tag(image, _PHOTOMETRIC) != _YCBCR:
+    """Whether YCbCr is subsampled, by the tag for it or, without the tag, by the number of
+    bytes."""
+    if _tag(image, _TIFF_PHOTOMETRIC) != _TIFF_IS_YCBCR:
         return False
-    if (said := _tag(image, _SUBSAMPLING)) is not None:
-        return said != (1, 1)
-    counts = _tag(image, _STRIP_BYTES)
+    if (factors := _tag(image, _TIFF_YCBCR_SUBSAMPLING)) is not None:
+        return factors != (1, 1)
+    counts = _tag(image, _TIFF_STRIP_BYTE_COUNTS)
     return isinstance(counts, tuple) and sum(counts) < 3 * image.width * image.height
 
 
 def _of_tiff(image: Image.Image) -> str:
-    if _is_apart(image) and image.mode in _ALIKE:
+    if _has_separate_planes(image) and image.mode in _MODES_WITH_SWAPPED_PLANES:
         return f"whose planes are separate ({image.mode})"
     coded = image.info.get("compression")
-    if _is_subsampled(image) and _tag(image, _SUBSAMPLING) == (4, 4) and coded != "jpeg":
-        return "whose colours are subsampled 4×4"  # right of some sizes only
+    factors = _tag(image, _TIFF_YCBCR_SUBSAMPLING)
+    if _is_subsampled(image) and factors == (4, 4) and coded != "jpeg":
+        return "whose colours are subsampled 4×4"  # read correctly at some sizes only
     return ""
 
 
 def _of_loaded_tiff(image: Image.Image) -> str:
-    """What is read rightly from the file, and cannot be put right any more."""
+    """What is wrong with a loaded image that could have been read correctly from its file."""
     if is_for_libtiff(image) and image.info.get("compression") == "raw":
         return "whose planes are separate or whose colours are subsampled"
-    return "whose palette has 8 bits per sample" if _old_colours(image) else ""
+    return "whose palette has 8 bits per sample" if _palette_of_8_bits(image) else ""
 
 
-def _old_colours(image: Image.Image) -> bytes:
-    """A TIFF's list of them if it has 8 bits instead of 16, as libtiff finds out; else nothing."""
-    found = _tag(image, _COLOURS)
+def _palette_of_8_bits(image: Image.Image) -> bytes:
+    """A TIFF's palette if its samples have 8 bits instead of 16, by libtiff's rule; else b""."""
+    found = _tag(image, _TIFF_COLOUR_MAP)
     if not isinstance(found, tuple) or image.mode not in ("P", "PA"):
         return b""
     narrow = all(isinstance(one, int) and 0 <= one < 256 for one in found)

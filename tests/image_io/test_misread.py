@@ -16,7 +16,11 @@ from PIL import Image
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError
 from imgmlp.image_io.bit_depth import UPPER_BITS
-from imgmlp.image_io.misread import OWN_COLOURS, UNLISTED, UNSAID
+from imgmlp.image_io.misread import (
+    NOTE_ALPHA_DROPPED,
+    NOTE_BEYOND_PALETTE,
+    NOTE_PCX_COLOURS_IGNORED,
+)
 
 
 def pixels(data: bytes, frame: int | None = None) -> list[object]:
@@ -84,7 +88,7 @@ def test_numbers_beyond_the_list_of_colours_are_told() -> None:
     for data in (listed_png(first), bmp(8, b"\0\1", bytes([7, 8, 9, 0]))):
         found = pictures.load("a", data=data)
         assert found.pixels.tolist() == [[[9, 8, 7], [0, 0, 0]]]
-        assert found.notes == (UNLISTED,)
+        assert found.notes == (NOTE_BEYOND_PALETTE,)
     unseen = pictures.load("a", alpha=True, data=listed_png(first, b"\xff\0"))
     assert unseen.pixels[0, :, 3].tolist() == [255, 0]
     assert unseen.notes == ()
@@ -351,7 +355,7 @@ def test_colours_of_a_pcx_of_one_bit_are_told(version: int, colours: bytes, told
     data[1], data[16:22] = version, colours
     found = pictures.load("a", data=bytes(data))
     assert found.pixels.tolist() == [[[0], [255]]]
-    assert found.notes == (OWN_COLOURS,) * told
+    assert found.notes == (NOTE_PCX_COLOURS_IGNORED,) * told
 
 
 # Targa, PSD, Sun, X11
@@ -386,7 +390,7 @@ def test_a_targa_of_32_bits_has_alpha_if_it_says_so() -> None:
     assert pixels(targa(8, 32, 0x00010203, 0x70040506)) == [[[1, 2, 3, 0], [4, 5, 6, 112]]]
     found = pictures.load("a", data=targa(0, 32, 0x00010203, 0x70040506))
     assert found.pixels.tolist() == [[[1, 2, 3], [4, 5, 6]]]
-    assert found.notes == (UNSAID,)
+    assert found.notes == (NOTE_ALPHA_DROPPED,)
 
 
 def psd(channels: int, mode: int, data: bytes, width: int = 1, bits: int = 8) -> bytes:
