@@ -235,7 +235,9 @@ def test_outputs_are_checked_before_they_are_needed(tmp_path: Path) -> None:
 def test_nothing_is_made_beside_a_device_to_see_whether_it_can_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output_files, "_beside", lambda path: pytest.fail(f"beside {path}"))
+    monkeypatch.setattr(
+        output_files, "_temporary_beside", lambda path: pytest.fail(f"beside {path}")
+    )
     output_files.check_output(Path("/dev/null"), force=False)
 
 

@@ -163,7 +163,7 @@ def test_an_argument_that_is_none_is_refused(codec: str, choices: dict[str, obje
     ("choices", "said"),
     [
         ({"preset": []}, "no preset"),
-        ({"output": 3}, "3 names no file"),
+        ({"output": 3}, "3 is not a file name"),
         ({"output": "a\0.npz"}, "null character"),
         ({"output": "a.png"}, "a picture's extension"),
         ({"output": "a.imlp"}, "another kind of file"),

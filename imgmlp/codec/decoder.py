@@ -98,7 +98,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     """A file to read. Raises UsageError, also for a pipe, which cannot be read twice."""
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no file", hint="give a file")
+            raise UsageError(f"{path} is not a file", hint="give a file")
         with path.open("rb") as stream:
             yield stream
     except FileNotFoundError:

@@ -111,8 +111,8 @@ def test_the_device_may_come_from_the_environment(in_process: Command, weights: 
         (("train", "missing.png"), 2, "missing.png does not exist"),
         (("decode", "missing.npz"), 2, "missing.npz does not exist"),
         (("info", "missing.npz"), 2, "missing.npz does not exist"),
-        (("info", "."), 2, "no file"),
-        (("train", "."), 2, "no file"),
+        (("info", "."), 2, "is not a file"),
+        (("train", "."), 2, "is not a file"),
         *(((command, "x" * 300), 2, "cannot read") for command in ("encode", "decode", "info")),
         (("train", "text.png"), 3, "not a picture"),
         (("decode", "small.png", "-o", "a.png"), 4, "small.png"),
@@ -373,4 +373,4 @@ def test_a_working_folder_that_was_removed_is_no_fault(picture: Path, command: l
         check=False,
     )
     assert done.returncode == OutputError.exit_code, done.stderr
-    assert "error: the working folder was removed" in done.stderr
+    assert "error: the current folder was removed" in done.stderr

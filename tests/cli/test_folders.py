@@ -69,7 +69,7 @@ def test_a_folder_without_pictures_is_refused_with_what_helps(recursive: bool, t
     (tree / "empty").mkdir()
     with pytest.raises(UsageError, match="no files were found") as caught:
         encode(tree / "empty", recursive=recursive)
-    assert caught.value.hint.startswith("name the file itself" if recursive else "--recursive")
+    assert caught.value.hint.startswith("to use a file of any" if recursive else "--recursive")
 
 
 def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: Shown) -> None:

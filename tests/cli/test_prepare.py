@@ -113,7 +113,7 @@ def test_a_second_time_everything_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         prepare.run(terminal, as_json=False, spec=None)
     assert notes[1] == "1 of 1   latent 5×9   12.5 s of compiling"
     assert notes[4].endswith("0.1 s of compiling")
-    assert notes[5] == "RGB pictures of all sizes begin at once   0 s of compiling"
+    assert notes[5] == "RGB pictures of all sizes now start at once   0 s of compiling"
 
 
 def test_devices_that_compile_for_each_size_have_nothing_to_prepare(in_process: Command) -> None:

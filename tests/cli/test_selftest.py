@@ -55,7 +55,7 @@ def test_what_was_found_is_forgotten_by_a_check(imgmlp: Command, tmp_path: Path)
     [
         ("echo assertion >&2; kill -SEGV $$", "signal SIGSEGV: assertion"),
         ("echo 'error: lost' >&2; echo 'hint: x' >&2; exit 6", "exit code 6: error: lost"),
-        ("echo '[]'", "exit code 0: without a word"),
+        ("echo '[]'", "exit code 0: no output"),
     ],
 )
 def test_a_driver_that_ends_the_process_is_reported(

@@ -76,7 +76,7 @@ def test_a_drawing_is_refused_before_pillow_reads_its_lines(
     path = tmp_path / "a.eps"
     path.write_bytes(start + b"%%X: y\n" * 1000)
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("Pillow has read it"))
-    assert "is a drawing (EPS)" in str(refusal(path))
+    assert "is a vector drawing (EPS)" in str(refusal(path))
 
 
 @pytest.mark.filterwarnings("ignore:IM image format")  # which Pillow is about to give up

@@ -21,7 +21,7 @@ def test_what_is_too_large_is_told_with_its_size(tmp_path: Path) -> None:
     path.write_bytes(b"BM" + struct.pack("<IHHI", 200, 0, 0, 54) + hostile.bitmap(-5, 7))
     assert "is -5×7: it has no pixels" in str(refusal(path))
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60000 60000\n%%EndComments\n")
-    assert "is a drawing (EPS)" in str(refusal(path))
+    assert "is a vector drawing (EPS)" in str(refusal(path))
 
 
 def test_what_pillow_says_in_bytes_is_text(tmp_path: Path) -> None:
