@@ -19,7 +19,7 @@ from functools import cache, partial
 from importlib import resources
 from typing import Any
 
-from imgmlp.child import cores_here
+from imgmlp.child import available_cores
 from imgmlp.engine.device import driver_errors
 from imgmlp.engine.device.base import DeviceInfo, HostCopies, KernelHandle
 from imgmlp.engine.device.build_beside import NOT_KEPT, Builders
@@ -83,7 +83,7 @@ class KernelBuilding(HostCopies):
         """Start other processes that help to build the programs that are expected soon."""
         before = self._builders
         by_memory = self.info.memory // BYTES_PER_BUILDER
-        count = most(cores_here(), max(MIN_BUILDERS, min(MAX_BUILDERS, by_memory)))
+        count = most(available_cores(), max(MIN_BUILDERS, min(MAX_BUILDERS, by_memory)))
         if not self.builds_in_parts or not count:
             return
         if before is not None and before.working:

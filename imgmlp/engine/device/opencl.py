@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.child import cores_here
+from imgmlp.child import available_cores
 from imgmlp.engine.device import driver_errors
 from imgmlp.engine.device.base import (
     ALIGN,
@@ -362,7 +362,7 @@ class Device(KernelBuilding):
         program = max(tasks, key=lambda each: len(tasks[each]), default=None)
         own = list(tasks.get(program, {}).values())
         built_from = (key for key, built in self._programs.items() if built is program)
-        count = wanted(len(own), min(self.info.compute_units, cores_here()))
+        count = wanted(len(own), min(self.info.compute_units, available_cores()))
         return beside(self.info.spec, *next(built_from, ("", ())), own, count)
 
     def time_launches(self, launches: Sequence[Launch]) -> list[float]:

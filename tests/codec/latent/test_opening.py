@@ -145,7 +145,7 @@ def test_on_a_graphics_card_others_help_the_process_that_compiles_beside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step, told = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=BUCKET), []
-    monkeypatch.setattr(child, "Helper", lambda *_, helped: told.append(helped))
+    monkeypatch.setattr(child, "Helper", lambda *_, may_have_helpers: told.append(may_have_helpers))
     monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
     bucket_compiler(step, BUCKET)
     assert told == [True]
@@ -384,8 +384,8 @@ def test_the_other_process_makes_the_step_that_is_gone_over_to(
         made.append(kind(*given, **named))
         return made[-1]
 
-    def helper(_: str, *told: str, helped: bool) -> None:
-        assert not helped  # which cores of a processor that trains would have no time for
+    def helper(_: str, *told: str, may_have_helpers: bool) -> None:
+        assert not may_have_helpers  # which cores of a processor that trains would have no time for
         buckets.compile_bucket(*told)
 
     monkeypatch.setattr(child, "Helper", helper)

@@ -359,18 +359,18 @@ def test_that_a_device_works_is_not_forgotten(
 
 def test_a_worker_is_told_and_answers_until_it_is_left(pocl: Device) -> None:
     with child.Worker(build_beside.PROCESS, pocl.info.spec) as worker:
-        assert worker.hear()
-        worker.tell(json.dumps(SOURCE))
-        assert worker.hear()
-        worker.tell("no JSON")
-        assert not worker.hear()
+        assert worker.wait_until_ready()
+        worker.send(json.dumps(SOURCE))
+        assert worker.wait_until_ready()
+        worker.send("no JSON")
+        assert not worker.wait_until_ready()
         end = time.monotonic() + SOON
         worker.wait(lambda: time.monotonic() > end)
         assert not worker.working
-        worker.tell(json.dumps(SOURCE))  # to nobody
-        assert not worker.hear()
-    worker.tell(json.dumps(SOURCE))  # to one that was left
-    assert not worker.hear()
+        worker.send(json.dumps(SOURCE))  # to nobody
+        assert not worker.wait_until_ready()
+    worker.send(json.dumps(SOURCE))  # to one that was left
+    assert not worker.wait_until_ready()
     process = worker._process
     assert process is not None
     assert process.poll() is not None
@@ -404,7 +404,7 @@ def test_one_that_cannot_be_started_is_never_ready(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("subprocess.Popen", refused)
     with child.Worker(build_beside.PROCESS, "0:0") as worker:
-        assert not worker.hear()
+        assert not worker.wait_until_ready()
 
 
 # --- the device and its programs ---
@@ -438,8 +438,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             self.working = False
 
     monkeypatch.setattr(building, "Builders", Noted)
-    monkeypatch.setattr(building, "cores_here", lambda: 9)
-    monkeypatch.setenv(child.COMPILERS, "5")
+    monkeypatch.setattr(building, "available_cores", lambda: 9)
+    monkeypatch.setenv(child.COMPILERS_VARIABLE, "5")
     return found
 
 
@@ -489,7 +489,7 @@ def test_there_are_as_many_as_cores_and_memory_allow(
 ) -> None:
     as_nvidia(pocl, monkeypatch)
     monkeypatch.setattr(pocl, "info", replace(pocl.info, memory=memory))
-    monkeypatch.delenv(child.COMPILERS)
+    monkeypatch.delenv(child.COMPILERS_VARIABLE)
     pocl.expect_programs()
     assert [one.count for one in started] == [count]
 
@@ -510,7 +510,7 @@ def test_there_are_none_where_none_are_wanted(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_nvidia(pocl, monkeypatch)
-    monkeypatch.setenv(child.COMPILERS, "0")
+    monkeypatch.setenv(child.COMPILERS_VARIABLE, "0")
     pocl.expect_programs()
     assert started == []
 

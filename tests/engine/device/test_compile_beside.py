@@ -107,9 +107,9 @@ def launches_of(device: Device, source: str, names: Sequence[str]) -> tuple[Any,
 def test_there_are_processes_for_cores_and_for_kernels_that_are_worth_them(
     kernels: int, cores: int, told: str | None, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(child.COMPILERS, raising=False)
+    monkeypatch.delenv(child.COMPILERS_VARIABLE, raising=False)
     if told is not None:
-        monkeypatch.setenv(child.COMPILERS, told)
+        monkeypatch.setenv(child.COMPILERS_VARIABLE, told)
     assert wanted(kernels, cores) == processes
 
 
@@ -154,11 +154,11 @@ def test_what_is_there_is_not_made_again(pocl: Device, places: list[Path]) -> No
 def test_those_that_help_have_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, str] = {}
     monkeypatch.setattr("subprocess.Popen", lambda *_, env, **__: told.update(env))
-    monkeypatch.setenv(child.COMPILERS, "5")
+    monkeypatch.setenv(child.COMPILERS_VARIABLE, "5")
     child.Helper("calendar", OWN="3")
-    assert (told[child.COMPILERS], told["OWN"]) == ("0", "3")
-    child.Helper("calendar", helped=True)
-    assert told[child.COMPILERS] == "5"
+    assert (told[child.COMPILERS_VARIABLE], told["OWN"]) == ("0", "3")
+    child.Helper("calendar", may_have_helpers=True)
+    assert told[child.COMPILERS_VARIABLE] == "5"
 
 
 def test_of_a_step_whose_kernels_are_new_others_make_some(
@@ -174,9 +174,9 @@ def test_of_a_step_whose_kernels_are_new_others_make_some(
 
     monkeypatch.setattr(opencl, "beside", noted)
     monkeypatch.setattr(opencl, "MIN_COLD_SECONDS", 1e-3)
-    monkeypatch.setattr(opencl, "cores_here", lambda: 2)
+    monkeypatch.setattr(opencl, "available_cores", lambda: 2)
     monkeypatch.setattr(pocl, "info", replace(pocl.info, compute_units=3))
-    monkeypatch.setenv(child.COMPILERS, "5")
+    monkeypatch.setenv(child.COMPILERS_VARIABLE, "5")
     text, names = new_source()
     _, launches = launches_of(pocl, text, names)
     pocl.launch_all(launches)
@@ -189,9 +189,9 @@ def test_a_step_gives_the_same_with_them(
     pocl: Device, monkeypatch: pytest.MonkeyPatch, places: list[Path]
 ) -> None:
     monkeypatch.setattr(opencl, "MIN_COLD_SECONDS", 0.0)
-    monkeypatch.setattr(opencl, "cores_here", lambda: 2)
+    monkeypatch.setattr(opencl, "available_cores", lambda: 2)
     monkeypatch.setattr(pocl, "info", replace(pocl.info, compute_units=2))
-    monkeypatch.setenv(child.COMPILERS, "1")
+    monkeypatch.setenv(child.COMPILERS_VARIABLE, "1")
     values, launches = launches_of(pocl, *new_source())
     pocl.launch_all(launches)
     found = np.empty(4, np.float32)

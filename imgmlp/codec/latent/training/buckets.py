@@ -285,7 +285,10 @@ def bucket_compiler(like: LatentStep, bucket: Bucket) -> child.Helper:
     device = like.device
     # A run on a GPU leaves CPU cores to further processes that help compiling.
     return child.Helper(
-        "imgmlp.codec.latent.training.buckets", device.info.spec, *numbers, helped=is_gpu(device)
+        "imgmlp.codec.latent.training.buckets",
+        device.info.spec,
+        *numbers,
+        may_have_helpers=is_gpu(device),
     )
 
 
