@@ -245,7 +245,7 @@ def test_hints_name_arguments_that_there_are() -> None:
 @pytest.mark.parametrize("source", [None, 3, b"bytes", [[1]], small_pixels().astype(int)])
 def test_what_is_no_picture_at_all_is_refused(source: object) -> None:
     for use in (imgmlp.encode, imgmlp.train):
-        with pytest.raises(imgmlp.ImgmlpError, match="no picture"):
+        with pytest.raises(imgmlp.ImgmlpError, match="not a picture"):
             use(source, device="numpy")
 
 
