@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from imgmlp import image
-from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, trained_order
-from imgmlp.codec.latent.starts import newest_start
+from imgmlp.codec.latent.model import BICUBIC_TAPS, NEIGHBOUR_OFFSETS, trained_order
+from imgmlp.codec.latent.pretrained import newest_pretrained
 from imgmlp.codec.latent.step import latent_step, operations
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training import bit_allocation, forms, phases
@@ -75,7 +75,7 @@ class Without(LatentStep):
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
         synthesis, convolutions, entropy, taps = super()._networks(flat)
         if self.lacks == "upsampling":
-            own = Tensor(np.array(BICUBIC, np.float32), self.device, name="bicubic")
+            own = Tensor(np.array(BICUBIC_TAPS, np.float32), self.device, name="bicubic")
             taps[: self.levels - 1] = [own] * (self.levels - 1)
         if self.lacks == "convolutions":
             convolutions = [self._zeros(t, f"{n}") for n, t in enumerate(convolutions)]
@@ -85,7 +85,7 @@ class Without(LatentStep):
             rows = entropy[0].shape[0]
             order = trained_order(rows)
             seen = np.zeros((rows, 1), np.float32)
-            seen[[*order[:NEAREST], *order[len(NEIGHBOURS) :]]] = 1
+            seen[[*order[:NEAREST], *order[len(NEIGHBOUR_OFFSETS) :]]] = 1
             entropy[0] = entropy[0] * Tensor(seen, self.device, name="near")
         return [synthesis, convolutions, entropy, taps]
 
@@ -181,7 +181,10 @@ def variants() -> list[Variant]:
         Variant("no filter of the finest grid", {(step, "FILTERED"): latent_step.HIDDEN + 1}),
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
-        Variant(f"{NEAREST} neighbours instead of {len(NEIGHBOURS)}", step={"lacks": "neighbours"}),
+        Variant(
+            f"{NEAREST} neighbours instead of {len(NEIGHBOUR_OFFSETS)}",
+            step={"lacks": "neighbours"},
+        ),
         Variant("another seed", {(forms, "SEED"): forms.SEED + 1}),  # how far chance goes
         *soap,
         Variant("rate of latents half as much again", {(phases, "LATENTS"): 0.3}),
@@ -211,7 +214,7 @@ def cost(
     """D + lambda R of a file."""
     with changed(variant.constants):
         hidden, entropy = found = forms.widths(pixels.shape, np.inf)
-        start = newest_start(found) if variant.start else 0
+        start = newest_pretrained(found) if variant.start else 0
         kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
         kind = type("Step", (Without,), {**variant.step, "kept": kept})
         sizes = {"hidden": hidden, "entropy": entropy}

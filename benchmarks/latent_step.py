@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-from imgmlp.codec.latent.starts import newest_start
+from imgmlp.codec.latent.pretrained import newest_pretrained
 from imgmlp.codec.latent.step.latent_step import ENTROPY, HIDDEN, LatentStep
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.phases import control
@@ -32,7 +32,7 @@ def main() -> None:
         pixels = load(path).pixels
         began = time.perf_counter()
         step = LatentStep(
-            pixels, 0, device, start=newest_start((HIDDEN, ENTROPY)),
+            pixels, 0, device, start=newest_pretrained((HIDDEN, ENTROPY)),
             bucket=TrainingSetup(pixels.shape, device).bucket,
         )  # fmt: skip
         step.steer(control(0, 36_000, 1e-3))

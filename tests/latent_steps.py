@@ -8,7 +8,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent import latents
-from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel
+from imgmlp.codec.latent.model import MAX_LATENT, MIN_LATENT, LatentModel
 from imgmlp.codec.latent.step.latent_step import LatentStep
 
 Array = np.ndarray[Any, Any]
@@ -28,4 +28,4 @@ def bits_of_latents(model: LatentModel) -> float:
 def grids_of(step: LatentStep) -> tuple[Array, ...]:
     """int8: every grid's values, rounded as in training."""
     wholes = [np.floor(grid + np.float32(0.5)) for grid in step.grids()]
-    return tuple(np.clip(whole, LEAST, LARGEST).astype(np.int8) for whole in wholes)
+    return tuple(np.clip(whole, MIN_LATENT, MAX_LATENT).astype(np.int8) for whole in wholes)

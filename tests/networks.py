@@ -6,14 +6,14 @@ import numpy as np
 
 from imgmlp.codec.bitstream.quantize import nearest_step
 from imgmlp.codec.latent.model import (
-    BICUBIC,
+    BICUBIC_TAPS,
     LatentModel,
     ModelShape,
     Quantized,
+    default_levels,
     quantized,
-    usual_levels,
 )
-from imgmlp.codec.latent.starts import start_of, widths_of
+from imgmlp.codec.latent.pretrained import hidden_widths, pretrained_networks
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network, Shape
 from imgmlp.engine import Program
@@ -39,9 +39,11 @@ def started_latent_model(
     another altogether, and steps are finer and coarser than the start's. It has a filter,
     hyperlatents or extra grids if `has` says so.
     """
-    hidden, entropy = widths_of(number)
-    model = small_latent_model(height, width, channels, synthesis=hidden, entropy=entropy, **has)
-    start, chance = start_of(number, model.shape), np.random.default_rng(number)
+    hidden, entropy = hidden_widths(number)
+    model = small_latent_model(
+        height, width, channels, synthesis_width=hidden, entropy_width=entropy, **has
+    )
+    start, chance = pretrained_networks(number, model.shape), np.random.default_rng(number)
     networks = dict(model.networks)
     for at, (name, tensor) in enumerate(networks.items()):
         if name in start.tensors and name != "synthesis.1.weight":
@@ -52,7 +54,7 @@ def started_latent_model(
                 own = values[model.shape.neighbours :]
                 own += chance.integers(-9, 10, own.shape, np.int32)
             if name == "synthesis.0.weight":  # nor to those for extra grids
-                own = values[len(values) - model.shape.extra :]
+                own = values[len(values) - model.shape.extra_grids :]
                 own += chance.integers(-9, 10, own.shape, np.int32)
             networks[name] = Quantized(values, exponent)
     return LatentModel(model.shape, model.latents, networks, number)
@@ -60,21 +62,29 @@ def started_latent_model(
 
 def small_latent_model(
     height: int = 21, width: int = 26, channels: int = 3, spread: float = 1.5,
-    filtered: bool = False, hyper: bool = False, **sizes: int,
+    has_filter: bool = False, has_hyperlatents: bool = False, **sizes: int,
 ) -> LatentModel:  # fmt: skip
     """A model of random latents and weights; its picture has many grays."""
     chance = np.random.default_rng([height, width, channels])
-    levels = usual_levels(height, width)
-    shape = ModelShape(height, width, channels, levels, filtered=filtered, hyper=hyper, **sizes)
+    levels = default_levels(height, width)
+    shape = ModelShape(
+        height,
+        width,
+        channels,
+        levels,
+        has_filter=has_filter,
+        has_hyperlatents=has_hyperlatents,
+        **sizes,
+    )
     networks = {}
-    for name, size in shape.tensors.items():
+    for name, size in shape.tensor_shapes.items():
         deviation = 0.1 if name.endswith("bias") else 1 / np.sqrt(max(1, np.prod(size[:-1])))
         networks[name] = quantized(chance.normal(0, deviation, size), 6)
-    networks["upsampling"] = quantized(np.tile(BICUBIC, (shape.levels - 1, 1)), 7)
+    networks["upsampling"] = quantized(np.tile(BICUBIC_TAPS, (shape.levels - 1, 1)), 7)
     networks["entropy.2.bias"] = quantized(np.array([0.1, 4.0]), 8)
     grids = tuple(
         np.clip(np.rint(chance.laplace(0, spread, size)), -64, 63).astype(np.int8)
-        for size in shape.grids
+        for size in shape.grid_sizes
     )
     return LatentModel(shape, grids, networks)
 

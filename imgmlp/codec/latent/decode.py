@@ -1,4 +1,8 @@
-"""From a latent file's sections to its picture."""
+"""Decode a file of the latent codec: sections -> integer model -> picture.
+
+`sections` reads networks and latents, `synthesis` turns them into pixels. Both compute with
+integers, so that every device gives the same picture.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream import container
-from imgmlp.codec.bitstream.container import Container
+from imgmlp.codec.bitstream.container import LATENTS, NETWORK, WEIGHTS, Container
 from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.synthesis import synthesize
@@ -17,26 +20,24 @@ from imgmlp.errors import UsageError
 Array = np.ndarray[Any, Any]
 
 
-def decode(found: Container, device: AnyDevice) -> Array:
+def decode(container: Container, device: AnyDevice) -> Array:
     """uint8 [height, width, channels], the same bits on every device.
 
     Raises FormatError if the sections hold no model.
     """
-    return synthesize(read(found, device), device)
+    return synthesize(read(container, device), device)
 
 
-def decode_at(found: Container, size: tuple[int, int], device: AnyDevice) -> Array:
-    """Raises UsageError: latents have their own size alone."""
-    header = found.header
+def decode_at(container: Container, size: tuple[int, int], device: AnyDevice) -> Array:
+    """Raises UsageError, as latents can be decoded at their own size only."""
+    header = container.header
     problem = f"a picture of the latent codec has only its own size, {header.width}×{header.height}"
     raise UsageError(problem, hint="leave out --scale and --size")
 
 
-def read(found: Container, device: AnyDevice) -> LatentModel:
+def read(container: Container, device: AnyDevice) -> LatentModel:
     """The model in a file. Raises FormatError if its sections hold none."""
-    head, weights, coded = (
-        found.require(kind) for kind in (container.NETWORK, container.WEIGHTS, container.LATENTS)
-    )
-    header = found.header
+    network, weights, latents = (container.require(kind) for kind in (NETWORK, WEIGHTS, LATENTS))
+    header = container.header
     size = header.width, header.height
-    return sections.read((head, weights, coded), size, header.channels, device)
+    return sections.read((network, weights, latents), size, header.channels, device)

@@ -219,7 +219,7 @@ class _Encoder:
         own = {
             "lambda": trainer.state.lmbda,
             "network": _described(shape),
-            "parameters": sum(int(np.prod(size)) for size in shape.tensors.values()),
+            "parameters": sum(int(np.prod(size)) for size in shape.tensor_shapes.values()),
             "network_bytes": len(parts["header"].data) + len(parts["networks"].data),
             "latent_bytes": len(parts["latents"].data),
             "steps": trainer.state.steps,
@@ -235,7 +235,7 @@ def _folded(array: Array) -> Array:
 
 
 def _described(shape: ModelShape) -> str:
-    s, e = shape.synthesis, shape.entropy
-    synthesis = f"{shape.inputs}-{s}-{s}-{shape.channels}"
-    contexts = shape.neighbours + len(shape.hyperlatents)
+    s, e = shape.synthesis_width, shape.entropy_width
+    synthesis = f"{shape.synthesis_inputs}-{s}-{s}-{shape.channels}"
+    contexts = shape.neighbours + len(shape.hyperlatent_levels)
     return f"{synthesis}, {contexts}-{e}-{e}-2"

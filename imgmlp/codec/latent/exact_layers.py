@@ -1,8 +1,8 @@
-"""Layers in whole numbers on NumPy, and the entropy network that is made of them.
+"""Exact dense layers on NumPy, and the entropy network that consists of them.
 
-Part of the file format (docs/format-imlp.md). They run in float64, where every sum is exact, as it
-needs less than 53 bits: a layer is a product of matrices, an activation a look into a table.
-kernels/latents.cl and codec.latent.synthesis do the same in 32 bits.
+Part of the file format (docs/format-imlp.md). They run in float64, where every sum is exact because
+it needs fewer than 53 bits: a layer is a matrix product, an activation a table look-up.
+kernels/latents.cl and codec.latent.synthesis compute the same with 32-bit integers.
 """
 
 from __future__ import annotations
@@ -13,33 +13,36 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import LARGEST, LEAST, LIMIT, VALUE_BITS, Quantized
+from imgmlp.codec.latent.model import MAX_LATENT, MAX_VALUE, MIN_LATENT, VALUE_BITS, Quantized
 from imgmlp.codec.latent.probabilities import MEAN_BITS, MIDDLE, PHASES, SCALE_BITS, SCALES
 
 Array = np.ndarray[Any, Any]
 
 ONE = 1 << VALUE_BITS
-OFFSET = 4  # of the logarithm of a scale: exp(s - OFFSET)
-_FINER = VALUE_BITS + 2  # bits of the share in an activation
+LOG_SCALE_OFFSET = 4  # a latent's scale is exp(s - LOG_SCALE_OFFSET)
+_FRACTION_BITS = VALUE_BITS + 2  # of smoothstep and its argument
 
 
-def activated(x: Array, bits: int = VALUE_BITS) -> Array:
-    """int64, in 2**-bits: x times a share that grows from 0 at x = -2 to 1 at x = 2."""
-    near = np.minimum(x, 2 << bits)
-    u = np.maximum((near >> bits - VALUE_BITS) + 2 * ONE, 0)
-    share = (u * u >> _FINER) * (3 * 4 * ONE - 2 * u) >> _FINER
-    found: Array = (near * share + 2 * ONE >> _FINER) + (x - near)
-    return found
+def activate_exactly(x: Array, bits: int = VALUE_BITS) -> Array:
+    """The activation x * smoothstep(x / 4 + 1/2) of integers with `bits` fractional bits: int64."""
+    near = np.minimum(x, 2 << bits)  # from 2 on, the activation is the identity
+    u = np.maximum((near >> bits - VALUE_BITS) + 2 * ONE, 0)  # x / 4 + 1/2, of 4096
+    smoothstep = (u * u >> _FRACTION_BITS) * (3 * 4 * ONE - 2 * u) >> _FRACTION_BITS
+    activated: Array = (near * smoothstep + 2 * ONE >> _FRACTION_BITS) + (x - near)
+    return activated
 
 
 @cache
-def activations() -> Array:
-    """float64: those of x = -2 * ONE to LIMIT; below they are 0."""
-    return activated(np.arange(-2 * ONE, LIMIT + 1)).astype(np.float64)
+def activation_table() -> Array:
+    """The activations of -2 * ONE to MAX_VALUE: float64. Below -2 * ONE they are 0."""
+    return activate_exactly(np.arange(-2 * ONE, MAX_VALUE + 1)).astype(np.float64)
 
 
-def layer(networks: Mapping[str, Quantized], name: str, bits: int = VALUE_BITS) -> Array:
-    """float64 [outputs, inputs + 1]: weights and biases, for values in 2**-bits and a 1."""
+def layer_matrix(networks: Mapping[str, Quantized], name: str, bits: int = VALUE_BITS) -> Array:
+    """Weights and biases as one matrix: float64 [outputs, inputs + 1].
+
+    It multiplies inputs with `bits` fractional bits, followed by a 1.
+    """
     weight, bias = networks[f"{name}.weight"], networks[f"{name}.bias"]
     weights = np.ldexp(weight.values.astype(np.float64), -weight.exponent)
     biases = np.ldexp(bias.values.astype(np.float64), bits - bias.exponent)
@@ -47,40 +50,43 @@ def layer(networks: Mapping[str, Quantized], name: str, bits: int = VALUE_BITS) 
 
 
 class EntropyNetwork:
-    """What the entropy network of a file says of latents, at most `most` of them at a time."""
+    """The entropy network of a file: the distributions of up to `max_count` latents at a time."""
 
-    def __init__(self, networks: Mapping[str, Quantized], neighbours: int, most: int) -> None:
-        layers = [layer(networks, f"entropy.{number}") for number in range(3)]
+    def __init__(self, networks: Mapping[str, Quantized], neighbours: int, max_count: int) -> None:
+        layers = [layer_matrix(networks, f"entropy.{number}") for number in range(3)]
         self._neighbours = neighbours
-        layers[0][:, :neighbours] *= ONE  # latents have no fraction
+        layers[0][:, :neighbours] *= ONE  # latents have no fractional bits
         for hidden in layers[:2]:
-            hidden[:, -1] += 2 * ONE  # where the table of activations begins
-        # from 2**-VALUE_BITS to the units of means and scales, and there from 0 on
+            hidden[:, -1] += 2 * ONE  # the table of activations begins at x = -2
+        # From VALUE_BITS to the units of means and scales, so that both begin at 0.
         layers[2] /= np.array([[1 << VALUE_BITS - MEAN_BITS], [1 << VALUE_BITS - SCALE_BITS]])
-        layers[2][:, -1] += [-LEAST * PHASES, MIDDLE - (OFFSET << SCALE_BITS)]
+        layers[2][:, -1] += [-MIN_LATENT * PHASES, MIDDLE - (LOG_SCALE_OFFSET << SCALE_BITS)]
         for weights in layers:
-            weights[:, -1] += 0.5  # so that cutting off rounds
+            weights[:, -1] += 0.5  # with it, truncation rounds to the nearest
         self._layers = layers
-        self._values = [np.ones((weights.shape[1], most)) for weights in layers]  # a 1 for the bias
-        self._sums = [np.empty((len(weights), most)) for weights in layers]
+        # Buffers for the inputs (the last row stays 1, for the bias), sums and rounded sums.
+        self._values = [np.ones((weights.shape[1], max_count)) for weights in layers]
+        self._sums = [np.empty((len(weights), max_count)) for weights in layers]
         self._indices = [np.empty(sums.shape, np.intp) for sums in self._sums]
-        self._table = activations()
-        self._most = np.array([[(LARGEST - LEAST) * PHASES], [SCALES - 1]], np.intp)
+        self._table = activation_table()
+        self._max_outputs = np.array([[(MAX_LATENT - MIN_LATENT) * PHASES], [SCALES - 1]], np.intp)
 
-    def __call__(self, neighbours: Array, above: Array | int = 0) -> tuple[Array, Array]:
-        """[neighbours, count], and [hyperlatents, count] in 2**-VALUE_BITS, if there are any ->
-        numbers of distributions and rounded means, intp [count].
+    def __call__(self, neighbours: Array, hyperlatents: Array | int = 0) -> tuple[Array, Array]:
+        """The numbers of distributions and the rounded means: intp [count] each.
+
+        `neighbours` are [neighbours, count]; `hyperlatents`, if there are any, are
+        [hyperlatents, count] with VALUE_BITS fractional bits.
         """
         count = neighbours.shape[1]
         self._values[0][: self._neighbours, :count] = neighbours
-        self._values[0][self._neighbours : -1, :count] = above
+        self._values[0][self._neighbours : -1, :count] = hyperlatents
         for number in range(3):
             sums, indices = self._sums[number][:, :count], self._indices[number][:, :count]
             np.matmul(self._layers[number], self._values[number][:, :count], out=sums)
             np.copyto(indices, sums, casting="unsafe")
             if number < 2:
-                target = self._values[number + 1][:-1, :count]
-                self._table.take(indices, out=target, mode="clip")
-        np.minimum(np.maximum(indices, 0, out=indices), self._most, out=indices)
+                activations = self._values[number + 1][:-1, :count]
+                self._table.take(indices, out=activations, mode="clip")
+        np.minimum(np.maximum(indices, 0, out=indices), self._max_outputs, out=indices)
         mean = indices[0] + (PHASES >> 1)
-        return indices[1] * PHASES + (mean & PHASES - 1), (mean >> MEAN_BITS) + LEAST
+        return indices[1] * PHASES + (mean & PHASES - 1), (mean >> MEAN_BITS) + MIN_LATENT

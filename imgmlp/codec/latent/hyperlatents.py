@@ -12,13 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import BICUBIC, HYPERLATENTS, NEAREST, VALUE_BITS, ModelShape
-from imgmlp.codec.latent.synthesis import doubled
+from imgmlp.codec.latent.model import (
+    BICUBIC_TAPS,
+    HYPERLATENT_LEVELS,
+    NEAREST_BELOW_LEVEL,
+    VALUE_BITS,
+    ModelShape,
+)
+from imgmlp.codec.latent.upsampling import double
 
 Array = np.ndarray[Any, Any]
 
 EXPONENT = 7
-TAPS = np.ldexp(BICUBIC, EXPONENT).astype(np.int32)
+TAPS = np.ldexp(BICUBIC_TAPS, EXPONENT).astype(np.int32)
 
 
 class Above:
@@ -27,7 +33,7 @@ class Above:
     def __init__(self, shape: ModelShape, hyperlatents: Sequence[Array]) -> None:
         """`hyperlatents` are int8 [rows, columns], finest first."""
         self._own = hyperlatents
-        self._sizes = shape.grids[: shape.levels]
+        self._sizes = shape.grid_sizes[: shape.levels]
         self._level = shape.levels
         self._maps = np.zeros((0, 1, 1), np.int32)
 
@@ -40,12 +46,14 @@ class Above:
 
     def _of(self, level: int) -> Array:
         """Those of this level and of finer ones are thinned out, the others enlarged."""
-        pairs = zip(HYPERLATENTS, self._own, strict=True)
+        pairs = zip(HYPERLATENT_LEVELS, self._own, strict=True)
         own = [grid[:: 1 << level - n, :: 1 << level - n] for n, grid in pairs if n <= level]
         size, coarser = self._sizes[level], self._maps[len(own) :]
         maps = [grid.astype(np.int32)[None] << VALUE_BITS for grid in own]
         if len(coarser):
-            maps.append(_nearest(coarser, size) if level < NEAREST else _enlarged(coarser, size))
+            maps.append(
+                _nearest(coarser, size) if level < NEAREST_BELOW_LEVEL else _enlarged(coarser, size)
+            )
         return np.concatenate(maps)
 
 
@@ -59,5 +67,5 @@ def _enlarged(maps: Array, size: tuple[int, int]) -> Array:
     """As upsampling does it, by the same taps at every level."""
     for axis in (2, 1):
         framed = np.pad(maps, [(2, 2) if n == axis else (0, 0) for n in range(3)], mode="edge")
-        maps = doubled(framed, axis, (0, size[axis - 1]), TAPS, EXPONENT)
+        maps = double(framed, axis, (0, size[axis - 1]), TAPS, EXPONENT)
     return maps

@@ -17,10 +17,10 @@ from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent.exact_layers import EntropyNetwork
 from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
-    LARGEST,
-    LEAST,
-    NEIGHBOURS,
-    REACH,
+    MAX_LATENT,
+    MIN_LATENT,
+    NEIGHBOUR_OFFSETS,
+    NEIGHBOUR_RADIUS,
     LatentModel,
     ModelShape,
     Quantized,
@@ -30,8 +30,8 @@ from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
 
-MARGIN = REACH  # columns on either side of a grid and rows above it that neighbours may lie in
-LAG = REACH + 1  # a row's latents come that many waves after those above them
+MARGIN = NEIGHBOUR_RADIUS  # zeros around a padded grid: columns on either side, rows above
+LAG = NEIGHBOUR_RADIUS + 1  # a row's latents come that many waves after those above them
 # Latents whose network is evaluated together, if all are known: too few for NumPy's products, even
 # of the widest networks, to be shared out to threads, which would wait for each other longer than
 # they compute. OpenBLAS does so from 2^19 multiplications on.
@@ -49,9 +49,9 @@ def encode(model: LatentModel) -> bytes:
 def in_order(model: LatentModel) -> Iterator[tuple[Array, Array | None]]:
     """The grids of a file in its order, each with the maps of hyperlatents above it, if any."""
     shape = model.shape
-    maps = Above(shape, model.latents[shape.levels :] if shape.hyper else ())
-    for number in reversed(model.coded):
-        above = maps.at(number) if shape.hyper and number < shape.levels else None
+    maps = Above(shape, model.latents[shape.levels :] if shape.has_hyperlatents else ())
+    for number in reversed(model.coded_grids):
+        above = maps.at(number) if shape.has_hyperlatents and number < shape.levels else None
         yield model.latents[number], above
 
 
@@ -131,7 +131,7 @@ def pad_maps(maps: Array) -> Array:
 
 def neighbour_offsets(shape: ModelShape, stride: int) -> Array:
     """intp [neighbours]: from a latent to its neighbours in a padded grid."""
-    chosen = NEIGHBOURS[: shape.neighbours]
+    chosen = NEIGHBOUR_OFFSETS[: shape.neighbours]
     return np.array([down * stride + right for down, right in chosen], np.intp)
 
 
@@ -161,6 +161,6 @@ class Grids:
             places = self._decoder.places(numbers.tolist(), self._near, NEAR_FROM, self._rows)
             known[block] = means + (np.array(places, np.intp) - MOST_AWAY)
         grid = padded[MARGIN:, MARGIN:-MARGIN]
-        if grid.min() < LEAST or grid.max() > LARGEST:
-            raise FormatError(f"latents are not from {LEAST} to {LARGEST}")
+        if grid.min() < MIN_LATENT or grid.max() > MAX_LATENT:
+            raise FormatError(f"latents are not from {MIN_LATENT} to {MAX_LATENT}")
         return grid.astype(np.int8)

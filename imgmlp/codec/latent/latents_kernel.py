@@ -69,7 +69,9 @@ def prepare(shape: ModelShape, device: AnyDevice) -> Thread | None:
 
 def _prepare(shape: ModelShape) -> None:
     make_tables()
-    networks = {n: Quantized(np.zeros(size, np.int32), 0) for n, size in shape.tensors.items()}
+    networks = {
+        n: Quantized(np.zeros(size, np.int32), 0) for n, size in shape.tensor_shapes.items()
+    }
     # What does not work is told, or done without, where latents are read.
     with suppress(DeviceError, OutOfMemoryError):
         if (alone := _processor()) is not None:
@@ -95,9 +97,9 @@ class _Kernel:
         self, shape: ModelShape, networks: Mapping[str, Quantized], device: Device, writing: bool
     ) -> None:
         self._shape, self._device = shape, device
-        vectors = -(-shape.entropy // _LANES)
+        vectors = -(-shape.entropy_width // _LANES)
         source = resources.files("imgmlp.kernels").joinpath("latents.cl").read_text("utf-8")
-        above = len(shape.hyperlatents)
+        above = len(shape.hyperlatent_levels)
         sizes = {"NEIGHBOURS": shape.neighbours, "ABOVE": above, "VECTORS": vectors}
         sizes["WRITING"] = int(writing)
         self._kernel = RawKernel(device, source, "imgmlp_latents", **sizes)
@@ -115,7 +117,7 @@ class _Kernel:
     ) -> Iterator[Tensor]:
         """The padded grid after each launch, which has changed `state` and read or made `words`."""
         beside = _constant(np.zeros(1, np.int32))
-        if hyper := len(self._shape.hyperlatents):
+        if hyper := len(self._shape.hyperlatent_levels):
             maps = np.zeros((hyper, *grid.shape), np.int32) if above is None else above
             beside = _constant(pad_maps(maps))
         padded = self._placed(pad(grid))

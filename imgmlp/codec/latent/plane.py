@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import REACH
+from imgmlp.codec.latent.model import NEIGHBOUR_RADIUS
 
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int]  # first, and the one after the last
 Size = tuple[int, int]  # rows and columns
 Slices = tuple[slice, slice]  # of rows and columns
 
-AROUND = REACH + 1  # rows that hold all neighbours above a row, and what its first ones are left of
+AROUND = (
+    NEIGHBOUR_RADIUS + 1
+)  # rows that hold all neighbours above a row, and what its first ones are left of
 ALIGN = 16  # elements that a row's pitch is a multiple of
 TILE = 256  # positions that all that are computed together are a multiple of
 # Sides that programs are made for: powers of two up to SMALL_SIDE, then multiples of SIDE_UNIT.
@@ -109,13 +111,13 @@ def _laid_out(
     pairs = enumerate(zip(sizes, places, strict=True))
     grids = [Grid(*size, *place, n) for n, (size, place) in pairs]
     if any(others):
-        below = grids[others[0]].row + grids[others[0]].height + REACH
+        below = grids[others[0]].row + grids[others[0]].height + NEIGHBOUR_RADIUS
         grids += [replace(grids[n], row=below) for n in others]
     else:
-        below = max(grid.row + grid.height for grid in grids) + REACH
-        step = grids[0].height + REACH
+        below = max(grid.row + grid.height for grid in grids) + NEIGHBOUR_RADIUS
+        step = grids[0].height + NEIGHBOUR_RADIUS
         grids += [replace(grids[0], row=below + n * step) for n in range(len(others))]
-    pitch = max(grid.column + grid.width + REACH for grid in grids)
+    pitch = max(grid.column + grid.width + NEIGHBOUR_RADIUS for grid in grids)
     bottom = max(grid.row + grid.height for grid in grids)
     pitch = -(-pitch // ALIGN) * ALIGN
     unit = TILE // math.gcd(TILE, pitch)
@@ -131,7 +133,7 @@ def _one_below(sizes: Sequence[Size]) -> Iterator[Size]:
     row = 0
     for height, _ in sizes:
         yield row, 0
-        row += height + REACH
+        row += height + NEIGHBOUR_RADIUS
 
 
 def _places(sizes: Sequence[Size]) -> Iterator[Size]:
@@ -140,8 +142,8 @@ def _places(sizes: Sequence[Size]) -> Iterator[Size]:
     for level, (h, w) in enumerate(sizes):
         yield corner
         row, column = corner
-        below = row + h + REACH, column
-        beside = row, column + w + REACH
+        below = row + h + NEIGHBOUR_RADIUS, column
+        beside = row, column + w + NEIGHBOUR_RADIUS
         corner = below if level in (0, 2) else beside
 
 

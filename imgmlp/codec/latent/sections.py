@@ -19,15 +19,15 @@ from imgmlp.codec.latent.latents import Grids
 from imgmlp.codec.latent.latents_kernel import KernelGrids, KernelWriter, runs_alone
 from imgmlp.codec.latent.model import (
     MAX_EXPONENT,
-    MAX_EXTRA,
-    NEIGHBOURS,
+    MAX_EXTRA_GRIDS,
+    NEIGHBOUR_OFFSETS,
     VALUE_BITS,
     LatentModel,
     ModelShape,
     Quantized,
     check_networks,
 )
-from imgmlp.codec.latent.starts import Start, start_of, widths_of
+from imgmlp.codec.latent.pretrained import PretrainedNetworks, hidden_widths, pretrained_networks
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.errors import DeviceError, OutOfMemoryError, check_format
 
@@ -51,14 +51,19 @@ _MIDDLE = 15
 
 def write(model: LatentModel, device: AnyDevice | None = None) -> tuple[bytes, bytes, bytes]:
     """The data of sections N, W and L: the same bytes from every device, and without one."""
-    shape, start = model.shape, start_of(model.start, model.shape)
-    coded = sum(1 << level for level in model.coded if level < shape.levels)
-    flags = _FILTERED * shape.filtered | _HYPER * shape.hyper | shape.extra << _EXTRA
+    shape, start = model.shape, pretrained_networks(model.pretrained, model.shape)
+    coded = sum(1 << level for level in model.coded_grids if level < shape.levels)
+    flags = (
+        _FILTERED * shape.has_filter | _HYPER * shape.has_hyperlatents | shape.extra_grids << _EXTRA
+    )
     there = (coded | flags).to_bytes(2, "big")
     if start.number:
         head = bytes([_STARTED | shape.levels, start.number]) + there
     else:
-        head = bytes([shape.levels, shape.synthesis, shape.entropy, shape.neighbours]) + there
+        head = (
+            bytes([shape.levels, shape.synthesis_width, shape.entropy_width, shape.neighbours])
+            + there
+        )
     symbols, scales = [], []
     for name, tensor in model.networks.items():
         base, number, _ = coding(name, tensor, start)
@@ -99,7 +104,9 @@ def _by_processor(
     return by_numpy()
 
 
-def coding(name: str, tensor: Quantized, start: Start) -> tuple[Array | int, int, float]:
+def coding(
+    name: str, tensor: Quantized, start: PretrainedNetworks
+) -> tuple[Array | int, int, float]:
     """How a tensor has few bits: what is taken away from it, and a distribution for the rest; and
     how many that are."""
     bases = [start.rounded(name, tensor.exponent), 0] if name in start.tensors else [0]
@@ -113,7 +120,7 @@ def _before(name: str, tensor: Quantized, base: Array | int, number: int) -> Arr
     return np.array([tensor.exponent - usual_exponent(name), whole, number - _MIDDLE])
 
 
-def network_bits(networks: Mapping[str, Quantized], start: Start) -> float:
+def network_bits(networks: Mapping[str, Quantized], start: PretrainedNetworks) -> float:
     """What `write` spends on networks, in bits, but for up to 3 bytes of the stream's end."""
     bits = 0.0
     for name, tensor in networks.items():
@@ -146,13 +153,13 @@ def read(
     number = head[1] if started else 0
     levels, widths = head[0], (head[1], head[2], head[3])
     if started:
-        levels, widths = head[0] - _STARTED, (*widths_of(number), len(NEIGHBOURS))
+        levels, widths = head[0] - _STARTED, (*hidden_widths(number), len(NEIGHBOUR_OFFSETS))
     there = int.from_bytes(head[2:4] if started else head[4:_SIZES], "big")
-    has = there & _FILTERED > 0, there & _HYPER > 0, there >> _EXTRA & MAX_EXTRA
+    has = there & _FILTERED > 0, there & _HYPER > 0, there >> _EXTRA & MAX_EXTRA_GRIDS
     there &= (1 << _EXTRA) - 1
     shape = ModelShape(size[1], size[0], channels, levels, *widths, *has)
     if started:
-        networks = _from_start(shape, start_of(number, shape), weights)
+        networks = _from_start(shape, pretrained_networks(number, shape), weights)
     else:
         networks = _networks(shape, head[_SIZES:], weights)
     check_networks(shape, networks)
@@ -162,7 +169,7 @@ def read(
 
 
 def _networks(shape: ModelShape, steps: bytes, data: bytes) -> dict[str, Quantized]:
-    tensors = shape.tensors
+    tensors = shape.tensor_shapes
     check_format(len(steps) == 2 * len(tensors), f"steps of the network take {len(steps)} bytes")
     decoder, networks = range_coder.Decoder(data), {}
     pairs = zip(steps[::2], steps[1::2], strict=True)
@@ -173,9 +180,9 @@ def _networks(shape: ModelShape, steps: bytes, data: bytes) -> dict[str, Quantiz
     return networks
 
 
-def _from_start(shape: ModelShape, start: Start, data: bytes) -> dict[str, Quantized]:
+def _from_start(shape: ModelShape, start: PretrainedNetworks, data: bytes) -> dict[str, Quantized]:
     decoder, networks = range_coder.Decoder(data), {}
-    for name, size in shape.tensors.items():
+    for name, size in shape.tensor_shapes.items():
         finer, whole, number = decoder.read(len(_BEFORE), _BEFORE).tolist()
         exponent = usual_exponent(name) + finer
         check_format(0 <= exponent <= MAX_EXPONENT + VALUE_BITS, f"{name} has no such step")
@@ -195,7 +202,7 @@ def _latents(
     device: AnyDevice,
 ) -> tuple[Array, ...]:
     there |= -1 << shape.levels  # all that are no levels
-    sizes = {number: size for number, size in enumerate(shape.grids) if there >> number & 1}
+    sizes = {number: size for number, size in enumerate(shape.grid_sizes) if there >> number & 1}
     count = sum(map(math.prod, sizes.values()))
     good = count <= MAX_LATENTS_PER_BYTE * (len(data) + 2)
     check_format(good, f"{count:,} latents cannot be in {len(data):,} bytes")
@@ -204,7 +211,7 @@ def _latents(
     found = _read(shape, networks, sizes, data, device)
     return tuple(
         found[number] if number in found else np.zeros(size, np.int8)
-        for number, size in enumerate(shape.grids)
+        for number, size in enumerate(shape.grid_sizes)
     )
 
 
@@ -235,10 +242,12 @@ def _all_grids(
     grids: Grids | KernelGrids, shape: ModelShape, sizes: Mapping[int, tuple[int, int]]
 ) -> dict[int, Array]:
     levels, found = shape.levels, dict[int, Array]()
-    for number in reversed(range(levels, len(shape.grids))):
+    for number in reversed(range(levels, len(shape.grid_sizes))):
         found[number] = grids.read(sizes[number])
-    own = [found[number] for number in range(levels, len(shape.grids))]
-    maps = Above(shape, own if shape.hyper else ())
+    own = [found[number] for number in range(levels, len(shape.grid_sizes))]
+    maps = Above(shape, own if shape.has_hyperlatents else ())
     for number in sorted(set(sizes) - set(found), reverse=True):
-        found[number] = grids.read(sizes[number], maps.at(number) if shape.hyper else None)
+        found[number] = grids.read(
+            sizes[number], maps.at(number) if shape.has_hyperlatents else None
+        )
     return found

@@ -114,7 +114,7 @@ def test_noise_in_colour_is_more_than_26_db_at_the_usual_quality(colours: int) -
     found = encoded(pixels, choose(pixels.size // 3))
     assert found.metrics["psnr"] > 26
     parsed = container.parse(found.bytes)
-    assert latent_decode.read(parsed, open_device("numpy")).shape.extra == 2
+    assert latent_decode.read(parsed, open_device("numpy")).shape.extra_grids == 2
     assert np.array_equal(decoder.decode(parsed, open_device("numpy")), found.pixels)
 
 

@@ -25,27 +25,28 @@ from imgmlp.codec.latent import decode as latent_decode
 from imgmlp.codec.latent import latents, latents_kernel, sections, synthesis
 from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
-    BICUBIC,
-    LIMIT,
+    BICUBIC_TAPS,
     MAX_EXPONENT,
-    MAX_EXTRA,
-    MAX_HIDDEN,
+    MAX_EXTRA_GRIDS,
+    MAX_HIDDEN_WIDTH,
     MAX_LEVELS,
-    NEIGHBOURS,
+    MAX_VALUE,
+    NEIGHBOUR_OFFSETS,
     VALUE_BITS,
     LatentModel,
     ModelShape,
     Quantized,
     quantized,
 )
-from imgmlp.codec.latent.starts import (
-    FILTERED_STARTS,
-    START_WIDTHS,
-    newest_start,
-    start_of,
-    stored_start,
+from imgmlp.codec.latent.pretrained import (
+    HIDDEN_WIDTHS,
+    WITH_FILTER,
+    newest_pretrained,
+    pretrained_networks,
+    stored_networks,
 )
-from imgmlp.codec.latent.synthesis import synthesize, upsample
+from imgmlp.codec.latent.synthesis import synthesize
+from imgmlp.codec.latent.upsampling import upsample
 from imgmlp.codec.mlp.network import MAX_PRODUCTS
 from imgmlp.engine import Device, open_device
 from imgmlp.errors import DeviceError, FormatError, ImgmlpError, OutOfMemoryError, UsageError
@@ -89,7 +90,12 @@ def test_a_model_comes_back_from_its_sections(size: tuple[int, int], mapping: st
 
 @pytest.mark.parametrize("mapping", ["numpy", "one"])
 @pytest.mark.parametrize(
-    "sizes", [{"neighbours": 1}, {"neighbours": 14, "entropy": 16}, {"synthesis": 7, "entropy": 1}]
+    "sizes",
+    [
+        {"neighbours": 1},
+        {"neighbours": 14, "entropy_width": 16},
+        {"synthesis_width": 7, "entropy_width": 1},
+    ],
 )
 def test_networks_may_have_other_widths(sizes: dict[str, int], mapping: str) -> None:
     model = small_latent_model(**sizes)
@@ -104,8 +110,8 @@ def test_networks_may_begin_from_a_start(size: tuple[int, int], channels: int) -
     parts = sections.write(model)
     found = read(parts, model.shape)
     assert_same(found, model)
-    assert found.start == 1
-    bits = sections.network_bits(model.networks, start_of(1, model.shape))
+    assert found.pretrained == 1
+    bits = sections.network_bits(model.networks, pretrained_networks(1, model.shape))
     assert 0 <= 8 * len(parts[1]) - bits <= 24
     plain = sections.write(replace(model, start=0))
     assert sum(map(len, parts)) < sum(map(len, plain))
@@ -113,41 +119,45 @@ def test_networks_may_begin_from_a_start(size: tuple[int, int], channels: int) -
 
 def test_differences_from_a_start_are_coded_only_where_they_are_shorter() -> None:
     model = started_latent_model()
-    start = start_of(1, model.shape)
+    start = pretrained_networks(1, model.shape)
     for name, tensor in model.networks.items():
         base, *_ = sections.coding(name, tensor, start)
         assert np.any(base) == (name != "synthesis.1.weight"), name
 
 
 def test_a_start_is_the_same_for_all_models_as_far_as_they_have_its_tensors() -> None:
-    whole = start_of(1, ModelShape(512, 512, 3, 7, 16, 12))
+    whole = pretrained_networks(1, ModelShape(512, 512, 3, 7, 16, 12))
     assert list(whole.tensors) == list(ModelShape(512, 512, 3, 7, 16, 12).tensors)
-    small = start_of(1, ModelShape(5, 5, 3, 4, 16, 12)).tensors
-    large = start_of(1, ModelShape(2000, 2000, 3, 9, 16, 12)).tensors
+    small = pretrained_networks(1, ModelShape(5, 5, 3, 4, 16, 12)).tensors
+    large = pretrained_networks(1, ModelShape(2000, 2000, 3, 9, 16, 12)).tensors
     for name in ("synthesis.0.weight", "upsampling"):
         first, last = whole.tensors[name], whole.tensors[name][-1:]
         np.testing.assert_array_equal(small[name], first[: len(small[name])])
         np.testing.assert_array_equal(large[name], np.concatenate([first, last, last]))
-    filtered = start_of(1, ModelShape(5, 5, 3, 4, 16, 12, filtered=True)).tensors
+    filtered = pretrained_networks(1, ModelShape(5, 5, 3, 4, 16, 12, has_filter=True)).tensors
     np.testing.assert_array_equal(filtered["synthesis.0.weight"][:-1], small["synthesis.0.weight"])
     assert not filtered["synthesis.0.weight"][-1].any()
-    hyper = start_of(1, ModelShape(512, 512, 3, 7, 16, 12, hyper=True)).tensors
+    hyper = pretrained_networks(
+        1, ModelShape(512, 512, 3, 7, 16, 12, has_hyperlatents=True)
+    ).tensors
     first, last = np.split(hyper["entropy.0.weight"], [24])
     np.testing.assert_array_equal(first, whole.tensors["entropy.0.weight"])
     assert last.shape == (3, 12)
     assert not last.any()
 
 
-@pytest.mark.parametrize("number", START_WIDTHS)
+@pytest.mark.parametrize("number", HIDDEN_WIDTHS)
 def test_a_start_makes_the_same_of_gray_whether_it_has_one_channel_or_three(number: int) -> None:
     """And of colours, whether there is alpha or not, of which it makes an opaque one."""
-    widths, filtered = START_WIDTHS[number], number in FILTERED_STARTS
+    widths, filtered = HIDDEN_WIDTHS[number], number in WITH_FILTER
     shapes = [
-        ModelShape(40, 50, channels, 6, *widths, filtered=filtered) for channels in range(1, 5)
+        ModelShape(40, 50, channels, 6, *widths, has_filter=filtered) for channels in range(1, 5)
     ]
-    gray, with_alpha, colours, both = (start_of(number, shape).tensors for shape in shapes)
+    gray, with_alpha, colours, both = (
+        pretrained_networks(number, shape).tensors for shape in shapes
+    )
     for one, shape in zip((gray, with_alpha, colours, both), shapes, strict=True):
-        assert {name: values.shape for name, values in one.items()} == shape.tensors
+        assert {name: values.shape for name, values in one.items()} == shape.tensor_shapes
     weight, bias = (colours[f"synthesis.2.{kind}"] for kind in ("weight", "bias"))
     assert np.abs(gray["synthesis.2.weight"][:, 0] - weight.mean(1)).max() <= 0.5
     assert np.abs(gray["synthesis.2.bias"][0] - bias.mean()) <= 0.5
@@ -169,7 +179,9 @@ def test_a_start_makes_the_same_of_gray_whether_it_has_one_channel_or_three(numb
 
 
 def test_a_start_rounds_halves_up() -> None:
-    start = replace(start_of(1, ModelShape(9, 9, 3, 5, 16, 12)), tensors={"a": np.array([-3, 3])})
+    start = replace(
+        pretrained_networks(1, ModelShape(9, 9, 3, 5, 16, 12)), tensors={"a": np.array([-3, 3])}
+    )
     assert start.rounded("a", 10).tolist() == [-1, 2]
     assert start.rounded("a", 11).tolist() == [-3, 3]
     assert start.rounded("a", 13).tolist() == [-12, 12]
@@ -177,7 +189,7 @@ def test_a_start_rounds_halves_up() -> None:
 
 
 def test_what_a_start_cannot_hold_becomes_the_nearest_that_it_can() -> None:
-    stored = stored_start({"a": np.array([[17.2, -1.5]]), "b": np.array([-99.0])})
+    stored = stored_networks({"a": np.array([[17.2, -1.5]]), "b": np.array([-99.0])})
     assert np.frombuffer(stored, ">i2").tolist() == [2**15 - 1, -3072, -(2**15)]
 
 
@@ -197,13 +209,13 @@ DIGESTS = {
 def test_the_document_has_every_start_and_none_ever_changes() -> None:
     """As files hold differences from them."""
     assert {
-        number: (*widths, len(NEIGHBOURS), number in FILTERED_STARTS)
-        for number, widths in START_WIDTHS.items()
+        number: (*widths, len(NEIGHBOUR_OFFSETS), number in WITH_FILTER)
+        for number, widths in HIDDEN_WIDTHS.items()
     } == reference.STARTS
     for number, digest in DIGESTS.items():
         data = (reference.PACKAGE / "codec" / "latent" / f"start-{number}.bin").read_bytes()
         assert hashlib.sha256(data).hexdigest().startswith(digest)
-    assert DIGESTS.keys() == START_WIDTHS.keys()
+    assert DIGESTS.keys() == HIDDEN_WIDTHS.keys()
 
 
 def test_a_start_that_is_not_known_is_refused() -> None:
@@ -243,8 +255,8 @@ def test_golden_files_decode_to_their_pictures(name: str) -> None:
     data = (GOLDEN / "latent" / f"{name}.imlp").read_bytes()
     found = container.parse(data)
     number, digest = GOLDEN_FILES[name]
-    assert latent_decode.read(found, open_device("numpy")).start == number
-    newest = {newest_start(w, lmbda) for w in START_WIDTHS.values() for lmbda in (1e-3, 1e-5)}
+    assert latent_decode.read(found, open_device("numpy")).pretrained == number
+    newest = {newest_pretrained(w, lmbda) for w in HIDDEN_WIDTHS.values() for lmbda in (1e-3, 1e-5)}
     for mapping in ("numpy", "one") if number in newest else ("numpy",):
         decoded = decoder.decode(found, open_mapping(mapping))
         assert container.digest(decoded).hex() == digest
@@ -253,7 +265,7 @@ def test_golden_files_decode_to_their_pictures(name: str) -> None:
 
 def test_there_are_golden_files_of_every_start() -> None:
     """And no file in their folder that nobody decodes."""
-    assert {number for number, _ in GOLDEN_FILES.values()} == {0, *START_WIDTHS}
+    assert {number for number, _ in GOLDEN_FILES.values()} == {0, *HIDDEN_WIDTHS}
     assert {path.stem for path in (GOLDEN / "latent").iterdir()} == GOLDEN_FILES.keys()
 
 
@@ -262,9 +274,12 @@ def test_there_are_golden_files_of_every_start() -> None:
 def test_hyperlatents_come_back_and_change_what_is_expected(
     size: tuple[int, int], mapping: str
 ) -> None:
-    for model in (small_latent_model(*size, hyper=True), started_latent_model(*size, hyper=True)):
+    for model in (
+        small_latent_model(*size, has_hyperlatents=True),
+        started_latent_model(*size, has_hyperlatents=True),
+    ):
         own = [np.where(grid, grid, np.int8(1)) for grid in model.latents[-3:]]
-        model = replace(model, latents=(*model.seen, *own))
+        model = replace(model, latents=(*model.pyramid, *own))
         parts = sections.write(model)
         found = read(parts, model.shape, mapping)
         assert_same(found, model)
@@ -282,14 +297,16 @@ def test_hyperlatents_come_back_and_change_what_is_expected(
 def test_extra_grids_come_back_and_are_seen_by_synthesis(extra: int, mapping: str) -> None:
     for make in (small_latent_model, started_latent_model):
         # a kernel is compiled for each of them: with these any two meet in every way
-        model = make(21, 26, filtered=(make is small_latent_model) == (extra == 2), extra=extra)
+        model = make(
+            21, 26, has_filter=(make is small_latent_model) == (extra == 2), extra_grids=extra
+        )
         found = read(sections.write(model), model.shape, mapping)
         assert_same(found, model)
         picture = synthesize(found, open_mapping(mapping))
         np.testing.assert_array_equal(picture, synthesize(model, open_device("numpy")))
         for number in range(extra):
             grids = [*model.latents]
-            grids[len(model.seen) + number] = np.zeros_like(grids[0])
+            grids[len(model.pyramid) + number] = np.zeros_like(grids[0])
             other = replace(model, latents=tuple(grids))
             assert (synthesize(other, open_device("numpy")) != picture).any(), number
             assert_same(read(sections.write(other), model.shape, mapping), other)
@@ -298,14 +315,14 @@ def test_extra_grids_come_back_and_are_seen_by_synthesis(extra: int, mapping: st
 def test_more_extra_grids_than_a_file_can_have_are_refused() -> None:
     for extra in (-1, 4):
         with pytest.raises(FormatError, match="extra grids"):
-            ModelShape(40, 40, 3, 7, extra=extra)
+            ModelShape(40, 40, 3, 7, extra_grids=extra)
     with pytest.raises(FormatError, match="extra grids and hyperlatents"):
-        ModelShape(90, 70, 3, 7, hyper=True, extra=1)
+        ModelShape(90, 70, 3, 7, has_hyperlatents=True, extra_grids=1)
 
 
 def test_hyperlatents_of_zeros_are_coded() -> None:
     """So that who has them is told by them being there."""
-    model = small_latent_model(40, 40, hyper=True)
+    model = small_latent_model(40, 40, has_hyperlatents=True)
     empty = replace(model, latents=tuple(np.zeros_like(grid) for grid in model.latents))
     assert len(sections.write(empty)[2]) > 2
     assert_same(read(sections.write(empty), model.shape), empty)
@@ -314,8 +331,8 @@ def test_hyperlatents_of_zeros_are_coded() -> None:
 def test_hyperlatents_are_refused_where_they_would_be_too_large_or_too_small() -> None:
     for size in ((4096, 4097, 3, 9), (32, 32, 3, 6)):
         with pytest.raises(FormatError, match="no hyperlatents"):
-            ModelShape(*size, hyper=True)
-    ModelShape(4096, 4096, 3, 9, hyper=True)
+            ModelShape(*size, has_hyperlatents=True)
+    ModelShape(4096, 4096, 3, 9, has_hyperlatents=True)
     head, *others = sections.write(started_latent_model(32, 32))
     announced = head[:2] + bytes([head[2] | 1 << 6]) + head[3:]
     with pytest.raises(FormatError, match="6 grids have no hyperlatents"):
@@ -324,9 +341,9 @@ def test_hyperlatents_are_refused_where_they_would_be_too_large_or_too_small() -
 
 def test_what_is_above_a_grid_is_the_same_where_coarser_ones_are_not_coded() -> None:
     """Every level's maps are made of the next coarser one's, whether anybody asks for these."""
-    shape = ModelShape(90, 70, 3, 7, hyper=True)
+    shape = ModelShape(90, 70, 3, 7, has_hyperlatents=True)
     chance = np.random.default_rng(0)
-    grids = [chance.integers(-9, 9, size).astype(np.int8) for size in shape.grids[7:]]
+    grids = [chance.integers(-9, 9, size).astype(np.int8) for size in shape.grid_sizes[7:]]
     at_once, one_by_one = Above(shape, grids), Above(shape, grids)
     all_levels = [one_by_one.at(level) for level in range(6, -1, -1)]
     assert np.array_equal(at_once.at(0), all_levels[-1])
@@ -357,7 +374,7 @@ def test_a_kernel_writes_the_bytes_that_numpy_does_and_reads_them(
     """However many launches they take; unlikely latents, which have many bits, and those among
     zeros alone as well."""
     monkeypatch.setattr(latents_kernel, "AT_ONCE", at_once)
-    model = small_latent_model(*size, spread=spread, hyper=min(size) > 64)
+    model = small_latent_model(*size, spread=spread, has_hyperlatents=min(size) > 64)
     found = sections.write(model, open_opencl())
     assert found == sections.write(model)
     assert_same(read(found, model.shape, "one"), model)
@@ -412,7 +429,7 @@ def test_bits_are_those_that_are_written() -> None:
         0
         <= 8 * len(coded)
         + of_steps
-        - sections.network_bits(model.networks, start_of(0, model.shape))
+        - sections.network_bits(model.networks, pretrained_networks(0, model.shape))
         <= 24
     )
 
@@ -444,7 +461,7 @@ def test_another_size_is_refused() -> None:
 
 
 def test_a_model_whose_sums_need_more_than_32_bits_is_refused() -> None:
-    model = small_latent_model(filtered=True)
+    model = small_latent_model(has_filter=True)
     for name in ("entropy.1.weight", "synthesis.0.weight", "residual.1.weight", "upsampling",
                  "filter"):  # fmt: skip
         old = model.networks[name]
@@ -457,7 +474,7 @@ def test_a_model_whose_sums_need_more_than_32_bits_is_refused() -> None:
 def test_magnitudes_of_a_column_may_come_right_up_to_that(more: int) -> None:
     model = small_latent_model()
     old, bias = (model.networks[f"entropy.1.{what}"] for what in ("weight", "bias"))
-    most = (2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS) - 1) // LIMIT
+    most = (2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS) - 1) // MAX_VALUE
     values = np.zeros_like(old.values)
     values[:, 0] = most // len(values)
     values[0, 0] += most % len(values) + more
@@ -470,7 +487,7 @@ def test_magnitudes_of_a_column_may_come_right_up_to_that(more: int) -> None:
         replace(model, networks={**model.networks, **changed})
 
 
-TINY = {"synthesis": 3, "entropy": 2, "neighbours": 4}
+TINY = {"synthesis_width": 3, "entropy_width": 2, "neighbours": 4}
 
 
 def test_every_truncation_and_every_flipped_bit_is_noticed() -> None:
@@ -502,9 +519,9 @@ def test_every_flipped_bit_of_a_section_is_noticed_behind_right_checksums() -> N
     ("model", "count"),
     [
         (small_latent_model(9, 14, **TINY), 1_000),
-        (small_latent_model(9, 14, filtered=True, **TINY), 500),
+        (small_latent_model(9, 14, has_filter=True, **TINY), 500),
         (started_latent_model(9, 14), 500),
-        (small_latent_model(3, 34, hyper=True, **TINY), 500),
+        (small_latent_model(3, 34, has_hyperlatents=True, **TINY), 500),
     ],
     ids=["plain", "filtered", "started", "hyper"],
 )
@@ -571,9 +588,11 @@ def test_the_largest_networks_decode_the_largest_picture_in_as_many_products_as_
     None
 ):
     """So that no file has to be refused for them."""
-    sizes = {"synthesis": MAX_HIDDEN, "entropy": MAX_HIDDEN}
-    shape = ModelShape(2**14, 2**14, 4, MAX_LEVELS, **sizes, filtered=True, extra=MAX_EXTRA)
-    weights = sum(math.prod(size) for size in shape.tensors.values())
+    sizes = {"synthesis_width": MAX_HIDDEN_WIDTH, "entropy_width": MAX_HIDDEN_WIDTH}
+    shape = ModelShape(
+        2**14, 2**14, 4, MAX_LEVELS, **sizes, has_filter=True, extra_grids=MAX_EXTRA_GRIDS
+    )
+    weights = sum(math.prod(size) for size in shape.tensor_shapes.values())
     assert shape.height * shape.width == container.MAX_PIXELS
     assert weights * container.MAX_PIXELS <= MAX_PRODUCTS
 
@@ -606,7 +625,7 @@ def test_a_kernel_is_given_latents_without_copies_of_copies(
 ) -> None:
     """`most` bytes of the host for each place of a padded grid, at a time."""
     monkeypatch.setattr(latents_kernel.RawKernel, "__call__", lambda *_: None)
-    model, state = small_latent_model(65, 9, 1, hyper=hyper), np.zeros(4, np.uint64)
+    model, state = small_latent_model(65, 9, 1, has_hyperlatents=hyper), np.zeros(4, np.uint64)
     kernel = latents_kernel._Kernel(model.shape, model.networks, open_opencl(), writing=False)
     grid, maps = np.zeros(size, np.int8), np.zeros((3, *size), np.int32)
     tracemalloc.start()
@@ -629,8 +648,8 @@ def test_a_part_of_the_upsampled_maps_is_that_part_of_all() -> None:
 def test_upsampling_keeps_what_is_constant() -> None:
     """But for rounding: the taps add up to 1."""
     shape = ModelShape(19, 30, 1, 5)
-    grids = tuple(np.full(size, 5 * (n == 4), np.int8) for n, size in enumerate(shape.grids))
-    filters = quantized(np.tile(BICUBIC, (4, 1)), 9)
+    grids = tuple(np.full(size, 5 * (n == 4), np.int8) for n, size in enumerate(shape.grid_sizes))
+    filters = quantized(np.tile(BICUBIC_TAPS, (4, 1)), 9)
     assert filters.values.sum() == 4 * 512
     maps = upsample(grids, filters, (0, 19), (0, 30))
     assert (maps[:4] == 0).all()
@@ -641,7 +660,9 @@ def test_upsampling_keeps_what_is_constant() -> None:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_the_document_is_enough_to_decode_a_file(size: tuple[int, int], channels: int) -> None:
     for filtered in (False, True):
-        model = small_latent_model(*size, channels, synthesis=8, entropy=6, filtered=filtered)
+        model = small_latent_model(
+            *size, channels, synthesis_width=8, entropy_width=6, has_filter=filtered
+        )
         decoded = synthesize(model, open_device("numpy"))
         assert reference.picture(file_of(model)) == decoded.tolist()
 
@@ -651,7 +672,7 @@ def test_pixels_are_the_same_however_many_go_through_the_layers_at_once(
 ) -> None:
     model = small_latent_model()
     whole = synthesize(model, open_device("numpy"))
-    monkeypatch.setattr("imgmlp.codec.latent.synthesis._AT_ONCE", 37)  # which divides nothing
+    monkeypatch.setattr("imgmlp.codec.latent.synthesis._DENSE_PIXELS", 37)  # which divides nothing
     np.testing.assert_array_equal(synthesize(model, open_device("numpy")), whole, strict=True)
 
 
@@ -659,17 +680,23 @@ def test_pixels_are_the_same_however_many_go_through_the_layers_at_once(
 def test_a_thin_picture_is_made_in_few_pieces(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, pieces, make = small_latent_model(*size), list[tuple[int, int]](), synthesis._Exact.piece
+    model, pieces, make = (
+        small_latent_model(*size),
+        list[tuple[int, int]](),
+        synthesis._NumpySynthesis.piece,
+    )
 
-    def piece(self: synthesis._Exact, top: int, left: int, rows: int, columns: int) -> np.ndarray:
+    def piece(
+        self: synthesis._NumpySynthesis, top: int, left: int, rows: int, columns: int
+    ) -> np.ndarray:
         pieces.append((rows + 2 * synthesis.HALO, columns + 2 * synthesis.HALO))
         return make(self, top, left, rows, columns)
 
-    monkeypatch.setattr(synthesis._Exact, "piece", piece)
+    monkeypatch.setattr(synthesis._NumpySynthesis, "piece", piece)
     long = synthesize(model, open_device("numpy"))
     assert len(pieces) == 2
-    assert max(rows * columns for rows, columns in pieces) <= (synthesis.SIDE + 4) ** 2
-    monkeypatch.setattr(synthesis, "_longer", lambda across: synthesis.SIDE)
+    assert max(rows * columns for rows, columns in pieces) <= (synthesis.NUMPY_PIECE_SIDE + 4) ** 2
+    monkeypatch.setattr(synthesis, "_piece_side", lambda across: synthesis.NUMPY_PIECE_SIDE)
     np.testing.assert_array_equal(synthesize(model, open_device("numpy")), long, strict=True)
 
 
@@ -679,7 +706,7 @@ def test_the_document_is_enough_to_decode_hyperlatents(
     size: tuple[int, int], started: bool
 ) -> None:
     make = started_latent_model if started else small_latent_model
-    model = make(*size, 1, hyper=True)
+    model = make(*size, 1, has_hyperlatents=True)
     decoded = synthesize(model, open_device("numpy"))
     assert reference.picture(file_of(model)) == decoded.tolist()
 
@@ -689,7 +716,7 @@ def test_the_document_is_enough_to_decode_hyperlatents(
 def test_the_document_is_enough_to_decode_extra_grids(size: tuple[int, int], extra: int) -> None:
     for make in (small_latent_model, started_latent_model):
         for filtered in (False, True):
-            model = make(*size, 3, filtered=filtered, extra=extra)
+            model = make(*size, 3, has_filter=filtered, extra_grids=extra)
             decoded = synthesize(model, open_device("numpy"))
             assert reference.picture(file_of(model)) == decoded.tolist()
 
@@ -697,9 +724,9 @@ def test_the_document_is_enough_to_decode_extra_grids(size: tuple[int, int], ext
 @pytest.mark.parametrize("levels", [7, 9])
 def test_the_document_says_what_is_above_latents(levels: int) -> None:
     """Where there are grids finer, coarser and as large as those of hyperlatents."""
-    shape = ModelShape(75, 261, 1, levels, hyper=True)
+    shape = ModelShape(75, 261, 1, levels, has_hyperlatents=True)
     chance = np.random.default_rng(levels)
-    grids = [chance.integers(-64, 64, size) for size in shape.grids[levels:]]
+    grids = [chance.integers(-64, 64, size) for size in shape.grid_sizes[levels:]]
     above = Above(shape, [grid.astype(np.int8) for grid in grids])
     lists = [grid.tolist() for grid in grids]
     for level in reversed(range(levels)):
@@ -711,7 +738,7 @@ def test_the_document_says_what_is_above_latents(levels: int) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (13, 22), (2, 300)])
 def test_the_document_is_enough_to_begin_from_a_start(size: tuple[int, int], channels: int) -> None:
     for filtered in (False, True):
-        model = started_latent_model(*size, channels, filtered=filtered)
+        model = started_latent_model(*size, channels, has_filter=filtered)
         decoded = synthesize(model, open_device("numpy"))
         assert reference.picture(file_of(model)) == decoded.tolist()
 
@@ -723,7 +750,7 @@ def test_the_document_is_enough_to_decode_large_latents() -> None:
 
 def extreme_model() -> LatentModel:
     """One whose values and means run into their bounds everywhere."""
-    model = small_latent_model(9, 14, spread=60.0, filtered=True)
+    model = small_latent_model(9, 14, spread=60.0, has_filter=True)
     networks = dict(model.networks)
     for name, factor in [
         ("entropy.1", 8),
@@ -742,7 +769,7 @@ def extreme_model() -> LatentModel:
 def test_the_document_says_what_becomes_of_values_out_of_bounds() -> None:
     model = extreme_model()
     maps = upsample(model.latents, model.networks["upsampling"], (0, 9), (0, 14))
-    assert (maps.min(), maps.max()) == (-LIMIT, LIMIT)
+    assert (maps.min(), maps.max()) == (-MAX_VALUE, MAX_VALUE)
     decoded = synthesize(model, open_device("numpy"))
     assert reference.picture(file_of(model)) == decoded.tolist()
 

@@ -19,7 +19,7 @@ from conftest import ClockOfSteps, small_pixels, stops_after
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
-from imgmlp.codec.latent import decode, sections, starts
+from imgmlp.codec.latent import decode, pretrained, sections
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent.model import LatentModel, Quantized
 from imgmlp.codec.latent.step.latent_step import LatentStep, Steering
@@ -158,7 +158,7 @@ def test_what_bits_cost_says_which_start_networks_begin_from(
         (Goal("lambda", 1e-3), 4), (Goal("lambda", 1e-5), 9), (Goal("psnr", 60.0), 9),
     ):  # fmt: skip
         found = container.parse(run(goal, workload=Workload(2)).bytes)
-        assert decode.read(found, device).start == number
+        assert decode.read(found, device).pretrained == number
 
 
 @pytest.mark.usefixtures("few_trials")
@@ -1239,7 +1239,7 @@ def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None
     large, small = (512, 768, 3), (128, 128, 3)
     assert forms.widths(small, math.inf) < forms.widths(large, math.inf)
     assert forms.widths(large, 1000) == forms.widths(small, math.inf)
-    assert starts.newest_start(forms.widths(small, math.inf)) > 0
+    assert pretrained.newest_pretrained(forms.widths(small, math.inf)) > 0
 
 
 def test_short_runs_have_small_networks_where_compiling_takes_long(
@@ -1255,13 +1255,13 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
             pixels, buckets.TrainingSetup(pixels.shape, device, short), math.inf
         )._widths
 
-    assert taken(cpu, short=True) == forms.SMALL_WIDTHS == starts.START_WIDTHS[6]
+    assert taken(cpu, short=True) == forms.SMALL_WIDTHS == pretrained.HIDDEN_WIDTHS[6]
     assert taken(cpu, short=False) == forms.LARGE_WIDTHS
     assert not forms.is_quick(open_device("numpy"), short=True)
     assert (
         forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL_WIDTHS
     )
-    assert forms.widths((64, 64, 3), math.inf) == forms.ICON_WIDTHS == starts.START_WIDTHS[4]
+    assert forms.widths((64, 64, 3), math.inf) == forms.ICON_WIDTHS == pretrained.HIDDEN_WIDTHS[4]
     picture, wanted, work = Picture(pixels), Goal("lambda", 1e-3), latent.workload(1, None)
     found, noted = run_plan.RunPlan(picture, wanted, work, cpu, Run()), list[str]()
     found._compile_times = SimpleNamespace(note=noted.append)  # type: ignore[assignment]

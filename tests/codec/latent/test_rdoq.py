@@ -20,7 +20,7 @@ from test_windows import picture
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode
-from imgmlp.codec.latent.model import LARGEST, LEAST, Quantized, flat_of
+from imgmlp.codec.latent.model import MAX_LATENT, MIN_LATENT, Quantized, flat_of
 from imgmlp.codec.latent.plane import Extent, Plane
 from imgmlp.codec.latent.step import latent_step
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep
@@ -58,7 +58,7 @@ def parted(pixels: Array, window: tuple[int, int], **sizes: Any) -> WindowedStep
 
 
 def filled(step: LatentStep) -> LatentStep:
-    step.write_grids([2 * draw(*size, seed=n) for n, size in enumerate(step.shape.grids)])
+    step.write_grids([2 * draw(*size, seed=n) for n, size in enumerate(step.shape.grid_sizes)])
     step.flat.write(step.flat.numpy() + np.float32(0.02) * draw(*step.flat.shape))
     return step
 
@@ -66,13 +66,13 @@ def filled(step: LatentStep) -> LatentStep:
 @pytest.fixture
 def four_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     """With which a window may be as small as 8 pixels high."""
-    monkeypatch.setattr(latent_step, "usual_levels", lambda *_: 4)
+    monkeypatch.setattr(latent_step, "default_levels", lambda *_: 4)
 
 
 def put_together(step: LatentStep, flat: Array) -> tuple[Array, list[Array]]:
     """What all windows cost, each where it is in the picture."""
     errors = np.full((step.height, step.width), np.nan, np.float32)
-    bits = [np.full(size, np.nan, np.float32) for size in step.shape.grids]
+    bits = [np.full(size, np.nan, np.float32) for size in step.shape.grid_sizes]
     for extent in step.windows:
         own, of_latents = step.costs(extent, flat)
         rows, columns = (slice(*extent.span(axis, 0)) for axis in (0, 1))
@@ -111,7 +111,7 @@ def test_costs_are_parts_of_what_is_judged_in_windows_as_in_the_whole_picture(
         own = sum(float(part.sum(dtype=np.float64)) for part in bits)
         assert own == pytest.approx(rate * each.pixels, rel=1e-5)
         found.append([errors, *bits])
-    assert len(found[0]) == 1 + step.levels + len(step.shape.others)
+    assert len(found[0]) == 1 + step.levels + len(step.shape.additional_levels)
     for one, other in zip(*found, strict=True):
         assert np.allclose(one, other, rtol=1e-3, atol=1e-4)
 
@@ -169,7 +169,7 @@ def test_bits_of_a_latent_stand_where_it_does(has: dict[str, Any]) -> None:
     seen, own = grids[: step.levels], grids[step.levels :]
     for n, (grid, found) in enumerate(zip(grids, bits, strict=True)):
         above = np.zeros((3, *grid.shape))
-        if step.shape.hyper and n < len(seen):
+        if step.shape.has_hyperlatents and n < len(seen):
             above = maps_above(own, seen, n)
         assert np.allclose(found, bits_of(grid, layers, above), rtol=1e-3, atol=1e-3), n
 
@@ -246,13 +246,13 @@ def test_slopes_by_latents_are_differences_of_what_rounded_ones_cost(
     step = whole(pixels, **sizes)
     flat = step.flat.numpy() * np.float32(0.9)  # not those that it has
     slopes = step.latent_slopes(step.windows[0], flat, lmbda)
-    assert [part.shape for part in slopes] == list(step.shape.grids)
+    assert [part.shape for part in slopes] == list(step.shape.grid_sizes)
 
     def loss(grids: list[Array]) -> float:
         return reference(step, pixels, grids, flat.astype(np.float64), lmbda)
 
-    for level, size in enumerate(step.shape.grids):
-        ways = [np.zeros(each) for each in step.shape.grids]
+    for level, size in enumerate(step.shape.grid_sizes):
+        ways = [np.zeros(each) for each in step.shape.grid_sizes]
         ways[level] = np.sign(slopes[level]) + 0.5 * draw(*size, seed=9)
         differs(step, ways, slopes, loss)
 
@@ -529,7 +529,7 @@ def test_latents_stay_within_what_a_file_may_have() -> None:
     step.now = [np.sign(best).astype(np.float32) * 61 for best in step.best]
     step.move(Budget(9, 1000))
     for now, best in zip(step.now, step.best, strict=True):
-        assert np.array_equal(now, np.where(best < 0, LEAST, LARGEST))
+        assert np.array_equal(now, np.where(best < 0, MIN_LATENT, MAX_LATENT))
 
 
 def test_the_finest_grids_are_moved_the_coarsest_of_them_first() -> None:

@@ -18,20 +18,20 @@ from networks import latent_programs
 
 from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.model import (
-    BICUBIC,
-    FURTHEST,
-    HYPERLATENTS,
-    NEAREST,
-    REACH,
+    BICUBIC_TAPS,
+    HYPERLATENT_LEVELS,
+    MAX_CODABLE_WEIGHT,
+    NEAREST_BELOW_LEVEL,
+    NEIGHBOUR_RADIUS,
     LatentModel,
     Quantized,
+    default_levels,
     flat_of,
     networks_of,
     quantized,
-    usual_levels,
 )
 from imgmlp.codec.latent.plane import LEAST_SIDE, SIDE_UNIT, Extent, Plane, common_side
-from imgmlp.codec.latent.starts import start_of
+from imgmlp.codec.latent.pretrained import pretrained_networks
 from imgmlp.codec.latent.step import latent_step, operations, upsampling
 from imgmlp.codec.latent.step.latent_step import PARTS, Control, LatentStep, Part, Steering
 from imgmlp.codec.latent.synthesis import synthesize
@@ -142,20 +142,21 @@ def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
 def test_what_is_around_a_grid_in_a_plane_is_zero(
     size: tuple[int, int], halo: int, extra: int
 ) -> None:
-    plane = Plane.of(*size, usual_levels(*size), halo, (0,) * extra)
+    plane = Plane.of(*size, default_levels(*size), halo, (0,) * extra)
     assert [grid.level for grid in plane.grids[len(plane.grids) - extra :]] == [0] * extra
     for grid in plane.grids:
         if grid.level == 0:  # so that it is seen as a map is, in the columns of pixels
             assert grid.column == 0
             assert grid.row + plane.pixel_rows <= plane.rows
-    owners = np.zeros((plane.rows + REACH, plane.pitch + REACH), int)
+    owners = np.zeros((plane.rows + NEIGHBOUR_RADIUS, plane.pitch + NEIGHBOUR_RADIUS), int)
     for grid in plane.grids:
-        row, column = grid.row + REACH, grid.column + REACH
+        row, column = grid.row + NEIGHBOUR_RADIUS, grid.column + NEIGHBOUR_RADIUS
         owners[row : row + grid.height, column : column + grid.width] += 1
     for grid in plane.grids:
-        row, column = grid.row + REACH, grid.column + REACH
+        row, column = grid.row + NEIGHBOUR_RADIUS, grid.column + NEIGHBOUR_RADIUS
         around = owners[
-            row - REACH : row + grid.height, column - REACH : column + grid.width + REACH
+            row - NEIGHBOUR_RADIUS : row + grid.height,
+            column - NEIGHBOUR_RADIUS : column + grid.width + NEIGHBOUR_RADIUS,
         ]
         assert around.sum() == grid.height * grid.width
         assert column + grid.width <= plane.pitch  # so that what is left of a row is zero as well
@@ -241,7 +242,7 @@ def reference(
     synthesis, (w, b, w2, b2), entropy = arrays[:6], arrays[6:10], arrays[10:16]
     every = [softened(softened(g)) for g in grids]
     seen, own = every[: step.levels], every[step.levels :]
-    hyper = own if step.shape.hyper else []
+    hyper = own if step.shape.has_hyperlatents else []
     bits = sum(float(np.sum(bits_of(g, entropy, maps_above(hyper, seen, n))))
                for n, g in enumerate(seen))  # fmt: skip
     bits += sum(float(np.sum(bits_of(g, entropy, np.zeros((3, *g.shape))))) for g in own)
@@ -250,10 +251,10 @@ def reference(
         for axis, wanted in ((1, grids[level].shape[0]), (2, grids[level].shape[1])):
             maps = doubled(maps, arrays[16 + level], axis, wanted)
         maps = np.concatenate([seen[level][None], maps])
-    if step.shape.filtered:
+    if step.shape.has_filter:
         of_finest = convolved(seen[0][..., None], arrays[-1].reshape(9, 1))
         maps = np.concatenate([maps, of_finest.transpose(2, 0, 1)])
-    if step.shape.extra:
+    if step.shape.extra_grids:
         maps = np.concatenate([maps, np.stack(own)])
     y = network(maps.transpose(1, 2, 0), synthesis)
     y = y + activated(convolved(y, w) + b)
@@ -281,15 +282,17 @@ def network(x: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
 def maps_above(own: list[np.ndarray], grids: list[np.ndarray], level: int) -> np.ndarray:
     """[hyperlatents, h, w]: what they are where a grid's values are."""
     found = np.zeros((len(own), *grids[level].shape))
-    for maps, values, first in zip(found, own, HYPERLATENTS, strict=False):
+    for maps, values, first in zip(found, own, HYPERLATENT_LEVELS, strict=False):
         apart = 1 << max(level - first, 0)
         one = values[None, ::apart, ::apart]
         for n in range(first - 1, level - 1, -1):
             h, w = grids[n].shape
-            if n < NEAREST:
+            if n < NEAREST_BELOW_LEVEL:
                 one = one.repeat(2, 1).repeat(2, 2)[:, :h, :w]
             else:
-                one = doubled(doubled(one, np.array(BICUBIC), 1, h), np.array(BICUBIC), 2, w)
+                one = doubled(
+                    doubled(one, np.array(BICUBIC_TAPS), 1, h), np.array(BICUBIC_TAPS), 2, w
+                )
         maps[:] = one[0]
     return found
 
@@ -457,7 +460,7 @@ def test_networks_come_back_as_they_were() -> None:
 def test_networks_begin_from_a_start() -> None:
     """All of them but the weights of alpha, which are drawn, and cost least where they are 0."""
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
-    start = start_of(1, step.shape).floats()
+    start = pretrained_networks(1, step.shape).floats()
     for name, values in networks_of(step.flat.numpy(), step.shapes).items():
         assert np.array_equal(values, start[name]), name
     wide = LatentStep(picture(), 1, open_device("numpy"), start=3)
@@ -466,7 +469,7 @@ def test_networks_begin_from_a_start() -> None:
     assert found["filter"].any()  # or neither of the two would ever move
     gray = LatentStep(picture()[:, :, :1], 1, open_device("numpy"), **STARTED)
     found = networks_of(gray.flat.numpy(), gray.shapes)
-    begun = start_of(1, gray.shape).floats()
+    begun = pretrained_networks(1, gray.shape).floats()
     assert all(np.array_equal(values, begun[name]) for name, values in found.items())
     with_alpha = picture()[:, :, [0, 1, 2, 0]]
     both = LatentStep(with_alpha, 1, open_device("numpy"), **STARTED)
@@ -865,7 +868,7 @@ def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(
 def test_rows_of_high_windows_are_no_longer_than_their_finest_grid() -> None:
     halo = 4
     high, square = (Plane.of(*size, 6, halo) for size in ((512, 32), (256, 256)))
-    assert high.pitch == 48  # 32 + 2 * 4 + REACH, and what ALIGN adds
+    assert high.pitch == 48  # 32 + 2 * 4 + NEIGHBOUR_RADIUS, and what ALIGN adds
     assert {grid.column for grid in high.grids} == {0}
     assert len({grid.column for grid in square.grids}) > 1
 
@@ -875,7 +878,7 @@ def test_what_no_step_reaches_is_furthest_and_nan_is_0() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = quantized(values, 2).values.tolist()
-    assert found == [0, FURTHEST, -FURTHEST, FURTHEST, 6, 0]
+    assert found == [0, MAX_CODABLE_WEIGHT, -MAX_CODABLE_WEIGHT, MAX_CODABLE_WEIGHT, 6, 0]
 
 
 @pytest.mark.parametrize("ample", [10, 11])
@@ -954,7 +957,7 @@ def test_a_stream_takes_the_bits_that_training_counted(has: dict[str, Any]) -> N
     LatentTrainer(step, LatentTrainerState(25, 1e-4)).run()
     own = [np.rint(20 * draw(*grid.shape)) for grid in step.grids()[step.levels :]]
     step.write_grids([*step.grids()[: step.levels], *own])
-    networks = Search(step)._rounded(dict.fromkeys(step.shape.tensors, 8))
+    networks = Search(step)._rounded(dict.fromkeys(step.shape.tensor_shapes, 8))
     model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
     _, rate = step.judge(flat_of({name: tensor.floats() for name, tensor in networks.items()}))
     counted, written = rate * step.pixels, 8 * len(sections.write(model)[2])
@@ -1040,7 +1043,7 @@ def test_one_of_four_tiles_tells_what_networks_should_be(monkeypatch: pytest.Mon
     side = int(math.sqrt(latent_step.MANY))
     pixels = np.random.default_rng(3).integers(0, 256, (side, side, 3), np.uint8)
     step = LatentStep(pixels, 1, open_device("numpy"), **NARROW)
-    step.write_grids([draw(*size, seed=n) for n, size in enumerate(step.shape.grids)])
+    step.write_grids([draw(*size, seed=n) for n, size in enumerate(step.shape.grid_sizes)])
     before, found, moved = step.state(), list[np.ndarray](), list[list[np.ndarray]]()
     for turn, tiles in enumerate([1, 4, 4, 4, 4]):
         step.restore(before)

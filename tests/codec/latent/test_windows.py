@@ -17,9 +17,9 @@ from networks import latent_programs
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent import guess, starts
-from imgmlp.codec.latent.guess import guessed
-from imgmlp.codec.latent.model import ModelShape, usual_levels
+from imgmlp.codec.latent import initial_latents, pretrained
+from imgmlp.codec.latent.initial_latents import predict_latents
+from imgmlp.codec.latent.model import ModelShape, default_levels
 from imgmlp.codec.latent.step import latent_step
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Steering
 from imgmlp.codec.latent.training import (
@@ -66,7 +66,7 @@ def picture(height: int, width: int, channels: int = 3) -> np.ndarray:
 
 def whole_numbers(step: LatentStep) -> list[np.ndarray]:
     generator = np.random.default_rng(0)
-    return [np.rint(2 * generator.standard_normal(size)) for size in step.shape.grids]
+    return [np.rint(2 * generator.standard_normal(size)) for size in step.shape.grid_sizes]
 
 
 def assert_alike(found: np.ndarray, expected: np.ndarray) -> None:
@@ -95,7 +95,7 @@ def test_windows_are_judged_as_the_whole_picture_is(
     step = LatentStep(pixels, 0, device, **STARTED | has)
     parted = WindowedStep(pixels, 0, device, **STARTED | has, window=WINDOW)
     assert len(parted.windows) in (3, 4)
-    assert step.shape.filtered
+    assert step.shape.has_filter
     away = np.random.default_rng(1).standard_normal(step.flat.shape)
     flat = (step.flat.numpy() + 0.02 * away).astype(np.float32)
     for each in (step, parted):
@@ -145,7 +145,7 @@ def test_one_window_is_trained_as_the_whole_picture_is(
 
 def test_every_latent_belongs_to_one_window() -> None:
     step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
-    owners = [np.zeros(size, int) for size in step.shape.grids]
+    owners = [np.zeros(size, int) for size in step.shape.grid_sizes]
     for extent in step.windows:
         for part in extent.cut(owners):
             part += 1
@@ -364,7 +364,7 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size(lanes: Lan
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few grids, with which a window may be as small."""
-    monkeypatch.setattr(latent_step, "usual_levels", lambda *_: 4)
+    monkeypatch.setattr(latent_step, "default_levels", lambda *_: 4)
     limits = buckets.CPU._replace(max_whole_pixels=0, window_size=(8, 8))
     monkeypatch.setattr(buckets, "CPU", limits)
     monkeypatch.setattr(windows, "JUDGED_PIXELS", 8 * 8)
@@ -427,21 +427,21 @@ def test_a_step_that_takes_more_than_the_time_left_ends_between_windows(
     assert clock[0] == 10.0
 
 
-@pytest.mark.parametrize("start", sorted(guess.GUESSES))
+@pytest.mark.parametrize("start", sorted(initial_latents.PREDICTORS))
 def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     y, x = np.mgrid[:90, :120]
     shade = 120 + 60 * np.sin(x / 15) * np.cos(y / 9)
     pixels = np.stack([shade, shade + 8, shade - 12], -1).astype(np.uint8)
-    hidden, entropy = starts.widths_of(start)
+    hidden, entropy = pretrained.hidden_widths(start)
     step = LatentStep(pixels, 0, open_device("numpy"), hidden=hidden, entropy=entropy, start=start)
     nothing, _ = step.judge(step.flat.numpy())
-    found = guessed(pixels, step.shape, start)
+    found = predict_latents(pixels, step.shape, start)
     assert found is not None
     step.write_grids(found)
     error, _ = step.judge(step.flat.numpy())
     assert error < min(nothing / 2, phases.UNLIKE)
-    monkeypatch.setattr(guess, "BAND", 1)
-    again = guessed(pixels, step.shape, start)
+    monkeypatch.setattr(initial_latents, "PIXELS_PER_BAND", 1)
+    again = predict_latents(pixels, step.shape, start)
     assert again is not None
     for once, twice in zip(found, again, strict=True):
         assert np.allclose(once, twice, atol=1e-4)
@@ -472,9 +472,9 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
 ) -> None:
     pixels = picture(*size)
     hidden = forms.widths(pixels.shape, np.inf)
-    start = starts.newest_start(hidden)
-    shape = ModelShape(*pixels.shape, usual_levels(*size), *hidden)
-    grids = [np.zeros(size, np.float32) for size in shape.grids]
+    start = pretrained.newest_pretrained(hidden)
+    shape = ModelShape(*pixels.shape, default_levels(*size), *hidden)
+    grids = [np.zeros(size, np.float32) for size in shape.grid_sizes]
     judged: list[np.ndarray] = []
 
     def ask(_flat: np.ndarray, part: str) -> None:
@@ -487,7 +487,7 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
     step.flat, step.grids = SimpleNamespace(numpy=lambda: np.zeros(1)), lambda: list(grids)
     step.write_grids = lambda found: grids.__setitem__(slice(None), found)
     begin(step, pixels, 1e-3, steps)  # type: ignore[arg-type]
-    found = guessed(pixels, shape, start)
+    found = predict_latents(pixels, shape, start)
     assert found is not None
     assert bool(judged) is (steps >= phases.HASTY)  # where that decides
     assert all(map(np.array_equal, judged, found))
@@ -543,17 +543,17 @@ def test_their_lambda_falls_to_the_one_that_is_wanted(monkeypatch: pytest.Monkey
 
 
 def test_nothing_is_guessed_where_nobody_knows() -> None:
-    assert guessed(picture(9, 9), ModelShape(9, 9, 3, 4), 2) is None
+    assert predict_latents(picture(9, 9), ModelShape(9, 9, 3, 4), 2) is None
 
 
 @pytest.mark.parametrize("colours", [1, 3])
 def test_gray_is_guessed_as_three_of_the_same_and_alpha_does_not_count(colours: int) -> None:
     pixels = picture(9, 13, colours)
     alpha = np.arange(1, 9 * 13 + 1, dtype=np.uint8).reshape(9, 13, 1)
-    wanted = guessed(np.repeat(pixels, 3 // colours, 2), ModelShape(9, 13, 3, 5), 4)
+    wanted = predict_latents(np.repeat(pixels, 3 // colours, 2), ModelShape(9, 13, 3, 5), 4)
     assert wanted is not None
     for given in (pixels, np.concatenate([pixels, alpha], 2)):
-        found = guessed(given, ModelShape(*given.shape, 5), 4)
+        found = predict_latents(given, ModelShape(*given.shape, 5), 4)
         assert found is not None
         for one, other in zip(found, wanted, strict=True):
             assert np.abs(other).max() > 0.1
@@ -780,5 +780,5 @@ def test_a_picture_begins_from_a_start_for_what_bits_cost_unless_it_is_tiny() ->
     assert [start(64, lmbda) for lmbda in (1e-3, 4.1e-5, 4e-5, 1e-7)] == [4, 4, 9, 9]
     assert start(70, 1e-5) == 7
     assert start(63, 1e-5) == 4
-    assert starts.newest_start(forms.LARGE_WIDTHS, 1e-5) == 8
-    assert starts.newest_start((8, 8), 1e-5) == 0
+    assert pretrained.newest_pretrained(forms.LARGE_WIDTHS, 1e-5) == 8
+    assert pretrained.newest_pretrained((8, 8), 1e-5) == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from imgmlp.codec.latent.model import HYPERLATENTS, NEAREST
+from imgmlp.codec.latent.model import HYPERLATENT_LEVELS, NEAREST_BELOW_LEVEL
 from imgmlp.codec.latent.plane import Grid, Plane
 from imgmlp.engine import Tensor
 
@@ -29,12 +29,12 @@ def hyperlatent_maps(
     all_maps, coarser = Tensor.zeros(1, 1, 1), hyperlatents[0]
     for level in range(levels - 1, -1, -1):
         grid, maps = plane.grids[level], list[Tensor]()
-        for own_level, values in zip(HYPERLATENTS, hyperlatents, strict=True):
+        for own_level, values in zip(HYPERLATENT_LEVELS, hyperlatents, strict=True):
             if own_level <= level:
                 maps.append(_subsampled(values, 1 << level - own_level, plane.halo))
         if len(maps) < len(hyperlatents):
             rest = coarser[len(maps) :]
-            repeats = level < NEAREST
+            repeats = level < NEAREST_BELOW_LEVEL
             maps.append(_repeated(rest, grid, plane.halo) if repeats else upsample(rest, level))
         coarser = maps[0] if len(maps) == 1 else Tensor.concat(maps, 0)
         rows = grid.row, plane.rows - grid.row - grid.height

@@ -19,16 +19,16 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from imgmlp.codec.latent.model import (
-    BICUBIC,
-    FILTER,
-    NEAREST,
+    BICUBIC_TAPS,
+    FILTER_SHAPE,
+    NEAREST_BELOW_LEVEL,
     ModelShape,
+    default_levels,
     flat_of,
     networks_of,
-    usual_levels,
 )
 from imgmlp.codec.latent.plane import AROUND, LEAST_SIDE, TILE, Extent, Plane
-from imgmlp.codec.latent.starts import OF_PIXELS, start_of
+from imgmlp.codec.latent.pretrained import OUTPUT_LAYERS, pretrained_networks
 from imgmlp.codec.latent.step import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, Some, perceptron
@@ -93,7 +93,7 @@ def levels_of(height: int, width: int, bucket: tuple[int, int] | None) -> int:
     Small ones share the programs of the smallest bucket: what is beyond a grid of one value has one
     as well.
     """
-    return max(usual_levels(height, width), IN_LEAST if bucket == (LEAST_SIDE, LEAST_SIDE) else 0)
+    return max(default_levels(height, width), IN_LEAST if bucket == (LEAST_SIDE, LEAST_SIDE) else 0)
 
 
 class Steering(NamedTuple, Generic[T]):
@@ -183,9 +183,9 @@ class LatentStep(Resumable):
         size = self.height, self.width, self.channels, self.levels
         filtered = hidden >= FILTERED  # whose weights would cost small pictures too much
         self.shape = ModelShape(
-            *size, hidden, entropy, filtered=filtered, hyper=hyper, extra=extra
+            *size, hidden, entropy, has_filter=filtered, has_hyperlatents=hyper, extra_grids=extra
         )  # in a file
-        self.start = start_of(start, self.shape)
+        self.start = pretrained_networks(start, self.shape)
         self.counted: float = visible_fraction(pixels)
         self.mostly_seen = self.counted >= SEEN
         self.seed, self.device = seed, device
@@ -194,19 +194,19 @@ class LatentStep(Resumable):
         self.windows = [extent]
         self._judges = [extent]  # the windows that networks are judged by
         self.plane = plane = extent.plane
-        self.synthesis_shapes = _layers(self.shape.inputs, hidden, hidden, self.channels)
+        self.synthesis_shapes = _layers(self.shape.synthesis_inputs, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
-        contexts = operations.NEIGHBOURS + len(self.shape.hyperlatents)
+        contexts = operations.NEIGHBOURS + len(self.shape.hyperlatent_levels)
         self.entropy_shapes = _layers(contexts, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
-        self.shapes += [(upsampling.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
+        self.shapes += [(upsampling.TAPS,)] * (self.levels - 1) + [FILTER_SHAPE] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
         known = self._takes(extent)
         tables = [Tensor(values, device, name="tables") for values in joined(known)]
         self.framing = [*self._frame(), *tables]
         self.tables = _parted(known, *tables)
         self.enlarging = Tensor(
-            np.array(BICUBIC, np.float32), device, name="enlarging"
+            np.array(BICUBIC_TAPS, np.float32), device, name="enlarging"
         )  # of hyperlatents
         drawn = self._drawn()
         flat = self._started(drawn)
@@ -264,7 +264,9 @@ class LatentStep(Resumable):
         for level, grid in enumerate(self.plane.grids[: self.levels - 1]):
             used = [extent.bounds(axis, level + 1, halo) for axis in (0, 1)]
             wanted = grid.height + 2 * halo, grid.width + 2 * halo
-            hyper = sum(n > level for n in self.shape.hyperlatents) * (level >= NEAREST)
+            hyper = sum(n > level for n in self.shape.hyperlatent_levels) * (
+                level >= NEAREST_BELOW_LEVEL
+            )
             for count in {self.levels - 1 - level, hyper} - {0}:
                 found[level, count] = upsampling.upsampling_tables(count, used, wanted)
         return found
@@ -275,7 +277,7 @@ class LatentStep(Resumable):
         """What is in the plane at the beginning."""
         size = self.height, self.width
         rows, columns = self.bucket or size
-        plane = Plane.of(rows, columns, self.levels, others=self.shape.others)
+        plane = Plane.of(rows, columns, self.levels, others=self.shape.additional_levels)
         return Extent(plane, size, (0, 0), size)
 
     def _frame(self) -> list[Tensor]:
@@ -293,13 +295,13 @@ class LatentStep(Resumable):
         """float32 [parameters]: those of the start, others as they are."""
         drawn, begun = networks_of(flat, self.shapes), self.start.floats()
         if not self.mostly_seen:
-            begun = {n: v for n, v in begun.items() if n.rpartition(".")[0] not in OF_PIXELS}
+            begun = {n: v for n, v in begun.items() if n.rpartition(".")[0] not in OUTPUT_LAYERS}
         colours = self.channels - (self.channels in (2, 4))
         # What no start has, and noise alone would move from 0: rows and columns from which on it
         # is drawn, and how large. Hyperlatents', those of extra grids, and alpha's.
         alone = (
             ("entropy.0.weight", operations.NEIGHBOURS, 0, BESIDE),
-            ("synthesis.0.weight", self.shape.inputs - self.shape.extra, 0, 1.0),
+            ("synthesis.0.weight", self.shape.synthesis_inputs - self.shape.extra_grids, 0, 1.0),
             ("synthesis.2.weight", 0, colours, 1.0),
         )
         for name, row, column, share in alone:
@@ -314,7 +316,11 @@ class LatentStep(Resumable):
         last_layer = count + 4 + len(self.entropy_shapes) - 1
         for number, shape in enumerate(self.shapes):
             if number > last_layer:
-                found.append(np.full(FILTER, 1 / 9) if shape == FILTER else np.array(BICUBIC))
+                found.append(
+                    np.full(FILTER_SHAPE, 1 / 9)
+                    if shape == FILTER_SHAPE
+                    else np.array(BICUBIC_TAPS)
+                )
             elif len(shape) == 1 or count <= number < count + 4:
                 found.append(np.zeros(shape))
             else:
@@ -402,7 +408,7 @@ class LatentStep(Resumable):
 
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
-        if self.shape.hyper:
+        if self.shape.has_hyperlatents:
             above = hyperlatents.hyperlatent_maps(seen, self.plane, self.levels, self._enlarged)
             contexts = Tensor.concat([contexts, above], 0)
         some = self._telling(self.plane.places)
@@ -444,9 +450,9 @@ class LatentStep(Resumable):
         rows = self.plane.pixel_rows
         finest = seen[:rows].reshape(1, self.plane.pixels)
         through = []
-        if self.shape.filtered:
+        if self.shape.has_filter:
             through = [operations.Filter.apply(finest, taps[-1], self.plane)]
-        if self.shape.extra:
+        if self.shape.extra_grids:
             extra = self.plane.grids[self.levels :]
             through += [seen[g.row : g.row + rows].reshape(1, self.plane.pixels) for g in extra]
         if self.levels == 1:

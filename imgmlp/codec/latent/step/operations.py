@@ -13,16 +13,16 @@ from itertools import product
 from operator import add
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
-from imgmlp.codec.latent.model import REACH
+from imgmlp.codec.latent.model import NEIGHBOUR_RADIUS
 from imgmlp.codec.latent.plane import AROUND, TILE, Plane
 from imgmlp.codec.latent.probabilities import FLOOR, MIDDLE, SCALE_BITS, SCALES
 from imgmlp.codec.training.perceptron import Some
 from imgmlp.engine import Context, Function, Tensor, dtype
 
-# The causal neighbourhood of a latent: REACH rows above it, each of NEIGHBOURS_PER_ROW values, and
-# the REACH values to its left.
-NEIGHBOURS_PER_ROW = 2 * REACH + 1
-NEIGHBOURS = REACH * NEIGHBOURS_PER_ROW + REACH
+# The causal neighbourhood of a latent: NEIGHBOUR_RADIUS rows above it, each of NEIGHBOURS_PER_ROW
+# values, and the NEIGHBOUR_RADIUS values to its left.
+NEIGHBOURS_PER_ROW = 2 * NEIGHBOUR_RADIUS + 1
+NEIGHBOURS = NEIGHBOUR_RADIUS * NEIGHBOURS_PER_ROW + NEIGHBOUR_RADIUS
 # Tiles whose terms a GPU's group sums up first, at most; with fewer there is more left to add.
 MAX_TILES_PER_PARTIAL_SUM = 8
 MAX_HALF = 65504.0  # the largest finite float16
@@ -44,8 +44,8 @@ class Contexts(Function):
     def forward(ctx: Context, framed: Tensor, plane: Plane) -> Tensor:
         ctx.plane = plane  # type: ignore[attr-defined]
         k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
-        row, column = k // NEIGHBOURS_PER_ROW - REACH, k % NEIGHBOURS_PER_ROW
-        offset = row * plane.pitch + column - REACH
+        row, column = k // NEIGHBOURS_PER_ROW - NEIGHBOUR_RADIUS, k % NEIGHBOURS_PER_ROW
+        offset = row * plane.pitch + column - NEIGHBOUR_RADIUS
         places = Tensor.arange(plane.places).reshape(1, plane.places)
         return framed.reshape(-1).gather(places + offset + (AROUND * plane.pitch + plane.first))
 
@@ -53,7 +53,9 @@ class Contexts(Function):
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
         plane: Plane = ctx.plane  # type: ignore[attr-defined]
         offsets = [
-            (k // NEIGHBOURS_PER_ROW - REACH) * plane.pitch + k % NEIGHBOURS_PER_ROW - REACH
+            (k // NEIGHBOURS_PER_ROW - NEIGHBOUR_RADIUS) * plane.pitch
+            + k % NEIGHBOURS_PER_ROW
+            - NEIGHBOUR_RADIUS
             for k in range(NEIGHBOURS)
         ]
         rows = plane.coded - AROUND  # the last AROUND coded rows hold no values

@@ -279,8 +279,15 @@ def _oriented(shape: tuple[int, ...], sides: Sides) -> Sides:
 def bucket_compiler(like: LatentStep, bucket: Bucket) -> child.Helper:
     """A process that compiles, for a bucket, the programs that train the picture of a step."""
     shape = like.shape
-    sizes = like.height, like.width, like.channels, like.seed, shape.synthesis, shape.entropy
-    kind = like.start.number, int(shape.hyper), shape.extra
+    sizes = (
+        like.height,
+        like.width,
+        like.channels,
+        like.seed,
+        shape.synthesis_width,
+        shape.entropy_width,
+    )
+    kind = like.start.number, int(shape.has_hyperlatents), shape.extra_grids
     numbers = map(str, (*sizes, *kind, *(bucket or (0,))))
     device = like.device
     # A run on a GPU leaves CPU cores to further processes that help compiling.

@@ -14,8 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import HYPERLATENTS, MOST_ABOVE, ModelShape, usual_levels
-from imgmlp.codec.latent.starts import USUAL_LMBDA, newest_start
+from imgmlp.codec.latent.model import (
+    HYPERLATENT_LEVELS,
+    MAX_HYPERLATENT_PIXELS,
+    ModelShape,
+    default_levels,
+)
+from imgmlp.codec.latent.pretrained import DEFAULT_LMBDA, newest_pretrained
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.buckets import Bucket, TrainingSetup, compiles_slowly
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
@@ -57,7 +62,7 @@ class Forms:
         setup: TrainingSetup,
         max_weights: float,
         hyper: bool = False,
-        lmbda: float = USUAL_LMBDA,
+        lmbda: float = DEFAULT_LMBDA,
     ) -> None:
         """`pixels` are uint8 [height, width, channels]; `hyper` says that the run is long enough
         for hyperlatents; `lmbda` is the lambda that it begins with."""
@@ -135,7 +140,7 @@ class Forms:
     def _pretrained(self) -> int:
         """The number of the pretrained networks that training begins from."""
         tiny = self.pixels.shape[0] * self.pixels.shape[1] < MIN_PIXELS_FOR_LOW_LMBDA
-        return newest_start(self._widths, USUAL_LMBDA if tiny else self._lmbda)
+        return newest_pretrained(self._widths, DEFAULT_LMBDA if tiny else self._lmbda)
 
     def _whole(self, bucket: Bucket) -> LatentStep:
         hidden, entropy = self._widths
@@ -156,8 +161,8 @@ def has_hyperlatents(shape: tuple[int, ...], steps: float) -> bool:
     """Whether hyperlatents are worth their time and their weights' bits, for pixels of a shape in a
     run of so many steps."""
     height, width, _ = shape
-    has_suitable_size = MAX_SMALL_PIXELS < height * width <= MOST_ABOVE
-    has_levels = usual_levels(height, width) > HYPERLATENTS[-1]
+    has_suitable_size = MAX_SMALL_PIXELS < height * width <= MAX_HYPERLATENT_PIXELS
+    has_levels = default_levels(height, width) > HYPERLATENT_LEVELS[-1]
     return has_suitable_size and has_levels and steps >= MIN_STEPS_FOR_HYPERLATENTS
 
 
@@ -196,7 +201,7 @@ def operations_of(shape: tuple[int, ...], quick: bool = False, extra_grids: int 
 
 def _weight_count(hidden: tuple[int, int], channels: int, network: str = "") -> int:
     """Weights of all networks, or of the one with a name."""
-    tensors = ModelShape(64, 64, channels, 7, *hidden).tensors.items()
+    tensors = ModelShape(64, 64, channels, 7, *hidden).tensor_shapes.items()
     return sum(int(np.prod(size)) for name, size in tensors if name.startswith(network))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.guess import guessed
+from imgmlp.codec.latent.initial_latents import predict_latents
 from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
-from imgmlp.codec.latent.starts import lmbda_of
+from imgmlp.codec.latent.pretrained import training_lmbda
 from imgmlp.codec.latent.step.latent_step import BETAS, MOMENTUM, TILES, Control, LatentStep
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.training.replay import decibels
@@ -83,8 +83,8 @@ LONGER, QUICKER = (FEW_STEPS, 12_000), (1.0, 1.5)  # steps, and times that rate 
 # they are finer by a power of it, but only where that is more than WORTH_FINER times, and more than
 # that in fewer than SPARE pixels, as networks that differ from the start cost bits.
 BY_LMBDA, MOST_FINER, WORTH_FINER, SPARE = 0.4, 16.0, 1.2, 4096
-# How large latents may be that steps become finer for: beyond LARGEST a file has none, and a range
-# that the first of them fill leaves none to those that are still to be found.
+# How large latents may be that steps become finer for: beyond MAX_LATENT a file has none, and a
+# range that the first of them fill leaves none to those that are still to be found.
 ROOM = 30.0
 SUITED = 1.2  # times finer or coarser that steps may be than they should
 SUITING = 0.35  # share of a run after which they are made so once more
@@ -136,7 +136,7 @@ def begin(step: LatentStep, pixels: Array, lmbda: float, steps: int) -> None:
     """
     found = None
     if step.mostly_seen and not is_graphic(pixels, steps):
-        found = guessed(pixels, step.shape, step.start.number)
+        found = predict_latents(pixels, step.shape, step.start.number)
     if found is None:
         return
     nothing = step.grids()
@@ -191,7 +191,7 @@ def fineness(lmbda: float, pixels: int, steps: int, start: int) -> float:
     """How many times finer than a start's the steps of latents should be in a run of so many."""
     if steps < FEW_STEPS:
         return 1.0  # which are too few to make use of it, and to hit a target then
-    found = min(math.pow(lmbda_of(start) / lmbda, BY_LMBDA), MOST_FINER)
+    found = min(math.pow(training_lmbda(start) / lmbda, BY_LMBDA), MOST_FINER)
     return found if found > WORTH_FINER * math.pow(max(SPARE / pixels, 1.0), BY_LMBDA) else 1.0
 
 

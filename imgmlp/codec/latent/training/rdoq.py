@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import LARGEST, LEAST
+from imgmlp.codec.latent.model import MAX_LATENT, MIN_LATENT
 from imgmlp.codec.latent.plane import Extent
 from imgmlp.codec.latent.step.latent_step import LatentStep
 
@@ -105,7 +105,7 @@ class _Moves:
     def _ranked(self, gains: Array, moved: Array) -> Array:
         """Ranks of moves that could pay, int32 [h, w]: the highest gains most, 0 for no move."""
         loss = LOSS_FACTOR * self.lmbda
-        possible = (moved >= LEAST) & (moved <= LARGEST) & (gains > MIN_GAIN_TO_LOSS * loss)
+        possible = (moved >= MIN_LATENT) & (moved <= MAX_LATENT) & (gains > MIN_GAIN_TO_LOSS * loss)
         for axis in (0, 1):
             begin, end = self.extent.span(axis, self.level)
             lines = np.moveaxis(possible, axis, 0)

@@ -14,7 +14,7 @@ import numpy as np
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Container, Section
 from imgmlp.codec.latent import decode, sections
-from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
+from imgmlp.codec.latent.model import MAX_LATENT, MIN_LATENT, LatentModel, Quantized
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.synthesis import corner, synthesize
 from imgmlp.codec.latent.training.bit_allocation import MAX_WEIGHT_TRIALS, Search
@@ -218,7 +218,7 @@ class Rounding:
         found = []
         for grid in self._grids:
             moved = np.sign(grid) * np.maximum(np.abs(grid) - np.float32(inwards), 0)
-            whole = np.clip(np.floor(moved + np.float32(0.5)), LEAST, LARGEST)
+            whole = np.clip(np.floor(moved + np.float32(0.5)), MIN_LATENT, MAX_LATENT)
             found.append(whole.astype(np.int8))
         self.step.write_grids(found)
         return found
@@ -235,7 +235,7 @@ class Rounding:
 
 
 def _alike(one: LatentModel, other: LatentModel) -> bool:
-    if (one.shape, one.start) != (other.shape, other.start):
+    if (one.shape, one.pretrained) != (other.shape, other.pretrained):
         return False
     networks = one.networks.keys() == other.networks.keys() and all(
         tensor.exponent == other.networks[name].exponent

@@ -58,7 +58,7 @@ class WindowStep(LatentStep):
                          bucket=self._window, hyper=hyper, extra=extra)  # fmt: skip
 
     def _first_extent(self) -> Extent:
-        plane = Plane.of(*self._window, self.levels, HALO, self.shape.others)
+        plane = Plane.of(*self._window, self.levels, HALO, self.shape.additional_levels)
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
     def _frame(self) -> list[Tensor]:
@@ -87,7 +87,7 @@ class WindowedStep(WindowStep):
         self.windows = self._all_windows()
         self._judges = self._sample_windows()
         # What the host owns: latents, and the bias corrections of their Adam at the last step.
-        self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
+        self._grids = [np.zeros(size, np.float32) for size in self.shape.grid_sizes]
         self._corrections = [np.zeros((), np.float32)] * 2
         # Whole steps that are done, and the windows visited in the one that is not.
         self._steps, self._visited = 0, 0

@@ -1,10 +1,10 @@
 """Find the weights by which the latent codec guesses latents to begin with, from samples.
 
-    python benchmarks/latent_guess.py PICTURE... --start 3 --out guess-3.bin
+    python benchmarks/latent_initial.py PICTURE... --start 3 --out initial-latents-3.bin
 
 Latents of every picture are trained with the networks of a start, which stand still; weights are
 those with the least squares between what they make of the samples around a place and its latent.
-The file belongs beside codec/latent/guess.py, which applies them.
+The file belongs beside codec/latent/initial_latents.py, which applies them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 
-from imgmlp.codec.latent.guess import GUESSED_BY, halved
-from imgmlp.codec.latent.model import LEVELS
-from imgmlp.codec.latent.starts import START_CHANNELS, widths_of
+from imgmlp.codec.latent.initial_latents import PREDICTOR_RADIUS, halved
+from imgmlp.codec.latent.model import DEFAULT_LEVELS
+from imgmlp.codec.latent.pretrained import TRAINING_CHANNELS, hidden_widths
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import control
 from imgmlp.engine import AnyDevice, open_device
@@ -38,14 +38,19 @@ def main() -> None:
     parser.add_argument("--lambda", type=float, default=1.2e-3)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    device, count = open_device(options.device), (2 * GUESSED_BY + 1) ** 2 * START_CHANNELS + 1
-    squares = np.zeros((LEVELS, count + 1, count + 1))  # of all around a place and its latent
+    device, count = (
+        open_device(options.device),
+        (2 * PREDICTOR_RADIUS + 1) ** 2 * TRAINING_CHANNELS + 1,
+    )
+    squares = np.zeros(
+        (DEFAULT_LEVELS, count + 1, count + 1)
+    )  # of all around a place and its latent
     for path in options.pictures:
         pixels = np.asarray(Image.open(path).convert("RGB"))
         grids = trained(pixels, options.start, options.steps, options.lmbda, device)
         samples = pixels / np.float32(255) - np.float32(0.5)
         for level, grid in enumerate(grids):
-            framed = np.pad(samples, (*[(GUESSED_BY, GUESSED_BY)] * 2, (0, 0)), "edge")
+            framed = np.pad(samples, (*[(PREDICTOR_RADIUS, PREDICTOR_RADIUS)] * 2, (0, 0)), "edge")
             both = np.concatenate([around(framed), grid.reshape(-1, 1)], 1).astype(np.float64)
             squares[level] += both.T @ both
             samples = halved(samples)
@@ -55,10 +60,11 @@ def main() -> None:
 
 
 def around(framed: np.ndarray) -> np.ndarray:
-    """Of places with GUESSED_BY more on every side, [h, w, channels], all that is around each of
-    them and a 1: float32 [places, (2 GUESSED_BY + 1)^2 channels + 1].
+    """The samples around every position of a padded picture [h, w, channels], and a constant 1.
+
+    Returns float32 [positions, (2 * PREDICTOR_RADIUS + 1)**2 * channels + 1].
     """
-    side = 2 * GUESSED_BY + 1
+    side = 2 * PREDICTOR_RADIUS + 1
     height, width, channels = (
         framed.shape[0] - side + 1,
         framed.shape[1] - side + 1,
@@ -76,7 +82,7 @@ def trained(
     pixels: np.ndarray, start: int, steps: int, lmbda: float, device: AnyDevice
 ) -> list[np.ndarray]:
     """The grids after so many steps."""
-    hidden, entropy = widths_of(start)
+    hidden, entropy = hidden_widths(start)
     step = LatentStep(pixels, 0, device, hidden=hidden, entropy=entropy, start=start)
     for done in range(0, steps, AT_ONCE):
         step.steer(replace(control(done, steps, lmbda), networks=0.0))
@@ -97,11 +103,13 @@ def solved(squares: np.ndarray, level: int) -> np.ndarray:
 
 
 def is_used(number: int, level: int) -> bool:
-    side = 2 * GUESSED_BY + 1
-    place = number // START_CHANNELS
+    side = 2 * PREDICTOR_RADIUS + 1
+    place = number // TRAINING_CHANNELS
     if level < FROM or place == side * side:
         return True
-    return max(abs(place // side - GUESSED_BY), abs(place % side - GUESSED_BY)) <= NARROW
+    return (
+        max(abs(place // side - PREDICTOR_RADIUS), abs(place % side - PREDICTOR_RADIUS)) <= NARROW
+    )
 
 
 if __name__ == "__main__":

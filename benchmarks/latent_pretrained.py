@@ -1,12 +1,12 @@
 """Train the networks that the latent codec starts from, over pieces of many pictures at once.
 
-    python benchmarks/latent_start.py PICTURE... --hidden 32 --entropy 24 --piece 384x320 \
+    python benchmarks/latent_pretrained.py PICTURE... --hidden 32 --entropy 24 --piece 384x320 \
         --small 192 --start 3 --steps 60000 --lambda 1.2e-3 --out start-5.bin
 
 A mosaic stands for the pictures: of every picture some pieces as it is, and as many of the picture
 made smaller, where it is large enough. Pieces begin where the coarsest grids have a latent, so each
 has latents of its own, and all of them share the networks. The file belongs beside
-codec/latent/starts.py, which lists them.
+codec/latent/pretrained.py, which lists them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from imgmlp.codec.latent.model import LEVELS, networks_of
-from imgmlp.codec.latent.starts import stored_start
+from imgmlp.codec.latent.model import DEFAULT_LEVELS, networks_of
+from imgmlp.codec.latent.pretrained import stored_networks
 from imgmlp.codec.latent.step import latent_step
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin
@@ -48,7 +48,7 @@ def main() -> None:
     device, widths = open_device(options.device), (options.hidden, options.entropy)
     print(f"{pixels.shape[1]}x{pixels.shape[0]} pixels", flush=True)
     latent_step.DIFFERENCES = 0.0  # from the start that it goes on from
-    latent_step.usual_levels = lambda height, width: LEVELS
+    latent_step.default_levels = lambda height, width: DEFAULT_LEVELS
     step = LatentStep(pixels, 0, device, hidden=widths[0], entropy=widths[1], start=options.start)
     begin(step, pixels, options.lmbda, options.steps)
     began, shown = time.perf_counter(), [0.0]
@@ -66,7 +66,7 @@ def main() -> None:
     trainer = LatentTrainer(step, LatentTrainerState(options.steps, options.lmbda))
     trainer.suit()
     print(trainer.run(Run(tell)))
-    options.out.write_bytes(stored_start(networks_of(step.flat.numpy(), step.shapes)))
+    options.out.write_bytes(stored_networks(networks_of(step.flat.numpy(), step.shapes)))
 
 
 def size(text: str) -> tuple[int, int]:
