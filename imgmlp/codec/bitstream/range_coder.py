@@ -1,11 +1,12 @@
 """A range coder for integers, exact to the last bit on every machine.
 
-Part of the file format (docs/format-imlp.md). A range coder narrows an interval to every
-symbol's share of it, and writes the shortest number that lies in what is left. Integer
-arithmetic only, and nothing known about what the integers mean.
+Part of the file format (docs/format-imlp.md). A range coder keeps an interval of integers. Every
+symbol narrows it to the part that belongs to that symbol, in proportion to the symbol's frequency;
+the result is the shortest number in the interval that remains. It uses integer arithmetic only and
+does not know what the symbols mean.
 
-The coder is a plain loop over Python's integers, because each step needs the one before. NumPy
-would be faster only with many interleaved streams, and each of them costs bytes.
+The coder is a plain loop over Python's integers, because each step depends on the one before. NumPy
+would be faster only with many interleaved streams, and each of those costs bytes.
 """
 
 from __future__ import annotations
@@ -39,47 +40,51 @@ __all__ = [
     "costs",
     "decode",
     "encode",
+    "encode_parts",
     "make_tables",
-    "narrow",
 ]
 
 MAX_MAGNITUDE = 2**30  # of a symbol
-SPREAD = 2**12  # between integers that are counted by place, which takes less time than sorting
-MAX_SYMBOLS_PER_BYTE = 2**13  # the cheapest symbol of all costs a 4,625th of a byte
+MAX_SYMBOLS_PER_BYTE = 2**13  # the most probable symbol of all costs 1/4,625 byte
+MAX_TABULATED = 1024  # magnitude of the symbols whose costs are tabulated
+MAX_HISTOGRAM_RANGE = 2**12  # up to this range, counting with a histogram is faster than sorting
 
-NEAR = 1024  # magnitude of values whose costs are looked up
-_WORD_BITS = 16  # leave or enter the interval at a time
+# The interval is a low end and a width, both below 2**_STATE_BITS. Whenever the width falls below
+# _MIN_WIDTH, the top word of the low end is written, and both are shifted up by a word.
+_WORD_BITS = 16
 _LOW_BITS = 40
 _STATE_BITS = _LOW_BITS + _WORD_BITS
-_NARROWEST = 1 << _LOW_BITS  # width of the interval between two symbols; the widest is 2**56
-_LOW = _NARROWEST - 1
 _STATE_BYTES = _STATE_BITS // 8
-_HALF = 1 << TOTAL_BITS - 1
+_MIN_WIDTH = 1 << _LOW_BITS
+_LOW_MASK = _MIN_WIDTH - 1
+_HALF = 1 << TOTAL_BITS - 1  # the frequency of either value of a raw bit
 
 Array = np.ndarray[Any, Any]
-Share = tuple[int, int]  # where a symbol's part of 2**26 starts, and how wide it is
-# Of each place: where its part ends and starts, how wide it is, and its symbol if not an escape.
-Table = tuple[list[int], list[int], list[int], list[int | None], Distribution]
+# (start, frequency) of a symbol: the part of [0, 2**TOTAL_BITS) that belongs to it.
+Part = tuple[int, int]
+# For every slot of a distribution: end and start of its part, its frequency, and its symbol, or
+# None for an escape. A slot is the index of a symbol, as in `Distribution`.
+DecodingTable = tuple[list[int], list[int], list[int], list[int | None], Distribution]
 
 
 def encode(symbols: Array, scales: Array | int) -> bytes:
-    """The bytes of integers [count], each coded with the distribution that `scales` names.
+    """The bytes of integers [count], each coded with the distribution that `scales` numbers.
 
-    `scales` is a number from 0 to 87 for all symbols, or one for each (bitstream.probabilities).
+    `scales` is one number from 0 to 87 for all symbols, or one for each (bitstream.probabilities).
     Raises ValueError unless the symbols are a vector of integers up to 2**30 in magnitude.
     """
     symbols, scales = _checked(symbols, scales)
-    clipped, starts, widths = _shares(symbols, scales)
-    shares = zip(starts.tolist(), widths.tolist(), strict=True)
+    clipped, starts, frequencies = _parts(symbols, scales)
+    parts = zip(starts.tolist(), frequencies.tolist(), strict=True)
     escaped = np.flatnonzero(clipped != symbols).tolist()
     if not escaped:
-        return narrow(shares)
-    beyond = {at: _escape(int(symbols[at]), int(scales[at])) for at in escaped}
-    return narrow(_with_escapes(shares, beyond))
+        return encode_parts(parts)
+    escapes = {at: _escape_parts(int(symbols[at]), int(scales[at])) for at in escaped}
+    return encode_parts(_with_escapes(parts, escapes))
 
 
 def decode(data: bytes, count: int, scales: Array | int) -> Array:
-    """int64 [count]: the symbols that `encode` made these bytes of, with the same scales.
+    """The symbols that `encode` turned into these bytes with the same `scales`: int64 [count].
 
     Raises FormatError for bytes that `encode` does not make.
     """
@@ -90,29 +95,32 @@ def decode(data: bytes, count: int, scales: Array | int) -> Array:
 
 
 def bits(symbols: Array, scales: Array | int) -> float:
-    """What `encode` spends on these symbols, in bits, but for up to 3 bytes of its end."""
+    """The bits that `encode` needs for these symbols, without up to 3 bytes at the end."""
     return float(np.sum(costs(symbols, scales)))
 
 
 def costs(symbols: Array, scales: Array | int) -> Array:
-    """The same of each symbol, float64 [count]."""
+    """The length of the code of each symbol, in bits: float64 [count]."""
     return _costs(*_checked(symbols, scales))
 
 
 def cheapest(symbols: Array) -> tuple[int, float]:
-    """The number of a distribution that codes these integers [count] in few bits, and how many."""
+    """A distribution that suits these integers [count]: its number, and the bits that they take.
+
+    Only distributions around the scales that the mean magnitude and the variance suggest are tried.
+    """
     symbols, _ = _checked(symbols, 0)
     if not symbols.size:
         return 0, 0.0
-    values, counts = _counted(symbols)
+    values, counts = _histogram(symbols)
     mean = float(np.abs(values) @ counts) / symbols.size
     variance = float(np.square(values.astype(np.float64)) @ counts) / symbols.size
     largest = max(-int(values[0]), int(values[-1]))
-    fitting = (_nearest(mean, 15), _nearest(math.sqrt(variance), LAPLACES + 7))
-    near = {number + step for number in fitting for step in range(-4, 5)}
-    candidates = sorted({min(max(number, 0), DISTRIBUTIONS - 1) for number in near})
-    if largest <= NEAR:
-        costs = _near_costs()[np.array(candidates)[:, None], values + NEAR]
+    fitting = (_scale_number(mean, 15), _scale_number(math.sqrt(variance), LAPLACES + 7))
+    nearby = {number + step for number in fitting for step in range(-4, 5)}
+    candidates = sorted({min(max(number, 0), DISTRIBUTIONS - 1) for number in nearby})
+    if largest <= MAX_TABULATED:
+        costs = _tabulated_costs()[np.array(candidates)[:, None], values + MAX_TABULATED]
     else:
         costs = np.array([_value_costs(values, number) for number in candidates])
     sums = costs @ counts
@@ -120,65 +128,68 @@ def cheapest(symbols: Array) -> tuple[int, float]:
     return candidates[best], float(sums[best])
 
 
-def _counted(symbols: Array) -> tuple[Array, Array]:
-    """The integers that there are, ascending, and how often each is there."""
+def _histogram(symbols: Array) -> tuple[Array, Array]:
+    """The distinct integers, ascending, and how often each occurs."""
     low, high = int(symbols.min()), int(symbols.max())
-    if high - low > SPREAD:
+    if high - low > MAX_HISTOGRAM_RANGE:
         return np.unique(symbols, return_counts=True)
     counts = np.bincount(symbols - low)
-    found = np.flatnonzero(counts)
-    return found + low, counts[found]
+    occurring = np.flatnonzero(counts)
+    return occurring + low, counts[occurring]
 
 
 def make_tables() -> None:
-    """All that `cheapest` looks up, which is made once, before somebody waits for it."""
-    _near_costs()
+    """Compute the tables of `cheapest` ahead of its first call."""
+    _tabulated_costs()
 
 
 @cache
-def _near_costs() -> Array:
-    """float64 [DISTRIBUTIONS, 2 * NEAR + 1]: the bits of each whole number from -NEAR to NEAR."""
-    values = np.arange(-NEAR, NEAR + 1)
+def _tabulated_costs() -> Array:
+    """The bits of every integer up to MAX_TABULATED in magnitude, with every distribution.
+
+    float64 [DISTRIBUTIONS, 2 * MAX_TABULATED + 1].
+    """
+    values = np.arange(-MAX_TABULATED, MAX_TABULATED + 1)
     return np.array([_value_costs(values, number) for number in range(DISTRIBUTIONS)])
 
 
 def _value_costs(values: Array, number: int) -> Array:
-    """float64 [count]: the bits of these integers, escapes included."""
-    known = distribution(number)
-    found: Array = _place_costs(number)[np.clip(values + known.reach + 1, 0, 2 * known.reach + 2)]
-    beyond = np.abs(values) > known.reach
-    rest = np.abs(values[beyond]) - known.reach - 1 + (1 << known.order)
-    found[beyond] += 2 * (np.frexp(rest)[1] - 1) - known.order + 1  # as `_escape` has it
-    return found
+    """The bits of these integers, escapes included: float64 [count]."""
+    chosen = distribution(number)
+    slots = np.clip(values + chosen.reach + 1, 0, 2 * chosen.reach + 2)
+    costs: Array = _slot_costs(number)[slots]
+    is_escaped = np.abs(values) > chosen.reach
+    rest = np.abs(values[is_escaped]) - chosen.reach - 1 + (1 << chosen.order)
+    costs[is_escaped] += 2 * (np.frexp(rest)[1] - 1) - chosen.order + 1  # see `_escape_parts`
+    return costs
 
 
 @cache
-def _place_costs(number: int) -> Array:
-    """float64 [places of a distribution], bits."""
+def _slot_costs(number: int) -> Array:
+    """The bits of every slot of a distribution: float64 [slots]."""
     costs: Array = TOTAL_BITS - np.log2(np.diff(_edges(number)))
     return costs
 
 
 @cache
 def _edges(number: int) -> Array:
-    """int64 [places of a distribution + 1]: where their shares begin, and the end."""
+    """The starts of a distribution's parts, and the end of the last: int64 [slots + 1]."""
     return np.array(distribution(number).starts, np.int64)
 
 
-def _used(numbers: Array) -> list[int]:
-    """The numbers of distributions that are among these [count]; NumPy's own way loads more of it
-    for the first time than that takes."""
-    found: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
-    return found
+def _distinct(numbers: Array) -> list[int]:
+    """The distinct numbers, ascending. The first call of `np.unique` would load more of NumPy."""
+    distinct: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
+    return distinct
 
 
-def _nearest(scale: float, one: int) -> int:
-    """The number of a scale, where number `one` has a scale of 1."""
-    return one + round(4 * math.log2(max(scale, 2**-4)))
+def _scale_number(scale: float, unit_number: int) -> int:
+    """The number of the distribution nearest to a scale; number `unit_number` has a scale of 1."""
+    return unit_number + round(4 * math.log2(max(scale, 2**-4)))
 
 
 def _checked(symbols: Array, scales: Array | int) -> tuple[Array, Array]:
-    """Both as int64 [count]. Raises ValueError."""
+    """Symbols and distribution numbers as int64 [count]. Raises ValueError."""
     symbols = np.asarray(symbols)
     if symbols.ndim != 1 or (symbols.size and symbols.dtype.kind not in "iu"):
         raise ValueError(f"symbols are {symbols.dtype}{list(symbols.shape)}, not integers [count]")
@@ -190,7 +201,7 @@ def _checked(symbols: Array, scales: Array | int) -> tuple[Array, Array]:
 
 
 def _numbers(scales: Array | int, count: int) -> Array:
-    """int64 [count]: numbers of distributions. Raises ValueError."""
+    """Distribution numbers as int64 [count]. Raises ValueError."""
     scales = np.asarray(scales)
     if scales.shape not in ((), (count,)) or (scales.size and scales.dtype.kind not in "iu"):
         found = f"{scales.dtype}{list(scales.shape)}"
@@ -201,81 +212,85 @@ def _numbers(scales: Array | int, count: int) -> Array:
     return np.broadcast_to(scales.astype(np.int64), (count,))
 
 
-def _shares(symbols: Array, scales: Array) -> tuple[Array, Array, Array]:
-    """Symbols as far as their distributions reach, and the starts and widths of their shares."""
-    clipped, starts, widths = (np.empty_like(symbols) for _ in range(3))
-    for number in _used(scales):
+def _parts(symbols: Array, scales: Array) -> tuple[Array, Array, Array]:
+    """Symbols clipped to the reach of their distributions, and starts and frequencies of parts."""
+    clipped, starts, frequencies = (np.empty_like(symbols) for _ in range(3))
+    for number in _distinct(scales):
         reach, edges = distribution(number).reach, _edges(number)
-        mine = np.flatnonzero(scales == number)
-        places = np.clip(symbols[mine] + reach + 1, 0, edges.size - 2)
-        starts[mine], widths[mine] = edges[places], edges[places + 1] - edges[places]
-        clipped[mine] = np.clip(symbols[mine], -reach, reach)
-    return clipped, starts, widths
+        at = np.flatnonzero(scales == number)
+        slots = np.clip(symbols[at] + reach + 1, 0, edges.size - 2)
+        starts[at], frequencies[at] = edges[slots], edges[slots + 1] - edges[slots]
+        clipped[at] = np.clip(symbols[at], -reach, reach)
+    return clipped, starts, frequencies
 
 
 def _costs(symbols: Array, scales: Array) -> Array:
-    """float64 [count], bits."""
-    clipped, _, widths = _shares(symbols, scales)
-    costs = TOTAL_BITS - np.log2(widths)
+    clipped, _, frequencies = _parts(symbols, scales)
+    costs = TOTAL_BITS - np.log2(frequencies)
     for at in np.flatnonzero(clipped != symbols):
-        costs[at] += len(_escape(int(symbols[at]), int(scales[at])))
+        costs[at] += len(_escape_parts(int(symbols[at]), int(scales[at])))
     return costs
 
 
-def _escape(symbol: int, number: int) -> list[Share]:
-    """What follows an escape: how far the symbol lies beyond, as an Exp-Golomb code in bits."""
-    known = distribution(number)
-    value = abs(symbol) - known.reach - 1 + (1 << known.order)
+def _escape_parts(symbol: int, number: int) -> list[Part]:
+    """What follows an escape: the distance of the symbol beyond the reach, as raw bits.
+
+    The bits are an Exp-Golomb code of the distribution's order.
+    """
+    chosen = distribution(number)
+    value = abs(symbol) - chosen.reach - 1 + (1 << chosen.order)
     length = value.bit_length() - 1
-    code = "1" * (length - known.order) + "0" + format(value, "b")[1:]
+    code = "1" * (length - chosen.order) + "0" + format(value, "b")[1:]
     return [(_HALF if bit == "1" else 0, _HALF) for bit in code]
 
 
-def _with_escapes(shares: Iterable[Share], beyond: dict[int, list[Share]]) -> Iterator[Share]:
-    for at, share in enumerate(shares):
-        yield share
-        if at in beyond:
-            yield from beyond[at]
+def _with_escapes(parts: Iterable[Part], escapes: dict[int, list[Part]]) -> Iterator[Part]:
+    """Parts of symbols, with those of the raw bits inserted after each escape."""
+    for at, part in enumerate(parts):
+        yield part
+        if at in escapes:
+            yield from escapes[at]
 
 
-def narrow(shares: Iterable[Share]) -> bytes:
-    """The bytes of shares (start, width) of 2**26: the shortest number in what they leave."""
+def encode_parts(parts: Iterable[Part]) -> bytes:
+    """The bytes of symbols that are given by their parts."""
     encoder = Encoder()
-    encoder.narrow(shares)
+    encoder.encode_parts(parts)
     return encoder.finish()
 
 
 class Encoder:
-    """Writes shares (start, width) of 2**26, in parts of any size."""
+    """Encodes symbols, given by their parts, in batches of any size."""
 
     def __init__(self) -> None:
         self._low, self._width = 0, 1 << _STATE_BITS
-        self._words: list[int] = []  # each with a carry into the one before, as bit 16
+        self._words: list[int] = []  # bit 16 of each is a carry into the word before
 
-    def narrow(self, shares: Iterable[Share]) -> None:
+    def encode_parts(self, parts: Iterable[Part]) -> None:
         low, width, words = self._low, self._width, self._words
-        for start, share in shares:
+        for start, frequency in parts:
             unit = width >> TOTAL_BITS
             low += start * unit
-            width = share * unit
-            while width < _NARROWEST:
+            width = frequency * unit
+            while width < _MIN_WIDTH:
                 words.append(low >> _LOW_BITS)
-                low = (low & _LOW) << _WORD_BITS
+                low = (low & _LOW_MASK) << _WORD_BITS
                 width <<= _WORD_BITS
         self._low, self._width = low, width
 
     def suspend(self) -> tuple[int, int]:
-        """For a kernel that goes on writing: the interval's low end and its width."""
+        """The state for a kernel that continues: low end and width of the interval."""
         return self._low, self._width
 
     def resume(self, low: int, width: int, words: Array) -> None:
-        """After that, with the words that came out of the interval, integers with their carries."""
+        """Take over the state from a kernel, with the words (and carries) that it wrote."""
         self._low, self._width = low, width
         self._words += words.tolist()
 
     def finish(self) -> bytes:
-        """All bytes: those of the shortest number in what is left of the interval."""
-        words = [*self._words, self._low + _LOW >> _LOW_BITS]  # wide enough for one such number
+        """All bytes, which end with the shortest number in the remaining interval."""
+        # The interval is at least _MIN_WIDTH wide: some number in it has 40 low bits of 0.
+        words = [*self._words, self._low + _LOW_MASK >> _LOW_BITS]
         carry = 0
         for at in range(len(words) - 1, -1, -1):
             carry, words[at] = divmod(words[at] + carry, 1 << _WORD_BITS)
@@ -283,10 +298,9 @@ class Encoder:
 
 
 class Decoder:
-    """Reads symbols from the bytes that `encode` made, in parts of any size.
+    """Decodes symbols in batches of any size, so that distributions may depend on earlier symbols.
 
-    So later distributions may depend on earlier symbols. Raises FormatError for bytes that
-    `encode` does not make; that may be noticed only by `finish`, at their end.
+    Raises FormatError for bytes that `encode` does not produce, at the latest in `finish`.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -294,108 +308,111 @@ class Decoder:
         rest = padded[_STATE_BYTES:]
         words = np.frombuffer(rest, ">u2", len(rest) // 2).astype(np.uint16)
         self._words = array("H", words.tobytes())
-        self._position = 0  # of the next word
-        self._code = int.from_bytes(padded[:_STATE_BYTES], "big")  # above the interval's low end
+        self._position = 0  # of the next word to read
+        self._code = int.from_bytes(
+            padded[:_STATE_BYTES], "big"
+        )  # the coded number, relative to the interval's low end
         self._width = 1 << _STATE_BITS
-        self._bytes = len(data)
-        self._left = MAX_SYMBOLS_PER_BYTE * (len(data) + 2)
+        self._byte_count = len(data)
+        self._remaining = MAX_SYMBOLS_PER_BYTE * (len(data) + 2)
 
     def read(self, count: int, scales: Array | int) -> Array:
-        """int64 [count]: the next symbols; scales as for `encode`."""
-        if not 0 <= count <= self._left:
-            problem = f"{count:,} coded values cannot be in {self._bytes:,} bytes"
+        """The next symbols: int64 [count]. `scales` are as for `encode`."""
+        if not 0 <= count <= self._remaining:
+            problem = f"{count:,} coded values cannot be in {self._byte_count:,} bytes"
             raise FormatError(problem)
-        self._left -= count
+        self._remaining -= count
         try:
-            tables = _tables(scales, count)
-        except ValueError:  # numbers of distributions come from files, too
+            tables = _decoding_tables(scales, count)
+        except ValueError:  # the numbers of distributions may come from a damaged file
             problem = "the coded values name a distribution that does not exist"
             raise FormatError(problem) from None
         try:
             return np.array(self._symbols(tables), np.int64)
-        except IndexError:  # past the end of the words, or in no symbol's share
+        except IndexError:  # beyond the last word, or beyond the part of the last symbol
             raise _damaged() from None
 
-    def places(
+    def read_slots(
         self, numbers: Iterable[int], near: Mapping[int, list[int]], first: int,
         rows: Mapping[int, list[int]],
     ) -> list[int]:  # fmt: skip
-        """The next places, each in the row of a number: its places' edges, from 0 to 2**26.
+        """The next slots, one from each of the distributions with these numbers.
 
-        `near` has of every number some edges from the one at `first` on, between which most places
-        are, so that few whole rows are looked into.
+        `rows` hold the edges of all slots of a distribution, from 0 to 2**26. `near` holds only
+        some of them, from edge `first` on; most slots are found there without a whole row.
         """
         code, width, position = self._code, self._width, self._position
-        words, found = self._words, []
+        words, slots = self._words, []
         try:
             for number in numbers:
                 unit = width >> TOTAL_BITS
-                row, before, wanted = near[number], first - 1, code // unit
-                place = bisect_right(row, wanted)
-                if not 0 < place < len(row):
+                row, before, value = near[number], first - 1, code // unit
+                edge = bisect_right(row, value)
+                if not 0 < edge < len(row):
                     row, before = rows[number], -1
-                    place = bisect_right(row, wanted)
-                start = row[place - 1]
+                    edge = bisect_right(row, value)
+                start = row[edge - 1]
                 code -= start * unit
-                width = (row[place] - start) * unit
-                while width < _NARROWEST:
+                width = (row[edge] - start) * unit
+                while width < _MIN_WIDTH:
                     code = code << _WORD_BITS | words[position]
                     position += 1
                     width <<= _WORD_BITS
-                found.append(place + before)
-        except IndexError:  # past the end of the words, or in no place
+                slots.append(edge + before)
+        except IndexError:  # beyond the last word, or beyond the last slot
             raise _damaged() from None
         self._code, self._width, self._position = code, width, position
-        return found
+        return slots
 
     def suspend(self) -> tuple[Array, int, int, int]:
-        """For a kernel that goes on reading: uint16 words, and code, width, and words taken."""
+        """The state for a kernel that continues: uint16 words, code, width and position."""
         words = np.frombuffer(self._words, np.uint16)
         return words, self._code, self._width, self._position
 
-    def resume(self, code: int, width: int, taken: int, damaged: int) -> None:
-        """After that. Raises FormatError if the kernel found no symbol."""
+    def resume(self, code: int, width: int, position: int, damaged: int) -> None:
+        """Take over the state from a kernel. Raises FormatError if that found no symbol."""
         if damaged:
             raise _damaged()
-        self._code, self._width, self._position = code, width, taken
+        self._code, self._width, self._position = code, width, position
 
     def finish(self) -> None:
-        """Check that the bytes end where the symbols do."""
-        if self._bytes != 2 * self._position + 2 or self._code >= _NARROWEST:
+        """Raise FormatError unless the bytes end where the symbols do."""
+        if self._byte_count != 2 * self._position + 2 or self._code >= _MIN_WIDTH:
             raise _damaged()
 
-    def _symbols(self, tables: Iterable[Table]) -> list[int]:
+    def _symbols(self, tables: Iterable[DecodingTable]) -> list[int]:
         code, width, position = self._code, self._width, self._position
-        words, found = self._words, []
-        for ends, starts, widths, symbols, known in tables:
+        words, decoded = self._words, []
+        for ends, starts, frequencies, symbols, chosen in tables:
             unit = width >> TOTAL_BITS
-            place = bisect_right(ends, code // unit)
-            code -= starts[place] * unit
-            width = widths[place] * unit
-            while width < _NARROWEST:
+            slot = bisect_right(ends, code // unit)
+            code -= starts[slot] * unit
+            width = frequencies[slot] * unit
+            while width < _MIN_WIDTH:
                 code = code << _WORD_BITS | words[position]
                 position += 1
                 width <<= _WORD_BITS
-            symbol = symbols[place]
-            if symbol is None:
+            symbol = symbols[slot]
+            if symbol is None:  # an escape, in the first slot for a negative symbol
                 self._code, self._width, self._position = code, width, position
-                symbol = self._beyond(known) if place else -self._beyond(known)
+                magnitude = self._escaped_magnitude(chosen)
+                symbol = magnitude if slot else -magnitude
                 code, width, position = self._code, self._width, self._position
-            found.append(symbol)
+            decoded.append(symbol)
         self._code, self._width, self._position = code, width, position
-        return found
+        return decoded
 
-    def _beyond(self, known: Distribution) -> int:
-        """The magnitude of a symbol that is out of reach."""
-        length = known.order
+    def _escaped_magnitude(self, chosen: Distribution) -> int:
+        """The magnitude of a symbol beyond its distribution's reach, by an Exp-Golomb code."""
+        length = chosen.order
         while self._bit():
             length += 1
-            if 1 << length > MAX_MAGNITUDE:  # or a stream of ones would go on and on
+            if 1 << length > MAX_MAGNITUDE:  # else a stream of ones would never end
                 raise _damaged()
         value = 1
         for _ in range(length):
             value = value << 1 | self._bit()
-        magnitude = known.reach + 1 + value - (1 << known.order)
+        magnitude = chosen.reach + 1 + value - (1 << chosen.order)
         if magnitude > MAX_MAGNITUDE:
             raise _damaged()
         return magnitude
@@ -406,29 +423,29 @@ class Decoder:
         self._code -= bit * self._width
         if self._code >= self._width:
             raise _damaged()
-        if self._width < _NARROWEST:
+        if self._width < _MIN_WIDTH:
             self._code = self._code << _WORD_BITS | self._words[self._position]
             self._position += 1
             self._width <<= _WORD_BITS
         return bit
 
 
-def _tables(scales: Array | int, count: int) -> Iterable[Table]:
-    """That of each symbol, without memory for `count` of them where all are the same."""
+def _decoding_tables(scales: Array | int, count: int) -> Iterable[DecodingTable]:
+    """The table of each symbol; if all are the same, without memory for `count` of them."""
     numbers = _numbers(scales, count)
     if np.ndim(scales) == 0:
-        return repeat(_table(int(np.asarray(scales))), count)
-    known = {number: _table(number) for number in _used(numbers)}
-    return map(known.__getitem__, numbers.tolist())
+        return repeat(_decoding_table(int(np.asarray(scales))), count)
+    tables = {number: _decoding_table(number) for number in _distinct(numbers)}
+    return map(tables.__getitem__, numbers.tolist())
 
 
 @cache
-def _table(number: int) -> Table:
-    known = distribution(number)
-    starts, ends = known.starts[:-1], known.starts[1:]
-    widths = [end - start for start, end in zip(starts, ends, strict=True)]
-    symbols = [None, *range(-known.reach, known.reach + 1), None]
-    return list(ends), list(starts), widths, symbols, known
+def _decoding_table(number: int) -> DecodingTable:
+    chosen = distribution(number)
+    starts, ends = chosen.starts[:-1], chosen.starts[1:]
+    frequencies = [end - start for start, end in zip(starts, ends, strict=True)]
+    symbols = [None, *range(-chosen.reach, chosen.reach + 1), None]
+    return list(ends), list(starts), frequencies, symbols, chosen
 
 
 def _damaged() -> FormatError:

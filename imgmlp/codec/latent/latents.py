@@ -42,8 +42,8 @@ _BLOCKS = 512  # of these, whose frequencies are looked up together
 def encode(model: LatentModel) -> bytes:
     """The bytes of all grids that a file has of a model."""
     parts = itertools.chain.from_iterable(_shares(model, *each) for each in in_order(model))
-    lists = (zip(starts.tolist(), widths.tolist(), strict=True) for starts, widths in parts)
-    return range_coder.narrow(itertools.chain.from_iterable(lists))
+    lists = (zip(starts.tolist(), sizes.tolist(), strict=True) for starts, sizes in parts)
+    return range_coder.encode_parts(itertools.chain.from_iterable(lists))
 
 
 def in_order(model: LatentModel) -> Iterator[tuple[Array, Array | None]]:
@@ -158,7 +158,7 @@ class Grids:
         for block in waves:
             near = known.take(offsets + block)
             numbers, means = self._network(near, 0 if beside is None else beside[block].T)
-            places = self._decoder.places(numbers.tolist(), self._near, NEAR_FROM, self._rows)
+            places = self._decoder.read_slots(numbers.tolist(), self._near, NEAR_FROM, self._rows)
             known[block] = means + (np.array(places, np.intp) - MOST_AWAY)
         grid = padded[MARGIN:, MARGIN:-MARGIN]
         if grid.min() < MIN_LATENT or grid.max() > MAX_LATENT:

@@ -142,7 +142,7 @@ def test_the_scale_of_normal_values_is_chosen(scale: int) -> None:
 
 @pytest.mark.parametrize("scale", [0, 3, 20, 47, 48, 60, 87])
 def test_a_choice_weighs_the_bits_of_each_value(scale: int) -> None:
-    for reach in (range_coder.NEAR, 5000):
+    for reach in (range_coder.MAX_TABULATED, 5000):
         values = np.arange(-reach, reach + 1)
         found = range_coder._value_costs(values, scale)
         np.testing.assert_allclose(found, range_coder.costs(values, scale), rtol=1e-12)

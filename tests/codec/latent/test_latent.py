@@ -113,7 +113,7 @@ def test_networks_may_begin_from_a_start(size: tuple[int, int], channels: int) -
     assert found.pretrained == 1
     bits = sections.network_bits(model.networks, pretrained_networks(1, model.shape))
     assert 0 <= 8 * len(parts[1]) - bits <= 24
-    plain = sections.write(replace(model, start=0))
+    plain = sections.write(replace(model, pretrained=0))
     assert sum(map(len, parts)) < sum(map(len, plain))
 
 
@@ -127,7 +127,7 @@ def test_differences_from_a_start_are_coded_only_where_they_are_shorter() -> Non
 
 def test_a_start_is_the_same_for_all_models_as_far_as_they_have_its_tensors() -> None:
     whole = pretrained_networks(1, ModelShape(512, 512, 3, 7, 16, 12))
-    assert list(whole.tensors) == list(ModelShape(512, 512, 3, 7, 16, 12).tensors)
+    assert list(whole.tensors) == list(ModelShape(512, 512, 3, 7, 16, 12).tensor_shapes)
     small = pretrained_networks(1, ModelShape(5, 5, 3, 4, 16, 12)).tensors
     large = pretrained_networks(1, ModelShape(2000, 2000, 3, 9, 16, 12)).tensors
     for name in ("synthesis.0.weight", "upsampling"):
