@@ -29,13 +29,19 @@ from imgmlp.codec.latent.model import BICUBIC_TAPS, NEIGHBOUR_OFFSETS, trained_o
 from imgmlp.codec.latent.pretrained import newest_pretrained
 from imgmlp.codec.latent.step import latent_step, operations
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep
-from imgmlp.codec.latent.training import bit_allocation, forms, phases
+from imgmlp.codec.latent.training import (
+    bit_allocation,
+    forms,
+    initialisation,
+    latent_trainer,
+    schedule,
+)
 from imgmlp.codec.latent.training.effort import (
     MAX_QUANTISATION_STEPS,
     QUANTISATION_FRACTION,
     rdoq_budget,
 )
-from imgmlp.codec.latent.training.phases import LatentTrainer
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import AnyDevice, Tensor, list_devices, open_device, optim
@@ -57,7 +63,7 @@ class Without(LatentStep):
         latents, networks = super()._optimizers()
         if self.refreshed:
             rest = latent_step.BETAS, SHAMPOO_BETA, latent_step.EPSILON, self.shapes
-            return latents, optim.SOAP([self.flat], self.steering.networks, *rest)
+            return latents, optim.SOAP([self.flat], self.steering.network_lr, *rest)
         return latents, networks
 
     def _step(self) -> dict[str, Tensor]:
@@ -130,14 +136,14 @@ class Variant:
 
 def _steered(change: Callable[[Control, Control], Control]) -> dict[tuple[Any, str], Any]:
     """A schedule that differs, made of what holds in a step and in the first one."""
-    usual = phases.control
-    return {(phases, "control"): lambda *at: change(usual(*at), usual(0, *at[1:]))}
+    usual = schedule.control
+    return {(schedule, "control"): lambda *at: change(usual(*at), usual(0, *at[1:]))}
 
 
 def _constant(found: Control, first: Control) -> Control:
-    if found.rounding:
+    if found.hard_rounding:
         return found
-    return replace(found, latents=first.latents, networks=first.networks)
+    return replace(found, latent_lr=first.latent_lr, network_lr=first.network_lr)
 
 
 def variants() -> list[Variant]:
@@ -145,7 +151,7 @@ def variants() -> list[Variant]:
     soap = [
         Variant(
             f"SOAP on the networks, rate {rate:g}, bases of every {every} steps",
-            {(phases, "NETWORKS"): rate},
+            {(schedule, "NETWORK_LR"): rate},
             {"refreshed": every},
         )
         for every, rate in ((10, 3e-3), (10, 7e-3), (10, 1.5e-2), (50, 7e-3))
@@ -160,25 +166,28 @@ def variants() -> list[Variant]:
         Variant(
             f"{NOR_MOVED}, nor steps looked for", searched=False, hardened=False, refined=False
         ),
-        Variant("no last phase with rounded latents", {(phases, "ROUNDED"): 1.0}),
-        Variant("no noise", _steered(lambda c, _: replace(c, noise=0.0))),
-        Variant("uniform noise", {(phases, "NOISE_SHARES"): (1.0, 1.0)}),
+        Variant("no last phase with rounded latents", {(schedule, "ROUNDED"): 1.0}),
+        Variant("no noise", _steered(lambda c, _: replace(c, noise_scale=0.0))),
+        Variant("uniform noise", {(schedule, "NOISE_SHAPES"): (1.0, 1.0)}),
         Variant("fresh noise in every step", step={"lacks": "mirrored noise"}),
-        Variant("a temperature of 0.3 to the end", {(phases, "TEMPERATURES"): (0.3, 0.3)}),
+        Variant("a temperature of 0.3 to the end", {(schedule, "TEMPERATURES"): (0.3, 0.3)}),
         Variant(
-            "a temperature of 0.15 from the beginning", {(phases, "TEMPERATURES"): (0.15,) * 2}
+            "a temperature of 0.15 from the beginning", {(schedule, "TEMPERATURES"): (0.15,) * 2}
         ),
         Variant("learning rates that stay", _steered(_constant)),
-        Variant("weights cost nothing in the loss", {(step, "DIFFERENCES"): 0.0}),
+        Variant("weights cost nothing in the loss", {(step, "DIFFERENCE_RATE_FACTOR"): 0.0}),
         Variant(
             "squared gradients forgotten by 0.999",
-            {(step, "BETAS"): (0.9, 0.999), (phases, "MEMORIES"): (0.999, 0.999)},
+            {(step, "BETA2"): 0.999, (schedule, "NETWORK_BETA2S"): (0.999, 0.999)},
         ),
-        Variant("gradients are not clipped", {(step, "CLIP"): 1e9}),
+        Variant("gradients are not clipped", {(step, "MAX_GRADIENT_NORM"): 1e9}),
         Variant("networks begin with random weights", start=False),
         Variant("latents begin from zero", guess=False),
         Variant("upsampling is bicubic", step={"lacks": "upsampling"}),
-        Variant("no filter of the finest grid", {(step, "FILTERED"): latent_step.HIDDEN + 1}),
+        Variant(
+            "no filter of the finest grid",
+            {(step, "FILTERED_FROM_WIDTH"): latent_step.SYNTHESIS_WIDTH + 1},
+        ),
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
         Variant(
@@ -187,10 +196,10 @@ def variants() -> list[Variant]:
         ),
         Variant("another seed", {(forms, "SEED"): forms.SEED + 1}),  # how far chance goes
         *soap,
-        Variant("rate of latents half as much again", {(phases, "LATENTS"): 0.3}),
-        Variant("latents forget by 0.9 and 0.98", {(step, "MOMENTUM"): 0.9}),
-        Variant("latents forget by 0.8 and 0.95", {(step, "BETAS"): (0.9, 0.95)}),
-        Variant("latents forget by 0.8 and 0.99", {(step, "BETAS"): (0.9, 0.99)}),
+        Variant("rate of latents half as much again", {(schedule, "LATENT_LR"): 0.3}),
+        Variant("latents forget by 0.9 and 0.98", {(step, "LATENT_BETA1"): 0.9}),
+        Variant("latents forget by 0.8 and 0.95", {(step, "BETA2"): 0.95}),
+        Variant("latents forget by 0.8 and 0.99", {(step, "BETA2"): 0.99}),
         Variant("networks are means of the last ones", averaged=True),
         Variant("hyperlatents", hyper=True),
     ]
@@ -220,9 +229,9 @@ def cost(
         sizes = {"hidden": hidden, "entropy": entropy}
         step = kind(pixels, forms.SEED, device, start=start, hyper=variant.hyper, **sizes)
         if variant.guess:
-            phases.begin(step, pixels, lmbda, steps)
-        trainer = Refreshing(step, phases.LatentTrainerState(steps, lmbda))
-        trainer.suit()
+            initialisation.initialise(step, pixels, lmbda, steps)
+        trainer = Refreshing(step, latent_trainer.LatentTrainerState(steps, lmbda))
+        trainer.rescale()
         trainer.run()
         step.finish()
         search = bit_allocation.Search(step)

@@ -21,7 +21,7 @@ from imgmlp.codec.latent.initial_latents import PREDICTOR_RADIUS, halved
 from imgmlp.codec.latent.model import DEFAULT_LEVELS
 from imgmlp.codec.latent.pretrained import TRAINING_CHANNELS, hidden_widths
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training.phases import control
+from imgmlp.codec.latent.training.schedule import control
 from imgmlp.engine import AnyDevice, open_device
 
 AT_ONCE = 5  # steps
@@ -85,7 +85,7 @@ def trained(
     hidden, entropy = hidden_widths(start)
     step = LatentStep(pixels, 0, device, hidden=hidden, entropy=entropy, start=start)
     for done in range(0, steps, AT_ONCE):
-        step.steer(replace(control(done, steps, lmbda), networks=0.0))
+        step.steer(replace(control(done, steps, lmbda), network_lr=0.0))
         step.run(AT_ONCE)
     return step.grids()
 

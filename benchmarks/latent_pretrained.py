@@ -22,7 +22,8 @@ from imgmlp.codec.latent.model import DEFAULT_LEVELS, networks_of
 from imgmlp.codec.latent.pretrained import stored_networks
 from imgmlp.codec.latent.step import latent_step
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin
+from imgmlp.codec.latent.training.initialisation import initialise
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device
 
@@ -47,10 +48,10 @@ def main() -> None:
     pixels = mosaic(options.pictures, options.piece, options.small, options.each)
     device, widths = open_device(options.device), (options.hidden, options.entropy)
     print(f"{pixels.shape[1]}x{pixels.shape[0]} pixels", flush=True)
-    latent_step.DIFFERENCES = 0.0  # from the start that it goes on from
+    latent_step.DIFFERENCE_RATE_FACTOR = 0.0  # from the start that it goes on from
     latent_step.default_levels = lambda height, width: DEFAULT_LEVELS
     step = LatentStep(pixels, 0, device, hidden=widths[0], entropy=widths[1], start=options.start)
-    begin(step, pixels, options.lmbda, options.steps)
+    initialise(step, pixels, options.lmbda, options.steps)
     began, shown = time.perf_counter(), [0.0]
 
     def tell(progress: Progress) -> None:
@@ -64,7 +65,7 @@ def main() -> None:
             )
 
     trainer = LatentTrainer(step, LatentTrainerState(options.steps, options.lmbda))
-    trainer.suit()
+    trainer.rescale()
     print(trainer.run(Run(tell)))
     options.out.write_bytes(stored_networks(networks_of(step.flat.numpy(), step.shapes)))
 

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from imgmlp.codec.latent.pretrained import newest_pretrained
-from imgmlp.codec.latent.step.latent_step import ENTROPY, HIDDEN, LatentStep
+from imgmlp.codec.latent.step.latent_step import ENTROPY_WIDTH, SYNTHESIS_WIDTH, LatentStep
 from imgmlp.codec.latent.training.buckets import TrainingSetup
-from imgmlp.codec.latent.training.phases import control
+from imgmlp.codec.latent.training.schedule import control
 from imgmlp.engine import open_device
 from imgmlp.image import load
 
@@ -32,7 +32,7 @@ def main() -> None:
         pixels = load(path).pixels
         began = time.perf_counter()
         step = LatentStep(
-            pixels, 0, device, start=newest_pretrained((HIDDEN, ENTROPY)),
+            pixels, 0, device, start=newest_pretrained((SYNTHESIS_WIDTH, ENTROPY_WIDTH)),
             bucket=TrainingSetup(pixels.shape, device).bucket,
         )  # fmt: skip
         step.steer(control(0, 36_000, 1e-3))

@@ -17,17 +17,16 @@ from imgmlp.codec.latent.training.buckets import bucket_compiler
 from imgmlp.codec.latent.training.cost_model import estimate_work
 from imgmlp.codec.latent.training.effort import MAX_EFFORT_STEPS, workload
 from imgmlp.codec.latent.training.forms import Forms
-from imgmlp.codec.latent.training.lmbdas import Lambdas
-from imgmlp.codec.latent.training.phases import (
-    DEAR,
+from imgmlp.codec.latent.training.initialisation import initialise, is_graphic
+from imgmlp.codec.latent.training.latent_trainer import (
+    GRAPHIC_LMBDA_FACTOR,
     LatentTrainer,
     LatentTrainerState,
-    begin,
-    control,
-    is_graphic,
 )
+from imgmlp.codec.latent.training.lmbdas import Lambdas
 from imgmlp.codec.latent.training.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training.run_plan import BRIEF_TIMING_SECONDS, RunPlan
+from imgmlp.codec.latent.training.schedule import control
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.passes import Passes, PassResult
@@ -87,7 +86,7 @@ class _Encoder:
                 self.best = found
             self.passes.add(trainer.state.lmbda, first)
             longer = self.passes.step_factor()
-            steps = self.plan.pass_steps(trainer.again, longer)
+            steps = self.plan.pass_steps(trainer.pass_steps, longer)
             over = ended == "diverged" or not steps
             if over or self.passes.suffice(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, resumed=self.resumed)
@@ -96,10 +95,10 @@ class _Encoder:
                 missing = self.wanted.value - first.psnr
                 self.run.say(f"{steps:,} steps more, as {missing:.2f} dB are missing")
             lmbda, until = self.passes.next_lmbda(), self.plan.pass_deadline()
-            no_pass = len(self.passes.results) == 1 and not trainer.state.over
-            may = no_pass and self.plan.may_restart(trainer.state.first)
-            if may and trainer.was_astray(lmbda):
-                trainer.start_over(self.passes.next_lmbda(restarts=trainer.state.held))
+            no_pass = len(self.passes.results) == 1 and not trainer.state.is_repetition
+            may = no_pass and self.plan.may_restart(trainer.state.run_steps)
+            if may and trainer.lmbda_was_too_low(lmbda):
+                trainer.start_over(self.passes.next_lmbda(restarts=trainer.state.lmbda_is_fixed))
                 self.passes.restart()
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
@@ -115,14 +114,14 @@ class _Encoder:
             state = LatentTrainerState(plan.choose_steps(step, first), first)
         else:
             state = LatentTrainerState.of(saved.values)
-        steps = state.first or state.steps
+        steps = state.run_steps or state.steps
         limited = plan.workload.seconds is not None
         if saved is None and plan.has_fixed_lmbda:
-            state.hold(self.lmbdas.fixed_lmbda(limited=limited))
+            state.fix_lmbda(self.lmbdas.fixed_lmbda(limited=limited))
         anew = self._anew(step, steps)
         least, tried = plan.unconditional_passes(steps), list[PassResult]()
         if saved is None:
-            begin(step, self.picture.pixels, first, steps)
+            initialise(step, self.picture.pixels, first, steps)
         else:
             step.restore(saved.arrays)
             self.resumed = step.done
@@ -131,15 +130,15 @@ class _Encoder:
         limits = plan.set_deadline(state)
         pricing = self.lmbdas.pricing(least, limited=limited)
         cheapest = self.lmbdas.min_lmbda()
-        dear = DEAR if is_graphic(self.picture.pixels, steps) else 1.0
+        dear = GRAPHIC_LMBDA_FACTOR if is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
-        longest = plan.max_pass_factor(trainer.again)
+        longest = plan.max_pass_factor(trainer.pass_steps)
         lowest = self.lmbdas.min_lmbda_in_passes()
         self.passes = Passes(self.wanted, lowest, least, longest, tried)
         if plan.costs.switches_program(steps):
             trainer.pause_after(plan.costs.opening_steps, late=plan.deadline is not None)
         if saved is None:
-            trainer.suit()
+            trainer.rescale()
         else:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
@@ -153,7 +152,7 @@ class _Encoder:
 
         def again(lmbda: float) -> None:
             step.restore(made)
-            begin(step, self.picture.pixels, lmbda, steps)
+            initialise(step, self.picture.pixels, lmbda, steps)
 
         return again
 
@@ -177,7 +176,7 @@ class _Encoder:
         if step is None:
             trainer.stay()
             return
-        anew = self._anew(step, trainer.state.first)
+        anew = self._anew(step, trainer.state.run_steps)
         step.restore(reached.handed_to(step))
         step.steer(control(0, MAX_EFFORT_STEPS, self.first))
         self.plan.switch_program(step.pace(BRIEF_TIMING_SECONDS))
@@ -193,8 +192,8 @@ class _Encoder:
                 raise self.run.interrupted(reached)
             return limit is not None and time.perf_counter() > began + share * (limit - began)
 
-        steps = state.steps - state.begun
-        refining = self.plan.refining(steps, state.first, self.passes.passes_left)
+        steps = state.steps - state.pass_began
+        refining = self.plan.refining(steps, state.run_steps, self.passes.passes_left)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
         rounding = Rounding(*made, over, refining)
         found, first = rounding.best(state.lmbda)

@@ -29,13 +29,14 @@ from imgmlp.codec.latent.training import (
     cost_model,
     effort,
     forms,
-    phases,
+    latent_trainer,
     progressive_quantisation,
     rounding_search,
     run_plan,
+    schedule,
 )
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.lmbdas import MIN_LMBDA_FACTOR_IN_PASSES, Lambdas
-from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.latent.training.rounding_search import Refining, Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
@@ -143,7 +144,7 @@ def test_cheap_bits_make_a_picture_that_only_fine_steps_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With steps of one size it has 30.5 dB in 555 bytes."""
-    monkeypatch.setattr(phases, "FEW_STEPS", 100)
+    monkeypatch.setattr(schedule, "SHORT_RUN", 100)
     found = run(Goal("lambda", 1e-6), workload=Workload(100))
     assert found.metrics["psnr"] > 33
 
@@ -199,7 +200,7 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
 def test_a_run_that_is_done_again_may_be_stopped_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LatentTrainer, "was_astray", lambda *_: True)
+    monkeypatch.setattr(LatentTrainer, "lmbda_was_too_low", lambda *_: True)
     target, again = Goal("psnr", 33), "30 steps once more, as bits were too cheap at first"
     checkpoint, told = Checkpoint(tmp_path / "c", "k"), list[str | int]()
     wanted = run(target, run=Run(note=told.append))
@@ -247,15 +248,15 @@ def test_the_lambda_of_few_colours_stays_in_a_short_run_towards_db(
     found = list[tuple[float, bool]]()
 
     def begun(trainer: LatentTrainer, *_: object) -> None:
-        found.append((trainer.state.lmbda, trainer.state.held))
+        found.append((trainer.state.lmbda, trainer.state.lmbda_is_fixed))
         raise Enough
 
     monkeypatch.setattr(LatentTrainer, "run", begun)
-    monkeypatch.setattr(run_plan.RunPlan, "steps_within", lambda *_: phases.HASTY)
+    monkeypatch.setattr(run_plan.RunPlan, "steps_within", lambda *_: schedule.VERY_SHORT_RUN)
     wanted, error = Goal(kind, {"psnr": 45, "bytes": 400}[kind]), 10**-4.5
     for pixels in (TWO_COLOURS, PIXELS):
         with pytest.raises(Enough):
-            run(wanted, pixels, Workload(phases.HASTY, limit))
+            run(wanted, pixels, Workload(schedule.VERY_SHORT_RUN, limit))
     few_first, many_first = (Lambdas(Picture(p), wanted).initial() for p in (TWO_COLOURS, PIXELS))
     if stays and kind == "psnr":
         assert few_first < 2 * error
@@ -282,11 +283,11 @@ def test_a_run_of_few_colours_is_done_again_at_a_lambda_that_may_be_far_higher(
         lmbdas.extend((trainer.state.lmbda, lmbda))
         raise Enough
 
-    monkeypatch.setattr(LatentTrainer, "was_astray", lambda *_: True)
+    monkeypatch.setattr(LatentTrainer, "lmbda_was_too_low", lambda *_: True)
     monkeypatch.setattr(LatentTrainer, "start_over", over)
     monkeypatch.setattr(latent.Passes, "_excess", lambda *_: 12.0)
     with pytest.raises(Enough):
-        run(Goal("psnr", 40), pixels, Workload(phases.HASTY))
+        run(Goal("psnr", 40), pixels, Workload(schedule.VERY_SHORT_RUN))
     assert math.log2(lmbdas[1] / lmbdas[0]) == pytest.approx(doublings)
 
 
@@ -391,7 +392,10 @@ def test_without_an_effort_the_device_decides(
     )
     assert steps == effort.steps_for_pixels(effort.steps_of_effort(level), pixels)
     assert notes[0].startswith(f"effort {level} of 9")
-    passes, again = effort.unconditional_passes(steps, pixels), round(phases.SHORTER * steps)
+    passes, again = (
+        effort.unconditional_passes(steps, pixels),
+        round(latent_trainer.PASS_LENGTH * steps),
+    )
     assert (passes > 0) is (level < 9)
     times = {0: "", 1: f" and once {again:,} again"}
     more = times.get(passes, f" and {passes} times {again:,} again")
@@ -412,7 +416,9 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
         return found.run_seconds(600)
 
     taken = foreseen(Goal("lambda", 1e-3))
-    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * cost_model.SEARCH_JUDGEMENTS * 0.002
+    trained = (
+        600 * 0.01 * (1 + 6 * latent_trainer.PASS_LENGTH) + 7 * cost_model.SEARCH_JUDGEMENTS * 0.002
+    )
     moved = 2 * cost_model.weight_trials(600, 128**2) + 5 * cost_model.MAX_EARLY_WEIGHT_TRIALS
     assert taken == pytest.approx(trained + moved * cost_model.WEIGHT_TRIAL_STEPS * 0.01)
     assert foreseen(Goal("psnr", 30)) == taken
@@ -581,7 +587,7 @@ def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> Non
     steps = effort.steps_for_pixels(400, 30)
     assert counts[0] == round(effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION * steps)
     assert set(counts[1:]) == {
-        round(effort.MAX_SHORT_QUANTISATION_FRACTION * phases.SHORTER * steps)
+        round(effort.MAX_SHORT_QUANTISATION_FRACTION * latent_trainer.PASS_LENGTH * steps)
     }  # of passes
     counts.clear()
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(effort.MIN_STEPS_TO_QUANTISE - 1))
@@ -601,11 +607,11 @@ def test_what_an_effort_takes_decides_with_all_passes(
     )  # the first of them moves few weights
     rounding = cost_model.WEIGHT_TRIAL_STEPS * moved
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
-    shorter = round(phases.SHORTER * steps)
+    shorter = round(latent_trainer.PASS_LENGTH * steps)
     share = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
     hardened = round(share * steps) + passes * round(share * shorter)
     assert effort.MIN_STEPS_TO_QUANTISE < shorter < steps < effort.MAX_QUANTISATION_STEPS / share
-    steps += passes * phases.SHORTER * steps + hardened
+    steps += passes * latent_trainer.PASS_LENGTH * steps + hardened
     pace = seconds / (steps + rounding)
     monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
@@ -878,7 +884,7 @@ def test_a_time_limit_counts_what_was_before_the_training_of_a_stopped_run(
     found = latent._Encoder(*made, again := Run(checkpoint=checkpoint)).plan
     assert found.earlier_seconds == pytest.approx(500, abs=60)
     found.workload = Workload(0, seconds=900.0)
-    found.set_deadline(phases.LatentTrainerState(10, 1e-3))
+    found.set_deadline(latent_trainer.LatentTrainerState(10, 1e-3))
     assert found.deadline == pytest.approx(again.began + 400, abs=60)
 
 
@@ -928,7 +934,7 @@ def test_a_time_limit_leaves_time_for_coding_by_numpy_where_there_is_no_kernel(
     work, picture = Workload(0, seconds=10.0), Picture(np.zeros((500, 500, 3), np.uint8))
     made = picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run(began=100.0)
     found = run_plan.RunPlan(*made)
-    state = phases.LatentTrainerState(10, 1e-3)
+    state = latent_trainer.LatentTrainerState(10, 1e-3)
     found.set_deadline(state)
     assert found.deadline == pytest.approx(110 - seconds, abs=0.06)
 
@@ -948,7 +954,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     steps = found.choose_steps(encoder.forms.first(), 1e-3)
     found.costs.judging_seconds = judging
     assert steps > 1000
-    state = phases.LatentTrainerState(found.fitting_run(10.0)[0], 1e-3)
+    state = latent_trainer.LatentTrainerState(found.fitting_run(10.0)[0], 1e-3)
     until, _ = found.set_deadline(state)
     assert until is not None
     assert found.deadline is not None
@@ -1058,7 +1064,9 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
     """How many steps and until when; whether single weights save bytes, and how many are aimed
     at. What the file before took is known then."""
     monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (12, False))
-    monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
+    monkeypatch.setattr(
+        latent_trainer, "MAX_LIMITED_CHANGE", 1e6
+    )  # so that it does not begin anew in fewer
     seen: dict[str, Any] = {}
     repeat, rounding = LatentTrainer.repeat, latent.Rounding
     again, pricing = run_plan.RunPlan.pass_steps, Lambdas.pricing
@@ -1093,21 +1101,21 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
     assert seen["took"] > 0
     assert seen["longer"] == (1.5,)
     assert (seen["limited"], seen["shaving"]) == (limited, limited)
-    assert seen["pass"][0] == 2 < round(phases.SHORTER * 12)
+    assert seen["pass"][0] == 2 < round(latent_trainer.PASS_LENGTH * 12)
     assert seen["pass"][1] == seen["until"]
     assert (seen["until"] is not None) is limited
 
 
 def test_shorter_runs_move_latents_faster_and_so_do_longer_ones() -> None:
-    few, usual, many = (phases.control(0, n, 1e-3) for n in (50, 300, 3000))
-    assert few.latents == pytest.approx(2 * usual.latents)
-    assert few.networks == pytest.approx(usual.networks / 2)
-    hasty, half = phases.control(0, 20, 1e-3), 20 / phases.HASTY
-    assert hasty.networks == pytest.approx(few.networks * half)
-    assert (hasty.noise, few.noise) == (half, 1.0)
+    few, usual, many = (schedule.control(0, n, 1e-3) for n in (50, 300, 3000))
+    assert few.latent_lr == pytest.approx(2 * usual.latent_lr)
+    assert few.network_lr == pytest.approx(usual.network_lr / 2)
+    hasty, half = schedule.control(0, 20, 1e-3), 20 / schedule.VERY_SHORT_RUN
+    assert hasty.network_lr == pytest.approx(few.network_lr * half)
+    assert (hasty.noise_scale, few.noise_scale) == (half, 1.0)
     assert few.temperature > usual.temperature
-    assert usual.latents < many.latents
-    assert usual.networks == many.networks
+    assert usual.latent_lr < many.latent_lr
+    assert usual.network_lr == many.network_lr
 
 
 def test_where_the_program_of_many_sizes_has_no_memory_the_pictures_own_has(
@@ -1136,28 +1144,30 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rates: list[float] = []
-    look = phases.LatentTrainer._look
+    look = latent_trainer.LatentTrainer._look
 
-    def exploding(self: phases.LatentTrainer, tell: object) -> bool:
+    def exploding(self: latent_trainer.LatentTrainer, tell: object) -> bool:
         if self.done == 20 and self.state.retries < 2:
             self.step.flat.write(np.full(self.step.flat.shape, np.nan, np.float32))
             self.step.program.run(1)
         way_on = look(self, None)
         if self.done == 20:
-            rates.append(float(Steering(*self.step.control.numpy()).networks))
+            rates.append(float(Steering(*self.step.control.numpy()).network_lr))
         return way_on
 
-    monkeypatch.setattr(phases.LatentTrainer, "_look", exploding)
+    monkeypatch.setattr(latent_trainer.LatentTrainer, "_look", exploding)
     found = run(Goal("lambda", 1e-3))
     assert not found.diverged
-    assert rates == [pytest.approx(phases.control(20, 30, 1e-3).networks / 4)]
+    assert rates == [pytest.approx(schedule.control(20, 30, 1e-3).network_lr / 4)]
 
 
 def test_a_state_to_go_back_to_is_kept_some_ten_times_in_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept: list[int] = []
-    monkeypatch.setattr(phases.LatentTrainer, "_remember", lambda self: kept.append(self.done))
+    monkeypatch.setattr(
+        latent_trainer.LatentTrainer, "_remember", lambda self: kept.append(self.done)
+    )
     run(Goal("lambda", 1e-3), workload=Workload(120))
     assert kept == list(range(12, 121, 12))
 
@@ -1165,7 +1175,7 @@ def test_a_state_to_go_back_to_is_kept_some_ten_times_in_a_run(
 def test_where_nothing_helps_the_last_good_state_is_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(phases, "LATENTS", math.nan)
+    monkeypatch.setattr(schedule, "LATENT_LR", math.nan)
     found = run(Goal("lambda", 1e-3), workload=Workload(20))
     assert found.diverged
     assert container.parse(found.bytes).header.codec == "latent"
@@ -1205,8 +1215,8 @@ def test_a_pass_that_explodes_at_once_is_taken_back_to_its_beginning(
     monkeypatch.setattr(LatentTrainer, "_look", exploding)
     trainer.repeat(5e-3, bit_allocation.Search(step, {}).run(1e-3, rounds=1))
     assert trainer.run() == "done"
-    assert step.done == 40 + trainer.again
-    assert (trainer.state.begun, trainer.state.lmbda, trainer.state.retries) == (40, 5e-3, 1)
+    assert step.done == 40 + trainer.pass_steps
+    assert (trainer.state.pass_began, trainer.state.lmbda, trainer.state.retries) == (40, 5e-3, 1)
 
 
 def test_a_lambda_that_is_no_number_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

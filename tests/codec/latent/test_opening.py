@@ -24,12 +24,12 @@ from imgmlp.codec.latent.training import (
     cost_model,
     effort,
     forms,
-    phases,
+    latent_trainer,
     rounding_search,
     run_plan,
 )
 from imgmlp.codec.latent.training.buckets import TrainingSetup, bucket_compiler
-from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -158,9 +158,9 @@ def test_the_whole_goes_on_where_windows_are() -> None:
     step, padded = (LatentStep(PIXELS, 0, device, **STARTED, bucket=one) for one in (None, BUCKET))
     window = WindowedStep(PIXELS, 0, device, **STARTED, window=BUCKET)
     for each in (step, window):
-        each.steer(Control(1e-3, noise=0.0))
+        each.steer(Control(1e-3, noise_scale=0.0))
         each.run(2)
-    padded.steer(Control(1e-3, noise=0.0))
+    padded.steer(Control(1e-3, noise_scale=0.0))
     padded.restore(window.handed_to(padded))
     for each in (step, padded):
         each.run(2)
@@ -186,9 +186,9 @@ def test_a_bucket_goes_on_where_another_is() -> None:
         LatentStep(PIXELS, 0, device, **STARTED, bucket=bucket) for bucket in all_buckets
     )
     for each in (step, shared):
-        each.steer(Control(1e-3, noise=0.0))
+        each.steer(Control(1e-3, noise_scale=0.0))
         each.run(2)
-    own.steer(Control(1e-3, noise=0.0))
+    own.steer(Control(1e-3, noise_scale=0.0))
     own.restore(shared.handed_to(own))
     for each in (step, own):
         each.run(2)
@@ -308,7 +308,9 @@ def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.Mo
     """The run goes on as it began until the program is there, if it ever is."""
     made, seen = (begun.picture, Goal("bytes", 150)), []  # for which there are no more steps
     monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (6, False))
-    monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
+    monkeypatch.setattr(
+        latent_trainer, "MAX_LIMITED_CHANGE", 1e6
+    )  # so that it does not begin anew in fewer
     go_over = latent._Encoder._go_over
 
     def noted(self: latent._Encoder, trainer: LatentTrainer) -> None:

@@ -26,7 +26,7 @@ from imgmlp.codec.latent.step import latent_step
 from imgmlp.codec.latent.step.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training import effort, rdoq, rounding_search
 from imgmlp.codec.latent.training.bit_allocation import Search
-from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import MAX_LEVELS, NEIGHBOURHOOD, NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rounding_search import Refining, Rounding
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep

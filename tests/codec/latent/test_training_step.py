@@ -35,10 +35,15 @@ from imgmlp.codec.latent.pretrained import pretrained_networks
 from imgmlp.codec.latent.step import latent_step, operations, upsampling
 from imgmlp.codec.latent.step.latent_step import PARTS, Control, LatentStep, Part, Steering
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.training import phases, progressive_quantisation
+from imgmlp.codec.latent.training import (
+    latent_trainer,
+    progressive_quantisation,
+    schedule,
+)
 from imgmlp.codec.latent.training.bit_allocation import MAX_WEIGHT, Refinement, Search, part_of
 from imgmlp.codec.latent.training.buckets import Bucket
-from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.lmbdas import forecast
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
@@ -352,27 +357,29 @@ def test_gradients_of_a_whole_step_are_differences(
     spec: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam's first moments hold after one step what momentum leaves of the gradient."""
-    monkeypatch.setattr(latent_step, "CLIP", 1e9)
+    monkeypatch.setattr(latent_step, "MAX_GRADIENT_NORM", 1e9)
     pixels = picture().repeat(2 if "hyper" in sizes else 1, 1)
     step = LatentStep(pixels, 1, open_device(spec), **sizes)
-    start = step.cheapest.numpy() if sizes else 0.0
-    dearer = latent_step.DIFFERENCES if sizes else latent_step.WEIGHTS
+    start = step.rate_anchor.numpy() if sizes else 0.0
+    dearer = latent_step.DIFFERENCE_RATE_FACTOR if sizes else latent_step.WEIGHT_RATE_FACTOR
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
     for n, part in enumerate(step.extent.parts(plane)):
         part[:] = 2 * draw(*part.shape, seed=n)
     step.flat.write(flat)
     step.latents.write(plane)
-    step.steer(Control(1e-2, noise=0.0))
+    step.steer(Control(1e-2, noise_scale=0.0))
     step.program.run(1)
     by_flat, by_plane = (
         a.first[0].numpy() / (1 - beta)
-        for a, beta in ((step.adam, latent_step.BETAS[0]), (step.adam_latents, 0.8))
+        for a, beta in ((step.adam, latent_step.NETWORK_BETA1), (step.adam_latents, 0.8))
     )
     assert not by_plane[step.extent.taken() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
-        of_weights = dearer * float(np.sum(np.log2(1 + np.abs(flat - start) / latent_step.STEP)))
+        of_weights = dearer * float(
+            np.sum(np.log2(1 + np.abs(flat - start) / latent_step.WEIGHT_STEP_SIZE))
+        )
         return reference(step, pixels, step.extent.parts(plane), flat, 1e-2) + 1e-2 * of_weights
 
     exact = plane.astype(np.float64), flat.astype(np.float64)
@@ -396,7 +403,7 @@ def test_gradients_of_a_whole_step_are_differences(
 def test_a_room_for_more_changes_nothing_that_a_file_would_have(
     hyper: bool, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
+    monkeypatch.setattr(latent_step, "FILTERED_FROM_WIDTH", STARTED["hidden"])
     device, pixels = open_device("numpy"), picture().repeat(2 if hyper else 1, 1)
     device.lanes = lanes
     bucket = 2 * BUCKET[0], 2 * BUCKET[1]
@@ -415,7 +422,7 @@ def test_a_room_for_more_changes_nothing_that_a_file_would_have(
     assert np.array_equal(found[0][2], found[1][2])
     slopes = []
     for step in (own, roomy):
-        step.steer(Control(1e-2, noise=0.0))
+        step.steer(Control(1e-2, noise_scale=0.0))
         step.program.run(1)
         by_flat, by_latents = (adam.first[0].numpy() for adam in (step.adam, step.adam_latents))
         slopes.append([by_flat, *step.extent.parts(by_latents)])
@@ -476,13 +483,13 @@ def test_networks_begin_from_a_start() -> None:
     found = networks_of(both.flat.numpy(), both.shapes)
     assert np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
     assert found["synthesis.2.weight"][:, 3].any()
-    assert not networks_of(both.cheapest.numpy(), both.shapes)["synthesis.2.weight"][:, 3].any()
+    assert not networks_of(both.rate_anchor.numpy(), both.shapes)["synthesis.2.weight"][:, 3].any()
     hidden = np.concatenate([picture(), np.uint8(255) * (picture()[:, :, :1] > 200)], 2)
     cut_out = LatentStep(hidden, 1, open_device("numpy"), **STARTED)
     found = networks_of(cut_out.flat.numpy(), cut_out.shapes)
     assert np.array_equal(found["synthesis.1.weight"], start["synthesis.1.weight"])
     assert not np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
-    assert not networks_of(cut_out.cheapest.numpy(), cut_out.shapes)["synthesis.2.weight"].any()
+    assert not networks_of(cut_out.rate_anchor.numpy(), cut_out.shapes)["synthesis.2.weight"].any()
 
 
 def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbers() -> None:
@@ -490,28 +497,28 @@ def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbe
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     step.write_grids([np.rint(4 * draw(*grid.shape)) for grid in step.grids()])
     before, grids = step.judge(step.flat.numpy()), step.grids()
-    phases.refine(step, 2.0)
+    latent_trainer.scale_latents(step, 2.0)
     error, rate = step.judge(step.flat.numpy())
     assert error == pytest.approx(before[0], rel=1e-4)
     count = sum(grid.size for grid in grids) / step.pixels  # a bit for each, about
     assert before[1] + 0.5 * count < rate < before[1] + 1.5 * count
     for grid, finer in zip(grids, step.grids(), strict=True):
         assert np.array_equal(finer, 2 * grid)
-    phases.refine(step, 0.5)
+    latent_trainer.scale_latents(step, 0.5)
     assert step.judge(step.flat.numpy()) == pytest.approx(before, rel=1e-4)
 
 
 def test_steps_are_as_fine_as_the_lambda_asks_and_the_picture_can_pay() -> None:
     lmbdas = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
-    found = [phases.fineness(lmbda, 100_000, 300, 6) for lmbda in lmbdas]
+    found = [schedule.latent_scale(lmbda, 100_000, 300, 6) for lmbda in lmbdas]
     assert found == sorted(found, reverse=True)
-    assert found[0] == phases.MOST_FINER
+    assert found[0] == schedule.MAX_LATENT_SCALE
     assert found[4:] == [1.0, 1.0]
-    small = [phases.fineness(lmbda, 256, 300, 6) for lmbda in lmbdas]
+    small = [schedule.latent_scale(lmbda, 256, 300, 6) for lmbda in lmbdas]
     assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
-    assert all(phases.fineness(lmbda, 100_000, 299, 6) == 1.0 for lmbda in lmbdas)
-    low = [phases.fineness(lmbda, 100_000, 300, 7) for lmbda in lmbdas]
-    assert low[0] == pytest.approx(100**phases.BY_LMBDA)
+    assert all(schedule.latent_scale(lmbda, 100_000, 299, 6) == 1.0 for lmbda in lmbdas)
+    low = [schedule.latent_scale(lmbda, 100_000, 300, 7) for lmbda in lmbdas]
+    assert low[0] == pytest.approx(100**schedule.LATENT_SCALE_EXPONENT)
     assert low[1:] == [1.0] * 5  # which that start was trained for, or dearer ones
 
 
@@ -524,26 +531,26 @@ def test_steps_are_no_finer_than_leaves_room_for_more_of_the_largest_latents(
     grids[-1][0, 0] = -largest
     step.write_grids(grids)
     trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))
-    trainer.suit(4.0)
-    assert trainer.state.finer == pytest.approx(finer)
+    trainer.rescale(4.0)
+    assert trainer.state.latent_scale == pytest.approx(finer)
     assert step.grids()[-1][0, 0] == pytest.approx(-largest * finer)
 
 
 def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_once() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))
-    trainer.suit()
+    trainer.rescale()
     trainer.run(Run(should_stop=lambda: True))
-    finer = phases.fineness(1e-5, step.pixels, 400, step.start.number)
-    first = phases.control(0, 400, 1e-5).latents
-    assert Steering(*step.control.numpy()).latents == pytest.approx(first * finer, rel=0.2)
-    assert trainer.state.finer == finer > 4
+    finer = schedule.latent_scale(1e-5, step.pixels, 400, step.start.number)
+    first = schedule.control(0, 400, 1e-5).latent_lr
+    assert Steering(*step.control.numpy()).latent_lr == pytest.approx(first * finer, rel=0.2)
+    assert trainer.state.latent_scale == finer > 4
     networks = Search(step).run(1e-3)
     trainer.repeat(1e-3, networks)
-    assert trainer.state.finer == finer
+    assert trainer.state.latent_scale == finer
     assert np.array_equal(step.flat.numpy(), flat_of({n: q.floats() for n, q in networks.items()}))
     trainer.repeat(1e-7, networks)
-    assert trainer.state.finer == finer * phases.FINER
+    assert trainer.state.latent_scale == finer * latent_trainer.MAX_RESCALING
 
 
 def test_gradients_are_no_smaller_beside_epsilon_where_bits_are_cheap() -> None:
@@ -555,7 +562,7 @@ def test_gradients_are_no_smaller_beside_epsilon_where_bits_are_cheap() -> None:
         networks["synthesis.0.weight"][:] = 0  # so that bits alone move latents
         step.flat.write(flat_of(networks))
         step.write_grids([np.full(grid.shape, 1.3, np.float32) for grid in step.grids()])
-        step.steer(Control(lmbda, noise=0.0, latents=0.1))
+        step.steer(Control(lmbda, noise_scale=0.0, latent_lr=0.1))
         step.program.run(1)
         moved.append(max(float(np.abs(grid - np.float32(1.3)).max()) for grid in step.grids()))
     assert moved[0] > 1e-3
@@ -709,9 +716,11 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     at_once = {n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.shapes).items()}
     found = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: False)
     before = Steering(*step.control.numpy())
-    step.steer(phases.control(59, 60, lmbda))
+    step.steer(schedule.control(59, 60, lmbda))
     after = Steering(*step.control.numpy())
-    assert before.tiles == after.tiles == latent_step.TILES  # by whose pace it is timed
+    assert (
+        before.tile_subsampling == after.tile_subsampling == latent_step.TILE_SUBSAMPLING
+    )  # by whose pace it is timed
     assert {name: tensor.exponent for name, tensor in found.items()} == exponents
     assert search._cost(found, lmbda) < search._cost(at_once, lmbda)
     same = np.concatenate(
@@ -722,7 +731,7 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
         step.flat.numpy(), flat_of({name: one.floats() for name, one in found.items()})
     )
     assert all(map(np.array_equal, step.grids(), grids))
-    assert step.free.numpy().all()  # for whatever comes then
+    assert step.trainable.numpy().all()  # for whatever comes then
     step.flat.write(floats)
     stopped = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: True)
     for name, tensor in stopped.items():
@@ -976,7 +985,7 @@ def test_weights_that_no_start_has_begin_where_they_tell_something_and_are_coded
     step = LatentStep(picture().repeat(2, 1), 1, open_device("numpy"), **STARTED, **has)
     start = step.start.tensors[name] / 2.0**11
     begun, cheapest = (
-        networks_of(flat.numpy(), step.shapes)[name] for flat in (step.flat, step.cheapest)
+        networks_of(flat.numpy(), step.shapes)[name] for flat in (step.flat, step.rate_anchor)
     )
     assert np.array_equal(begun[:-rows], start[:-rows])
     assert begun[-rows:].all()
@@ -992,10 +1001,10 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(device: 
 
     def at(count: int) -> np.ndarray:
         step.count.write(np.uint32(count))
-        return step._quantised()[0].numpy()
+        return step._soft_rounded()[0].numpy()
 
     for apart in (1, 3):
-        control = Control(1e-3, latents=0.0, networks=0.0)
+        control = Control(1e-3, latent_lr=0.0, network_lr=0.0)
         step.control.write(control.array(3, step.pixels, 0.0, apart))
         first, second, third = (at(turn * apart) for turn in range(3))
         assert np.abs(first).max() > 0.1
@@ -1009,27 +1018,29 @@ def test_latents_remember_less_than_networks() -> None:
     """As their noise turns round in every second step, and is further from uniform in the end."""
     device = open_device("numpy")
     step = LatentStep(picture(), 1, device, **NARROW)
-    step.steer(phases.control(0, 60, 1e-3))
+    step.steer(schedule.control(0, 60, 1e-3))
     assert cast(Tensor, step.adam_latents.betas[0]).numpy() == np.float32(0.8)
     assert (step.adam_latents.betas[1], step.adam.betas[0]) == (0.98, 0.9)
     several = WindowedStep(picture(), 1, device, 4, 2, 0, window=(32, 32))
-    several.steer(phases.control(0, 60, 1e-3, windows=2))
+    several.steer(schedule.control(0, 60, 1e-3, windows=2))
     several.run(1)
     assert cast(Tensor, several.adam_latents.betas[0]).numpy() == np.float32(0.6)
-    momenta = [phases.control(0, n, 1e-3, 2).momentum for n in (10, 60, 134, 300, 36_000)]
+    momenta = [schedule.control(0, n, 1e-3, 2).latent_beta1 for n in (10, 60, 134, 300, 36_000)]
     assert momenta == pytest.approx([0.6, 0.6, 0.7, 0.8, 0.8], abs=1e-3)
-    first, last = (phases.control(done, 1000, 1e-3).share for done in (0, 969))
+    first, last = (schedule.control(done, 1000, 1e-3).noise_shape for done in (0, 969))
     assert (first, last) == pytest.approx((0.63, 0.77), abs=1e-3)
 
 
 def test_short_runs_forget_networks_squared_gradients_sooner() -> None:
-    memories = [phases.control(3, steps, 1e-3).memory for steps in (20, 300, 900, 36_000)]
+    memories = [schedule.control(3, steps, 1e-3).network_beta2 for steps in (20, 300, 900, 36_000)]
     assert memories == pytest.approx([0.93, 0.93, 0.98, 0.98])
-    assert 0.95 < phases.control(540, 550, 1e-3).memory < 0.96  # with rounded latents as well
+    assert (
+        0.95 < schedule.control(540, 550, 1e-3).network_beta2 < 0.96
+    )  # with rounded latents as well
     found = []
     for memory in (0.5, 0.9):
         step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-        step.steer(Control(1e-3, noise=0.0, memory=memory))
+        step.steer(Control(1e-3, noise_scale=0.0, network_beta2=memory))
         step.run(1)
         found.append(step.adam.second[0].numpy() / (1 - np.float32(memory)))
     assert np.allclose(*found, rtol=1e-5)
@@ -1039,8 +1050,10 @@ def test_short_runs_forget_networks_squared_gradients_sooner() -> None:
 def test_one_of_four_tiles_tells_what_networks_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of four steps, in each of which other tiles tell them, are those of all tiles in
     the mean; latents have the same as ever."""
-    monkeypatch.setattr(latent_step, "MANY", 2**12)  # sums of many more round by 1e-5 themselves
-    side = int(math.sqrt(latent_step.MANY))
+    monkeypatch.setattr(
+        latent_step, "MIN_SUBSAMPLED_PLACES", 2**12
+    )  # sums of many more round by 1e-5 themselves
+    side = int(math.sqrt(latent_step.MIN_SUBSAMPLED_PLACES))
     pixels = np.random.default_rng(3).integers(0, 256, (side, side, 3), np.uint8)
     step = LatentStep(pixels, 1, open_device("numpy"), **NARROW)
     step.write_grids([draw(*size, seed=n) for n, size in enumerate(step.shape.grid_sizes)])
@@ -1048,7 +1061,7 @@ def test_one_of_four_tiles_tells_what_networks_should_be(monkeypatch: pytest.Mon
     for turn, tiles in enumerate([1, 4, 4, 4, 4]):
         step.restore(before)
         step.count.write(np.uint32(turn))
-        step.steer(Control(1e-3, noise=0.0, tiles=tiles))
+        step.steer(Control(1e-3, noise_scale=0.0, tile_subsampling=tiles))
         step.run(1)
         found.append(networks_of(step.program.read("slopes"), step.shapes))
         moved.append(step.grids())
@@ -1066,7 +1079,7 @@ def test_one_of_four_tiles_tells_what_networks_should_be(monkeypatch: pytest.Mon
 
 def test_what_tells_networks_weights_is_guarded_in_their_blocks() -> None:
     """Of all layers of the entropy network, and of all of synthesis and both convolutions."""
-    side = int(math.sqrt(latent_step.MANY))
+    side = int(math.sqrt(latent_step.MIN_SUBSAMPLED_PLACES))
     pixels = np.zeros((side, side, 3), np.uint8)
     step = LatentStep(pixels, 1, open_device("numpy:procedure"), **NARROW)
     launches = step.program.stages.procedure.phases
@@ -1081,10 +1094,10 @@ def test_what_tells_networks_weights_is_guarded_in_their_blocks() -> None:
 def test_a_gpu_and_small_pictures_take_all_tiles() -> None:
     """Whose program does not ask, which has no more sums than another's."""
     small = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    assert small._telling(latent_step.MANY - 1) is None
-    assert small._telling(latent_step.MANY) is not None
+    assert small._subsample(latent_step.MIN_SUBSAMPLED_PLACES - 1) is None
+    assert small._subsample(latent_step.MIN_SUBSAMPLED_PLACES) is not None
     small.device = cast(AnyDevice, SimpleNamespace(lanes="group"))
-    assert small._telling(latent_step.MANY) is None
+    assert small._subsample(latent_step.MIN_SUBSAMPLED_PLACES) is None
 
 
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
@@ -1107,12 +1120,12 @@ def test_what_a_run_ends_with_is_foreseen_by_what_is_left_of_it() -> None:
     """kodim15, 128x128 pixels, after a sixth of 600 steps, ended with 0.26 bits a pixel of latents
     and 1,056 bits of networks at a lambda of 4e-3, with 37.7 dB at 2e-4 and 42.8 at 4e-5.
     """
-    assert phases.foreseen(1.0, 800.0, 30.0, left=0.0, lmbda=1e-3) == (1.0, 800.0, 30.0)
-    dear, networks, _ = phases.foreseen(0.34, 1350.0, 29.4, left=0.83, lmbda=4e-3)
+    assert forecast(1.0, 800.0, 30.0, left=0.0, lmbda=1e-3) == (1.0, 800.0, 30.0)
+    dear, networks, _ = forecast(0.34, 1350.0, 29.4, left=0.83, lmbda=4e-3)
     assert 0.24 < dear < 0.28
     assert 1000 < networks < 1100
-    *_, usual = phases.foreseen(1.4, 3200.0, 36.9, left=0.83, lmbda=2e-4)
-    *_, high = phases.foreseen(2.7, 4000.0, 40.5, left=0.83, lmbda=4e-5)
+    *_, usual = forecast(1.4, 3200.0, 36.9, left=0.83, lmbda=2e-4)
+    *_, high = forecast(2.7, 4000.0, 40.5, left=0.83, lmbda=4e-5)
     assert 37.5 < usual < 38
     assert 42.4 < high < 43
 
@@ -1127,16 +1140,16 @@ def test_a_run_with_a_lambda_far_from_its_target_begins_anew_but_not_for_ever(ti
         lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
-    trainer = LatentTrainer(step, state, lambda *_: times, anew=anew)  # whenever it is asked
+    trainer = LatentTrainer(step, state, lambda *_: times, restart=anew)  # whenever it is asked
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
     back = sum(later < before for before, later in pairwise(reached))
-    assert back == len(lmbdas) == state.anew == phases.AGAIN
-    assert abs(math.log(lmbdas[-1] / 1e-3)) > 2 * abs(math.log(phases.ASTRAY[0]))
+    assert back == len(lmbdas) == state.restarts == latent_trainer.MAX_RESTARTS
+    assert abs(math.log(lmbdas[-1] / 1e-3)) > 2 * abs(math.log(latent_trainer.RESTART_OUTSIDE[0]))
     assert step.done == 40
     step.restore(beginning)
-    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, anew=anew)
+    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, restart=anew)
     assert calm.run() == "done"
-    assert calm.state.anew == 0
+    assert calm.state.restarts == 0
 
 
 @pytest.mark.parametrize(("times", "anew"), [(1.2, 1), (1.05, 0), (1 / 1.2, 0), (1 / 1.4, 1)])
@@ -1145,14 +1158,14 @@ def test_a_lambda_too_low_is_begun_again_with_sooner_than_one_too_high(
 ) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     beginning, lmbdas = step.state(), list[float]()
-    asked = iter([times ** (1 / phases.ALL_AT_ONCE)])
+    asked = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)])
 
     def again(lmbda: float) -> None:
         step.restore(beginning)
         lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
-    trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), anew=again)
+    trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), restart=again)
     trainer.run()
     assert lmbdas == pytest.approx([1e-3 * times] * anew)
     assert trainer.state.lmbda == pytest.approx(1e-3 * times)
@@ -1171,10 +1184,10 @@ def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
         lmbdas.append(lmbda)
 
     # At the first look of either run
-    asked = iter([times ** (1 / phases.ALL_AT_ONCE)] * (1 + anew))
+    asked = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)] * (1 + anew))
     state = LatentTrainerState(40, 1e-3)
     limit = time.perf_counter() + 1000
-    trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), limit, anew=again)
+    trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), limit, restart=again)
     assert trainer.run() == "done"
     assert lmbdas == pytest.approx([1e-3 * times] * anew)
     assert state.steps == step.done == 40 - sum(done)
@@ -1190,17 +1203,17 @@ def test_a_run_whose_lambda_was_too_low_at_first_is_done_again_at_one_that_stays
         return 1.0 if len(asked) == 1 else 2.0
 
     trainer = LatentTrainer(
-        step, LatentTrainerState(40, 1e-3), dearer, anew=lambda _: step.restore(beginning)
+        step, LatentTrainerState(40, 1e-3), dearer, restart=lambda _: step.restore(beginning)
     )
     assert trainer.run() == "done"
     risen = trainer.state.lmbda
     assert risen > 1e-3
-    assert trainer.was_astray(1.26e-3)
-    assert not trainer.was_astray(1.24e-3)
+    assert trainer.lmbda_was_too_low(1.26e-3)
+    assert not trainer.lmbda_was_too_low(1.24e-3)
     asked.clear()
-    assert not trainer.state.over
+    assert not trainer.state.is_repetition
     trainer.start_over(2e-3)
-    assert trainer.state.over
+    assert trainer.state.is_repetition
     assert (step.done, trainer.done, trainer.state.exponents) == (0, 0, {})
     assert trainer.run() == "done"
     assert not asked
@@ -1226,19 +1239,26 @@ def test_bits_of_few_colours_are_dear_at_first_where_their_lambda_stays(
     monkeypatch.setattr(step, "steer", steered)
     state = LatentTrainerState(20, 1e-3)
     if held:
-        state.hold(1e-4)
-    assert LatentTrainer(step, state, pricing, dear=phases.DEAR).run() == "done"
+        state.fix_lmbda(1e-4)
+    assert (
+        LatentTrainer(
+            step, state, pricing, first_lmbda_factor=latent_trainer.GRAPHIC_LMBDA_FACTOR
+        ).run()
+        == "done"
+    )
     if not held:
         assert set(lmbdas) == {1e-3}
         assert asked
         return
     assert lmbdas == sorted(lmbdas, reverse=True)
-    assert lmbdas[0] == pytest.approx(1e-4 * phases.DEAR)
+    assert lmbdas[0] == pytest.approx(1e-4 * latent_trainer.GRAPHIC_LMBDA_FACTOR)
     assert lmbdas[-1] == state.lmbda == 1e-4
     assert not asked
 
 
-@pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW_STEPS - 1, 0), (phases.FEW_STEPS, 1)])
+@pytest.mark.parametrize(
+    ("fitting", "anew"), [(schedule.SHORT_RUN - 1, 0), (schedule.SHORT_RUN, 1)]
+)
 def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1248,10 +1268,10 @@ def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     asked = iter([3.0])
     limit = time.perf_counter() + 1000
     trainer = LatentTrainer(
-        step, state, lambda *_: next(asked, 1.0), limit, anew=lambda _: step.restore(beginning)
+        step, state, lambda *_: next(asked, 1.0), limit, restart=lambda _: step.restore(beginning)
     )
     assert trainer.run() == "done"
-    assert state.anew == anew
+    assert state.restarts == anew
     assert state.lmbda > 1e-3  # for the rest of the run
 
 
@@ -1272,14 +1292,14 @@ def test_a_limit_that_is_over_leaves_ten_steps_or_what_half_a_second_does(
     ("steps", "rate"), [(300, 0.2), (1897, 0.25), (12_000, 0.3), (36_000, 0.3)]
 )
 def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
-    assert phases.control(0, steps, 1e-3).latents == pytest.approx(rate, rel=1e-4)
+    assert schedule.control(0, steps, 1e-3).latent_lr == pytest.approx(rate, rel=1e-4)
 
 
 def test_a_lambda_that_can_go_no_further_begins_nothing_anew() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     begun: list[float] = []
     state = LatentTrainerState(40, MIN_LMBDA)
-    LatentTrainer(step, state, lambda *_: 1e-3, anew=begun.append).run()
+    LatentTrainer(step, state, lambda *_: 1e-3, restart=begun.append).run()
     assert (begun, state.lmbda) == ([], MIN_LMBDA)
 
 
@@ -1288,7 +1308,7 @@ def test_no_lambda_of_a_run_is_below_the_cheapest_that_makes_sense(again: bool) 
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     beginning, state = step.state(), LatentTrainerState(40, 1e-3)
     anew = (lambda _: step.restore(beginning)) if again else None
-    LatentTrainer(step, state, lambda *_: 1e-3, anew=anew, cheapest=9e-4).run()
+    LatentTrainer(step, state, lambda *_: 1e-3, restart=anew, min_lmbda=9e-4).run()
     assert state.lmbda == pytest.approx(9e-4)
 
 
@@ -1298,13 +1318,13 @@ def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     beginning = whole.state()
 
     def trainer_of(step: LatentStep, state: LatentTrainerState) -> LatentTrainer:
-        return LatentTrainer(step, state, too_many, anew=lambda _: step.restore(beginning))
+        return LatentTrainer(step, state, too_many, restart=lambda _: step.restore(beginning))
 
     trainer_of(whole, LatentTrainerState(40, 1e-3)).run()
     trainer = trainer_of(parted, LatentTrainerState(40, 1e-3))
 
     def stop() -> bool:
-        return trainer.state.anew == 1 and trainer.done >= 4
+        return trainer.state.restarts == 1 and trainer.done >= 4
 
     assert trainer.run(Run(should_stop=stop)) == "interrupted"
     saved = trainer.snapshot()
@@ -1337,7 +1357,7 @@ def test_gradients_of_the_worst_picture_are_no_infinite_halves(
 
     def slopes() -> dict[str, Tensor]:
         error, bits = (costs.sum() for costs in step._forward(step.latents, step.flat))
-        loss = (error * (1 / channels) + bits * step.steering.lmbda) * step.steering.scale
+        loss = (error * (1 / channels) + bits * step.steering.lmbda) * step.steering.loss_scale
         return {f"{n}": g for n, g in enumerate(loss.gradient(outputs))}
 
     program = compile(slopes, step.device)

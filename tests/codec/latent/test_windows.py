@@ -27,23 +27,20 @@ from imgmlp.codec.latent.training import (
     cost_model,
     effort,
     forms,
-    phases,
+    initialisation,
+    latent_trainer,
     progressive_quantisation,
     rounding_search,
     run_plan,
+    schedule,
     windows,
 )
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.forms import Forms
+from imgmlp.codec.latent.training.initialisation import initialise, is_graphic, shrunk
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.lmbdas import Lambdas
-from imgmlp.codec.latent.training.phases import (
-    LatentTrainer,
-    LatentTrainerState,
-    begin,
-    is_graphic,
-    shrunk,
-)
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -89,7 +86,7 @@ def test_windows_are_judged_as_the_whole_picture_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Where lanes of a GPU look up what doubling takes, by tables that differ in each window."""
-    monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
+    monkeypatch.setattr(latent_step, "FILTERED_FROM_WIDTH", STARTED["hidden"])
     pixels, device = picture(*size, channels), open_device("numpy")
     device.lanes = lanes
     step = LatentStep(pixels, 0, device, **STARTED | has)
@@ -125,7 +122,7 @@ def test_one_window_is_trained_as_the_whole_picture_is(
     step = LatentStep(pixels, 0, device, **STARTED, extra=extra)
     parted = kind(pixels, 0, device, **STARTED, window=window, extra=extra)
     for each in (step, parted):
-        each.steer(Control(1e-3, noise=0.0))
+        each.steer(Control(1e-3, noise_scale=0.0))
         each.run(2)
         assert each.done == 2
     assert parted.figures() == pytest.approx(step.figures(), rel=1e-5)
@@ -288,17 +285,17 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
 
 
 def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> None:
-    none, few, more, many = (phases.sharing(n) for n in (0, 20, 200, 300))
-    assert none == few < more < many == phases.sharing(3000)
+    none, few, more, many = (schedule.window_exponent(n) for n in (0, 20, 200, 300))
+    assert none == few < more < many == schedule.window_exponent(3000)
     device, steered = open_device("numpy"), list[Control]()
     step = WindowedStep(picture(130, 200), 0, device, **STARTED, window=WINDOW)
     whole = LatentStep(picture(130, 200), 0, device, **STARTED)
     for each in (whole, step):
         each.steer = steered.append  # type: ignore[method-assign]
         LatentTrainer(each, LatentTrainerState(200, 1e-3))._steer()
-    alone, slower = (each.networks for each in steered)
+    alone, slower = (each.network_lr for each in steered)
     assert slower == pytest.approx(alone / 12**more)
-    assert steered[0].momentum == 0.8 > steered[1].momentum
+    assert steered[0].latent_beta1 == 0.8 > steered[1].latent_beta1
 
 
 def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows() -> None:
@@ -308,14 +305,14 @@ def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows
         step.together = together
         step.steer(Control(1e-3))
         step._enter(step.windows[0])
-        assert Steering(*step.control.numpy()).apart == apart
+        assert Steering(*step.control.numpy()).update_interval == apart
 
 
 def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its own length is; and a run that its limit ended before a step was whole."""
     asked: list[int] = []
     step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
-    monkeypatch.setattr(phases, "sharing", lambda steps: asked.append(steps) or 0.5)
+    monkeypatch.setattr(schedule, "window_exponent", lambda steps: asked.append(steps) or 0.5)
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
     trainer.repeat(1e-3, Search(step).run(1e-3))
@@ -331,7 +328,7 @@ def test_weights_that_harden_move_less_with_each_of_many_windows() -> None:
     for count in (1, 8):
         step: Any = SimpleNamespace(
             windows=[0] * count, together=1, run=lambda *_: True,
-            steer=lambda control: rates.append(control.networks),
+            steer=lambda control: rates.append(control.network_lr),
         )  # fmt: skip
         progressive_quantisation._learn(step, 1e-3, 1, lambda: False)
     assert rates == pytest.approx(
@@ -439,7 +436,7 @@ def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.M
     assert found is not None
     step.write_grids(found)
     error, _ = step.judge(step.flat.numpy())
-    assert error < min(nothing / 2, phases.UNLIKE)
+    assert error < min(nothing / 2, initialisation.MAX_ERROR)
     monkeypatch.setattr(initial_latents, "PIXELS_PER_BAND", 1)
     again = predict_latents(pixels, step.shape, start)
     assert again is not None
@@ -486,10 +483,10 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
     step.answer = lambda: error
     step.flat, step.grids = SimpleNamespace(numpy=lambda: np.zeros(1)), lambda: list(grids)
     step.write_grids = lambda found: grids.__setitem__(slice(None), found)
-    begin(step, pixels, 1e-3, steps)  # type: ignore[arg-type]
+    initialise(step, pixels, 1e-3, steps)  # type: ignore[arg-type]
     found = predict_latents(pixels, shape, start)
     assert found is not None
-    assert bool(judged) is (steps >= phases.HASTY)  # where that decides
+    assert bool(judged) is (steps >= schedule.VERY_SHORT_RUN)  # where that decides
     assert all(map(np.array_equal, judged, found))
     wanted = shrunk(found, 1e-3, steps) if begins else [np.zeros_like(grid) for grid in found]
     assert all(map(np.array_equal, grids, wanted))
@@ -501,19 +498,19 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
 def test_pictures_of_few_colours_are_no_photos(colours: int, channels: int, wanted: bool) -> None:
     levels = np.random.default_rng(0).integers(0, 256, (colours, channels), np.uint8)
     y, x = np.mgrid[:9, :20]
-    assert is_graphic(levels[(x + 3 * y) % colours], phases.HASTY) is wanted
-    assert not is_graphic(levels[(x + 3 * y) % colours], phases.HASTY - 1)
+    assert is_graphic(levels[(x + 3 * y) % colours], schedule.VERY_SHORT_RUN) is wanted
+    assert not is_graphic(levels[(x + 3 * y) % colours], schedule.VERY_SHORT_RUN - 1)
     assert not is_graphic(picture(9, 20), 999)
 
 
 def test_those_begin_from_nothing_unless_in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a guess would be like the picture."""
-    monkeypatch.setattr(phases, "UNLIKE", 1.0)
+    monkeypatch.setattr(initialisation, "MAX_ERROR", 1.0)
     pixels = np.repeat((picture(24, 31)[:, :, :1] > 99) * np.uint8(255), 3, 2)
     numpy = open_device("numpy")
-    for steps, nothing in ((phases.HASTY, True), (phases.HASTY - 1, False)):
+    for steps, nothing in ((schedule.VERY_SHORT_RUN, True), (schedule.VERY_SHORT_RUN - 1, False)):
         step = Forms(pixels, TrainingSetup(pixels.shape, numpy, is_short=True), np.inf).first(None)
-        begin(step, pixels, 1e-3, steps)
+        initialise(step, pixels, 1e-3, steps)
         assert all(not grid.any() for grid in step.grids()) is nothing
 
 
@@ -531,7 +528,7 @@ def test_their_lambda_falls_to_the_one_that_is_wanted(monkeypatch: pytest.Monkey
     encoder.encode(Picture(pixels), Goal("lambda", 1e-3), Workload(60), open_device("numpy"))
     first = next(n for n, (done, _) in enumerate(steered) if done and done < 10)
     run = steered[first:]
-    assert 5e-3 < run[0][1] < phases.DEAR * 1e-3
+    assert 5e-3 < run[0][1] < latent_trainer.GRAPHIC_LMBDA_FACTOR * 1e-3
     before = [lmbda for done, lmbda in run if done < 30]
     assert all(a > b for a, b in pairwise(before[: before.index(min(before)) + 1]))
     assert {lmbda for done, lmbda in run if done >= 30} == {1e-3}
@@ -765,7 +762,9 @@ def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
 
 def test_a_short_run_does_not_keep_its_state_after_every_step() -> None:
     step = LatentStep(picture(16, 16), 0, open_device("numpy"), **STARTED)
-    apart = {n: LatentTrainer(step, LatentTrainerState(n, 1e-3))._keeping for n in (3, 9, 300)}
+    apart = {
+        n: LatentTrainer(step, LatentTrainerState(n, 1e-3))._snapshot_interval for n in (3, 9, 300)
+    }
     assert apart == {3: 4, 9: 4, 300: 30}
 
 

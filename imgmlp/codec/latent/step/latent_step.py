@@ -51,179 +51,205 @@ from imgmlp.image import visible_fraction
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-# Tables for doubling maps, by a level and how many of them become as large as its grid.
-Takes = dict[tuple[int, int], list[Array]]
+# Tables for upsampling, by a level and how many maps become as large as its grid.
+TableArrays = dict[tuple[int, int], list[Array]]
 
-# What networks are judged by, and those of them that it is apart: the squared error is that of
-# synthesis and upsampling, the bits that of the entropy network.
+# What networks are judged by, each of which depends on a part of them only: the squared error on
+# synthesis and upsampling, the bits on the entropy network.
 Part = Literal["error", "bits"]
 PARTS: tuple[Part, ...] = "error", "bits"
 
-HIDDEN = 32  # of synthesis
-ENTROPY = 24
-FILTERED = 32  # of synthesis, from which on it sees the finest grid through a filter as well
-BETAS = (0.9, 0.98)
-MOMENTUM = 0.8  # of latents, whose noise turns round in every second step
-EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
-MEANT = 1e-3  # lambda that EPSILON is for; with a smaller one gradients are as many times smaller
-BESIDE = 0.4  # times what is drawn for them, weights of hyperlatents in the beginning
-FLAT = 1e3  # temperature at which the slope of soft rounding is 1
-STEP = 2.0**-7  # of weights, as far as what they cost is concerned
-# Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
-# start, most of which small pictures can spare, and weights without one.
-DIFFERENCES, WEIGHTS = 3.0, 1.0
-SMALL, CHEAPER = 2**14, 0.72  # pixels; with more, differences are cheaper by this power of them
-SCALED = 0.25  # what times lambda the loss is in gradients
-# For every channel, what it is at most: an error of 1, of black for white, has a gradient of 1024
-# in a sample then, and halves end at 64 times that, which is left for what networks make of it.
-MOST_SCALED = 2.0**9
-# The share of samples that somebody sees, from which on layers that give a value a channel begin
-# from a start: where alpha cuts out most of a picture they learn it better from nothing.
-SEEN = 0.8
-IN_LEAST = 6  # grids of all pictures in the smallest bucket, as many as those that fill it have
-# Values of the plane, at least, of which some tell what weights of networks should be; a GPU, whose
-# lanes go on together, takes all.
-MANY, TILES = 2**16, 4  # of how many tiles one tells them
-CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
+# Default widths of hidden layers.
+SYNTHESIS_WIDTH, ENTROPY_WIDTH = 32, 24
+# Synthesis networks of this width and more see the finest grid through a learned filter as well,
+# whose weights would cost small pictures too much.
+FILTERED_FROM_WIDTH = 32
+
+# Adam. Latents see noise of alternating sign in successive steps, hence their lower beta1.
+NETWORK_BETA1, LATENT_BETA1, BETA2 = 0.9, 0.8, 0.98
+# Epsilon is meant for gradients of the loss summed over pixels, at this lambda and higher ones; at
+# lower ones gradients are smaller, and are scaled up.
+ADAM_EPSILON, EPSILON_LMBDA = 4e-3, 1e-3
+MAX_GRADIENT_NORM = 0.1  # of the networks' gradient, for a loss that is a mean over pixels
+# Gradients are computed in half precision, so the loss is scaled: lambda times the scale is at
+# least this, and the scale at most that for each channel. The latter is because an error of 1, of
+# black for white, then has a gradient of 1024 in a sample, and halves end at 64 times that, which
+# leaves room for what the networks make of it.
+MIN_SCALED_LMBDA, MAX_LOSS_SCALE = 0.25, 2.0**9
+FLAT_TEMPERATURE = 1e3  # at which soft rounding is the identity
+
+# The rate of weights, of which the loss has a rough estimate: their step size in it, and what
+# lambda is multiplied by for differences from pretrained weights and for weights without these.
+WEIGHT_STEP_SIZE = 2.0**-7
+DIFFERENCE_RATE_FACTOR, WEIGHT_RATE_FACTOR = 3.0, 1.0
+# In pictures of more pixels the factor for differences falls by this power of their number.
+SMALL_PICTURE, RATE_FACTOR_EXPONENT = 2**14, 0.72
+HYPERLATENT_WEIGHT_SCALE = 0.4  # of random first-layer weights of hyperlatents
+
+# The fraction of samples that are visible from which on layers that depend on the number of
+# channels begin pretrained: cut-outs learn them better from random weights.
+MIN_VISIBLE = 0.8
+SMALLEST_BUCKET_LEVELS = 6  # grids of all pictures in the smallest bucket
+# Where the plane has at least so many values, the networks' gradients are of one in so many of its
+# tiles. GPUs take all tiles, as their lanes advance together.
+MIN_SUBSAMPLED_PLACES, TILE_SUBSAMPLING = 2**16, 4
 
 
 def levels_of(height: int, width: int, bucket: tuple[int, int] | None) -> int:
     """How many grids a picture has that is trained in a bucket.
 
-    Small ones share the programs of the smallest bucket: what is beyond a grid of one value has one
-    as well.
+    All pictures in the smallest bucket have as many, so that they share its programs; a grid that
+    would be smaller than one value has one as well.
     """
-    return max(default_levels(height, width), IN_LEAST if bucket == (LEAST_SIDE, LEAST_SIDE) else 0)
+    return max(
+        default_levels(height, width),
+        SMALLEST_BUCKET_LEVELS if bucket == (LEAST_SIDE, LEAST_SIDE) else 0,
+    )
 
 
 class Steering(NamedTuple, Generic[T]):
-    """What `Control` comes to for a step: one float32 array on the device, in this order."""
+    """What the device is given for a step, from `Control`: float32, in this order."""
 
-    inverse: T  # of the temperature of soft rounding
-    spread: T  # what makes soft rounding keep whole numbers
-    share: T  # of noise, as in Control, and so on
-    noise: T
-    latents: T
-    networks: T
+    inverse_temperature: T
+    rounding_gain: T  # with which soft rounding maps whole numbers to themselves
+    noise_shape: T
+    noise_scale: T
+    latent_lr: T
+    network_lr: T
     lmbda: T
-    rounding: T
-    scale: T  # times what the loss is
-    most: T  # that the norm of the networks' gradient may be
-    weights: T  # times lambda that their bits cost
-    larger: T  # times what gradients are taken to be, beside EPSILON
-    apart: T
-    tiles: T
-    memory: T
-    momentum: T
+    hard_rounding: T  # 1 or 0
+    loss_scale: T
+    max_norm: T  # of the networks' gradient
+    weight_rate_factor: T  # times lambda that bits of weights cost
+    gradient_gain: T  # of gradients beside Adam's epsilon
+    update_interval: T  # steps from one update of a latent to its next
+    tile_subsampling: T
+    network_beta2: T
+    latent_beta1: T
 
 
 @dataclass
 class Control:
-    """What the host decides while the step is replayed."""
+    """What the host decides anew while the program is replayed."""
 
     lmbda: float  # squared error on [0, 1] that a bit a pixel is worth
     temperature: float = 0.3  # of soft rounding
-    share: float = 0.63  # of noise: 1 is uniform, 1/2 most around the middle
-    noise: float = 1.0
-    latents: float = 0.2  # learning rate, in quantisation steps
-    networks: float = 1e-2  # learning rate
-    rounding: bool = False
-    tiles: int = 1  # of which one tells the gradients of networks' weights, where it may
-    memory: float = BETAS[1]  # what is left of networks' squared gradients in a step
-    momentum: float = MOMENTUM  # what is left of latents' gradients
+    noise_shape: float = 0.63  # 1 is uniform noise, 1/2 has most around 0
+    noise_scale: float = 1.0
+    latent_lr: float = 0.2  # in quantisation steps
+    network_lr: float = 1e-2
+    hard_rounding: bool = False
+    tile_subsampling: int = 1  # one in so many tiles counts in the networks' gradients
+    network_beta2: float = BETA2
+    latent_beta1: float = LATENT_BETA1
 
-    def array(self, channels: int, pixels: int, weights: float, apart: int = 1) -> Array:
-        """float32 [16], the Steering of a step of so many pixels and samples of each, where bits of
-        weights cost so many times lambda, and so many steps of the program are from one of a latent
-        to its next.
-        """
-        # Gradients in half precision need a loss that is large enough.
-        scale = min(max(SCALED / max(self.lmbda, 1e-9), 1.0), MOST_SCALED * channels)
+    def array(
+        self, channels: int, pixels: int, weight_rate_factor: float, update_interval: int = 1
+    ) -> Array:
+        """float32 [16], the Steering of a step of a picture of so many channels and pixels."""
+        loss_scale = max(MIN_SCALED_LMBDA / max(self.lmbda, 1e-9), 1.0)
         steering = Steering(
-            inverse=1 / self.temperature,
-            spread=0.5 / math.tanh(0.5 / self.temperature),
-            share=self.share,
-            noise=self.noise,
-            latents=self.latents,
-            networks=self.networks,
+            inverse_temperature=1 / self.temperature,
+            rounding_gain=0.5 / math.tanh(0.5 / self.temperature),
+            noise_shape=self.noise_shape,
+            noise_scale=self.noise_scale,
+            latent_lr=self.latent_lr,
+            network_lr=self.network_lr,
             lmbda=self.lmbda,
-            rounding=float(self.rounding),
-            scale=scale,
-            most=CLIP * pixels,
-            weights=weights,
-            larger=max(MEANT / max(self.lmbda, 1e-9), 1.0),
-            apart=apart,
-            tiles=self.tiles,
-            memory=self.memory,
-            momentum=self.momentum,
+            hard_rounding=float(self.hard_rounding),
+            loss_scale=min(loss_scale, MAX_LOSS_SCALE * channels),
+            max_norm=MAX_GRADIENT_NORM * pixels,
+            weight_rate_factor=weight_rate_factor,
+            gradient_gain=max(EPSILON_LMBDA / max(self.lmbda, 1e-9), 1.0),
+            update_interval=update_interval,
+            tile_subsampling=self.tile_subsampling,
+            network_beta2=self.network_beta2,
+            latent_beta1=self.latent_beta1,
         )
         return np.array(steering, np.float32)
 
 
-def still(lmbda: float) -> Control:
-    """Of a step by which nothing moves."""
-    rates: dict[str, Any] = {"latents": 0.0, "networks": 0.0, "momentum": 0.0}
-    return Control(lmbda, temperature=FLAT, noise=0.0, rounding=True, **rates)
+def frozen(lmbda: float) -> Control:
+    """A step with rounded latents that moves nothing but Adam's means, which are the gradient."""
+    return Control(
+        lmbda,
+        temperature=FLAT_TEMPERATURE,
+        noise_scale=0.0,
+        latent_lr=0.0,
+        network_lr=0.0,
+        hard_rounding=True,
+        latent_beta1=0.0,
+    )
 
 
 class LatentStep(Resumable):
-    """State on the device, and the program that moves it. `pixels` are uint8 [h, w, channels].
+    """One training step of a latent model: its program, and its state on the device.
 
-    With a `bucket` of (rows, columns), at least those of the picture, the program serves all
-    pictures of as many levels that fit into it: sizes are then known to the device alone.
+    All grids lie in one plane (codec/latent/plane.py), all weights in one flat array. With a
+    `bucket` of (rows, columns), in which the picture fits, the program serves every picture of as
+    many levels that does: only the device's arrays know sizes then.
     """
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice,
-        hidden: int = HIDDEN, entropy: int = ENTROPY, start: int = 0,
+        hidden: int = SYNTHESIS_WIDTH, entropy: int = ENTROPY_WIDTH, start: int = 0,
         bucket: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
     ) -> None:  # fmt: skip
+        """For uint8 pixels [height, width, channels]. `hidden` and `entropy` are the widths of both
+        networks, `start` is the number of the pretrained ones or 0, `hyper` says whether there are
+        hyperlatents, and `extra` how many grids are as large as the finest beside it."""
         self.height, self.width, self.channels = pixels.shape
+        self.seed, self.device, self.bucket = seed, device, bucket
         self.levels = levels_of(self.height, self.width, bucket)
         size = self.height, self.width, self.channels, self.levels
-        filtered = hidden >= FILTERED  # whose weights would cost small pictures too much
+        filtered = hidden >= FILTERED_FROM_WIDTH
         self.shape = ModelShape(
             *size, hidden, entropy, has_filter=filtered, has_hyperlatents=hyper, extra_grids=extra
         )  # in a file
         self.start = pretrained_networks(start, self.shape)
-        self.counted: float = visible_fraction(pixels)
-        self.mostly_seen = self.counted >= SEEN
-        self.seed, self.device = seed, device
-        self.bucket = bucket
-        self.extent = extent = self._first_extent()
-        self.windows = [extent]
-        self._judges = [extent]  # the windows that networks are judged by
+        self.counted: float = visible_fraction(pixels)  # the visible fraction of samples
+        self.mostly_seen = self.counted >= MIN_VISIBLE
+        self.extent = extent = self._initial_extent()
         self.plane = plane = extent.plane
+        self.windows = [extent]  # that one pass over the picture visits
+        self._judges = [extent]  # those of them that networks are judged by
+
         self.synthesis_shapes = _layers(self.shape.synthesis_inputs, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
         contexts = operations.NEIGHBOURS + len(self.shape.hyperlatent_levels)
         self.entropy_shapes = _layers(contexts, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
         self.shapes += [(upsampling.TAPS,)] * (self.levels - 1) + [FILTER_SHAPE] * filtered
+
+        # What stays as it is in a run.
         self.target = Tensor(extent.target(pixels), device, name="target")
-        known = self._takes(extent)
-        tables = [Tensor(values, device, name="tables") for values in joined(known)]
-        self.framing = [*self._frame(), *tables]
-        self.tables = _parted(known, *tables)
-        self.enlarging = Tensor(
-            np.array(BICUBIC_TAPS, np.float32), device, name="enlarging"
-        )  # of hyperlatents
-        drawn = self._drawn()
-        flat = self._started(drawn)
-        self.flat = Tensor(flat, device, name="networks")
-        self.cheapest = Tensor(self._started(np.zeros_like(drawn)), device, name="start")
-        self.free = Tensor(np.ones_like(flat), device, name="free")  # 0 where they stand still
-        empty = np.zeros((plane.rows, plane.pitch), np.float32)
-        self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
-        self.candidate = Tensor(flat, device, name="candidate")  # to be judged
+        arrays = self._upsampling_tables(extent)
+        tables = [Tensor(values, device, name="tables") for values in joined(arrays)]
+        self.framing = [*self._masks(), *tables]
+        self.tables = _views_of(arrays, *tables)
+        bicubic = np.array(BICUBIC_TAPS, np.float32)
+        self.enlarging = Tensor(bicubic, device, name="enlarging")  # upsampling of hyperlatents
+        is_alpha = np.arange(self.channels) == self.channels - 1
+        self.is_alpha = Tensor(is_alpha.astype(np.float32), device, name="alpha")
+
+        # What the host steers by.
         self._steered = Control(0.0)
         self.control = Tensor(self._steered.array(1, 1, 0.0), device, name="control")
-        alpha = np.arange(self.channels) == self.channels - 1
-        self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
-        self.count = Tensor(np.uint32(0), device, name="count")
+        networks = self._random_networks()
+        flat, anchor = map(self._with_pretrained, (networks, np.zeros_like(networks)))
+        self.trainable = Tensor(np.ones_like(flat), device, name="trainable")  # 1, or 0 if fixed
+        self.rate_anchor = Tensor(anchor, device, name="start")  # weights that cost no bits
+        self.candidate = Tensor(flat, device, name="candidate")  # networks to be judged
+
+        # What training moves.
+        self.flat = Tensor(flat, device, name="networks")
+        empty = np.zeros((plane.rows, plane.pitch), np.float32)
+        self.latents = Tensor(empty, device, name="latents")
+        self.count = Tensor(np.uint32(0), device, name="count")  # steps done
         self.adam_latents, self.adam = self._optimizers()
-        self._asked: list[Part] = []  # and not answered
-        self._given = 0.0  # what was waited for
+
+        self._pending: list[Part] = []  # judgements asked for and not answered
+        self._latest = 0.0  # the judgement received last
         with together():
             self.program = self._compiled(self._step, device, "half")
             if device.builds_in_parts:  # nothing is trained without what judges it
@@ -231,17 +257,16 @@ class LatentStep(Resumable):
 
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
         """What moves the latents, and what moves the networks."""
-        told = self.steering
-        of_latents, of_networks = (told.momentum, BETAS[1]), (BETAS[0], told.memory)
-        latents = optim.Adam([self.latents], told.latents, of_latents, EPSILON)
-        rates = told.networks * self.free
-        return latents, optim.Adam([self.flat], rates, of_networks, EPSILON)
+        now = self.steering
+        latents = optim.Adam([self.latents], now.latent_lr, (now.latent_beta1, BETA2), ADAM_EPSILON)
+        rates, betas = now.network_lr * self.trainable, (NETWORK_BETA1, now.network_beta2)
+        return latents, optim.Adam([self.flat], rates, betas, ADAM_EPSILON)
 
     def _compiled(
         self, step: Callable[[], dict[str, Tensor]], device: AnyDevice,
         precision: Precision = "float32", beside: Program | None = None,
     ) -> Program:  # fmt: skip
-        """A program that is not traced where an earlier process has left what came of it."""
+        """A program; it is not traced if an earlier process has cached the result."""
         own = self.plane, self.bucket is None, self.channels, self.shapes, self.seed
         depends_on = *own, self.extent.halo
         return compile(
@@ -250,14 +275,14 @@ class LatentStep(Resumable):
         )  # fmt: skip
 
     def _states(self) -> list[Tensor]:
-        """All that a step takes."""
-        fixed = [*self.framing, self.target, self.cheapest, self.free, self.candidate]
+        """All arrays that a step reads."""
+        fixed = [*self.framing, self.target, self.rate_anchor, self.trainable, self.candidate]
         moving = LatentStep._moving(self).values()
         return [*fixed, self.control, self.is_alpha, self.enlarging, *moving]
 
-    def _takes(self, extent: Extent) -> Takes:
-        """What doubling takes of so many maps that become as large as a level's grid, by both, of
-        what an extent has in the plane; nothing where no lanes of a GPU look it up."""
+    def _upsampling_tables(self, extent: Extent) -> TableArrays:
+        """Index tables for upsampling on a GPU, by the level and the number of maps that become as
+        large as its grid; none for other devices."""
         found, halo = dict[tuple[int, int], list[Array]](), extent.halo
         if not operations.has_gpu_lanes(self.target):
             return found
@@ -271,18 +296,18 @@ class LatentStep(Resumable):
                 found[level, count] = upsampling.upsampling_tables(count, used, wanted)
         return found
 
-    # --- what does not change ---
+    # --- what stays as it is ---
 
-    def _first_extent(self) -> Extent:
-        """What is in the plane at the beginning."""
+    def _initial_extent(self) -> Extent:
+        """The part of the picture that is in the plane at the beginning: all of it."""
         size = self.height, self.width
         rows, columns = self.bucket or size
         plane = Plane.of(rows, columns, self.levels, others=self.shape.additional_levels)
         return Extent(plane, size, (0, 0), size)
 
-    def _frame(self) -> list[Tensor]:
-        """What tells where the picture ends and what of it counts and moves: all that is there.
-        Returns what holds that in memory."""
+    def _masks(self) -> list[Tensor]:
+        """Make the masks of where the picture ends, what of it counts, and what moves. Returns the
+        Tensors that hold them."""
         extent, device = self.extent, self.device
         self.firsts: Tensor | None = None
         self.ends = Tensor(extent.ends[1], device, name="sizes")
@@ -291,26 +316,28 @@ class LatentStep(Resumable):
         self.own, self.own_pixels = self.taken, self.inside
         return [self.ends, self.inside, self.taken]
 
-    def _started(self, flat: Array) -> Array:
-        """float32 [parameters]: those of the start, others as they are."""
+    def _with_pretrained(self, flat: Array) -> Array:
+        """float32 [parameters]: pretrained weights where there are any, the others as given."""
         drawn, begun = networks_of(flat, self.shapes), self.start.floats()
         if not self.mostly_seen:
             begun = {n: v for n, v in begun.items() if n.rpartition(".")[0] not in OUTPUT_LAYERS}
         colours = self.channels - (self.channels in (2, 4))
-        # What no start has, and noise alone would move from 0: rows and columns from which on it
-        # is drawn, and how large. Hyperlatents', those of extra grids, and alpha's.
-        alone = (
-            ("entropy.0.weight", operations.NEIGHBOURS, 0, BESIDE),
+        # Pretrained networks lack the weights of hyperlatents, of extra grids and of alpha, which
+        # noise alone would have to move from 0. From these rows and columns on, random weights are
+        # taken, times a scale.
+        random = (
+            ("entropy.0.weight", operations.NEIGHBOURS, 0, HYPERLATENT_WEIGHT_SCALE),
             ("synthesis.0.weight", self.shape.synthesis_inputs - self.shape.extra_grids, 0, 1.0),
             ("synthesis.2.weight", 0, colours, 1.0),
         )
-        for name, row, column, share in alone:
+        for name, row, column, scale in random:
             if name in begun:
-                begun[name][row:, column:] = share * drawn[name][row:, column:]
+                begun[name][row:, column:] = scale * drawn[name][row:, column:]
         return flat_of(drawn | begun)
 
-    def _drawn(self) -> Array:
-        """float32 [parameters]: random networks."""
+    def _random_networks(self) -> Array:
+        """float32 [parameters]: He-initialised layers; convolutions and biases are zero,
+        upsampling is bicubic, and the filter a mean."""
         generator = np.random.Generator(np.random.PCG64(self.seed))
         count, found = len(self.synthesis_shapes), list[Array]()
         last_layer = count + 4 + len(self.entropy_shapes) - 1
@@ -333,52 +360,52 @@ class LatentStep(Resumable):
 
     @property
     def steering(self) -> Steering[Tensor]:
-        """What it is told, on the device."""
+        """The entries of `control` on the device."""
         return Steering(*(self.control[n] for n in range(len(Steering._fields))))
 
     def _step(self) -> dict[str, Tensor]:
-        told = self.steering
-        lmbda, scale, larger = told.lmbda, told.scale, told.larger
-        seen, slope = self._quantised()
-        error, bits = (costs.sum() for costs in self._forward(seen, self.flat))
-        loss = (error * (1 / self.channels) + bits * lmbda) * scale
-        by_seen, slopes = loss.gradient([seen, self.flat])
-        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (lmbda * told.weights)
-        self.adam_latents.apply([by_seen * (larger / scale) * slope])
+        now = self.steering
+        scale, gain = now.loss_scale, now.gradient_gain
+        rounded, rounding_slope = self._soft_rounded()
+        error, bits = (costs.sum() for costs in self._forward(rounded, self.flat))
+        loss = (error * (1 / self.channels) + bits * now.lmbda) * scale
+        by_rounded, slopes = loss.gradient([rounded, self.flat])
+        weight_rate = self._weight_rate_gradient() * (now.lmbda * now.weight_rate_factor)
+        by_flat = slopes * (1.0 / scale) + weight_rate
+        self.adam_latents.apply([by_rounded * (gain / scale) * rounding_slope])
         norm = by_flat.square().sum().sqrt()
-        self.adam.apply([by_flat * (larger * told.most / norm.maximum(told.most))])
+        self.adam.apply([by_flat * (gain * now.max_norm / norm.maximum(now.max_norm))])
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits, "slopes": slopes}
 
-    def _by_weight_bits(self) -> Tensor:
-        """Gradient of what weights cost, about log2(1 + d / STEP) bits at a distance d from those
-        that cost least.
-        """
-        away = self.flat - self.cheapest
-        size = away.abs()
-        return away / ((size + 1e-9) * (size + STEP)) * (1 / math.log(2))
+    def _weight_rate_gradient(self) -> Tensor:
+        """Gradient of the weights' rate, about log2(1 + d / WEIGHT_STEP_SIZE) bits for one at a
+        distance d from what costs nothing."""
+        difference = self.flat - self.rate_anchor
+        size = difference.abs()
+        return difference / ((size + 1e-9) * (size + WEIGHT_STEP_SIZE)) * (1 / math.log(2))
 
     def _forward(self, seen: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """What the plane of grids [rows, pitch] gives with networks [parameters]: squared errors
-        [channels, pixels of the plane] and bits [places]."""
+        """The forward pass of a plane of grids [rows, pitch] with networks [parameters]: squared
+        errors [channels, pixels of the plane] and bits [latents of the plane]."""
         synthesis, convolutions, entropy, taps = self._networks(flat)
         zeros = Tensor.zeros(AROUND, self.plane.pitch)
         framed = Tensor.concat([zeros, seen, zeros], 0)
-        seen = framed[AROUND : AROUND + self.plane.rows]  # so that it stands in memory once
+        seen = framed[AROUND : AROUND + self.plane.rows]  # materialised once
         bits = self._bits(framed, seen, entropy)
-        answer = self._answer(seen, synthesis, convolutions, taps)
-        return ((answer - self.target) * self._seen()).square(), bits
+        answer = self._reconstruction(seen, synthesis, convolutions, taps)
+        return ((answer - self.target) * self._sample_weights()).square(), bits
 
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
-        """The tensors of synthesis, its convolutions, the entropy network, and upsampling with
-        the filter."""
+        """The tensors of: the synthesis network, its convolutions, the entropy network, and
+        upsampling kernels with the filter."""
         arrays = nn.slices(flat, self.shapes)
         ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
         return [arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)]
 
-    def _seen(self) -> Tensor:
-        """1 where samples count, [channels or 1, pixels of the plane]: in the picture, and where
-        alpha is not 0."""
+    def _sample_weights(self) -> Tensor:
+        """1 for samples that count, else 0, [channels or 1, pixels of the plane]: those in the
+        picture, and of colours only those under an alpha that is not 0."""
         inside = self.own_pixels.reshape(1, -1)
         if self.channels not in (2, 4):
             return inside
@@ -386,32 +413,37 @@ class LatentStep(Resumable):
         visible = ((self.target[colours:] + 0.5) * 512.0).minimum(1.0)  # 512 > 255
         return visible.maximum(self.is_alpha.reshape(-1, 1)) * inside
 
-    def _quantised(self) -> tuple[Tensor, Tensor]:
-        """The plane of grids as the networks see it, and the slopes of that."""
-        values, told = self.latents, self.steering
-        noise = self._noise(told.share) * told.noise
-        once, first = operations.soft_round(values, told.inverse, told.spread)
-        twice, second = operations.soft_round(once + noise, told.inverse, told.spread)
-        seen = twice + (operations.nearest(values) - twice) * told.rounding
-        return _limited(seen) * self.taken, first * second * self.own
+    def _soft_rounded(self) -> tuple[Tensor, Tensor]:
+        """The plane of grids as the networks see it, and its derivative by the latents.
 
-    def _noise(self, share: Tensor) -> Tensor:
-        """Around 0, within half a step.
-
-        Every second step of a latent has that of the one before with the other sign, so that what
-        gradients owe to it cancels as far as it is linear. (Where a GPU takes several steps of a
-        window at once, an odd number of them leaves one without its other.)
+        Soft rounding, noise, soft rounding again (Agustsson and Theis, "Universally Quantized
+        Neural Compression", 2020); or true rounding.
         """
-        turn = self.count // self.steering.apart.cast(dtype.u32)
+        latents, now = self.latents, self.steering
+        rounding = now.inverse_temperature, now.rounding_gain
+        noise = self._noise(now.noise_shape) * now.noise_scale
+        once, first = operations.soft_round(latents, *rounding)
+        twice, second = operations.soft_round(once + noise, *rounding)
+        rounded = twice + (operations.nearest(latents) - twice) * now.hard_rounding
+        return _clipped(rounded) * self.taken, first * second * self.own
+
+    def _noise(self, shape: Tensor) -> Tensor:
+        """Random values around 0, within half a quantisation step.
+
+        Every second step has the noise of the step before with the other sign, so that its linear
+        effect on gradients cancels. (Where a GPU takes an odd number of steps of a window at once,
+        one of them has no partner.)
+        """
+        turn = self.count // self.steering.update_interval.cast(dtype.u32)
         bits = Tensor.random_bits(self.latents.shape, (self.seed, turn // 2))
-        return operations.noise(bits, share) * (1.0 - (turn % 2).cast(dtype.f32) * 2.0)
+        return operations.noise(bits, shape) * (1.0 - (turn % 2).cast(dtype.f32) * 2.0)
 
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
         if self.shape.has_hyperlatents:
             above = hyperlatents.hyperlatent_maps(seen, self.plane, self.levels, self._enlarged)
             contexts = Tensor.concat([contexts, above], 0)
-        some = self._telling(self.plane.places)
+        some = self._subsample(self.plane.places)
         found = perceptron(contexts.permute(1, 0), layers, some)  # [places, 2]
         seen, own = (
             values.reshape(-1)[self.plane.first : self.plane.first + self.plane.places]
@@ -420,23 +452,23 @@ class LatentStep(Resumable):
         bits = operations.Bits.apply(seen, found[:, 0], found[:, 1])
         return bits * own
 
-    def _telling(self, rows: int) -> Some | None:
-        """Which of so many rows tell the gradients of a network's weights, those of other tiles in
-        every step; None for all of them."""
-        if self.device.lanes == "group" or rows < MANY:
+    def _subsample(self, rows: int) -> Some | None:
+        """Which rows of a network's input count in the gradients of its weights: one tile in
+        `tile_subsampling`, another one in every step. None if all do."""
+        if self.device.lanes == "group" or rows < MIN_SUBSAMPLED_PLACES:
             return None
-        times = self.steering.tiles
+        times = self.steering.tile_subsampling
         turn = (Tensor.arange(rows) // TILE).cast(dtype.u32) + self.count
         return (turn % times.cast(dtype.u32)).eq(0).reshape(rows, 1), times
 
-    def _answer(
+    def _reconstruction(
         self, seen: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],
         taps: list[Tensor],
     ) -> Tensor:  # fmt: skip
-        """The picture, [channels, pixels of the plane]."""
+        """The picture that synthesis makes of the grids, [channels, pixels of the plane]."""
         x = self._maps(seen, taps).permute(1, 0)
         inside = self.inside.reshape(1, -1)
-        some = self._telling(self.plane.pixels)
+        some = self._subsample(self.plane.pixels)
         y = perceptron(x, synthesis, some).permute(1, 0) * inside  # [channels, pixels]
         ones = (self.channels, 1)
         w, b, w2, b2 = convolutions
@@ -445,8 +477,8 @@ class LatentStep(Resumable):
         return y + operations.Convolution.apply(y, w2, self.plane, some) + b2.reshape(*ones)
 
     def _maps(self, seen: Tensor, taps: list[Tensor]) -> Tensor:
-        """Every grid as large as the picture, and the finest through a filter, [inputs, pixels of
-        the plane]."""
+        """The inputs of synthesis, [inputs, pixels of the plane]: every grid upsampled to the
+        picture's size, and the finest through a filter as well."""
         rows = self.plane.pixel_rows
         finest = seen[:rows].reshape(1, self.plane.pixels)
         through = []
@@ -478,19 +510,19 @@ class LatentStep(Resumable):
         return Tensor.concat([finest, maps, *through], 0)
 
     def _upsampled(self, maps: Tensor, taps: Tensor, level: int) -> Tensor:
-        """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
+        """Maps [c, h, w] of the next coarser level, upsampled to a level's grid."""
         grid, halo = self.plane.grids[level], self.extent.halo
-        maps = self._with_ends(maps, level + 1)
+        maps = self._with_repeated_edges(maps, level + 1)
         tables = self.tables[level, maps.shape[0]] if self.tables else None
         return upsampling.upsample(maps, taps, grid.height, grid.width, tables, halo)
 
     def _enlarged(self, maps: Tensor, level: int) -> Tensor:
-        """The same of hyperlatents' maps."""
+        """The same for hyperlatents' maps, by a fixed kernel."""
         return self._upsampled(maps, self.enlarging, level)
 
-    def _with_ends(self, maps: Tensor, level: int) -> Tensor:
-        """Maps [c, h, w] of a level, which repeat their ends where there is room around them that
-        no tables tell of."""
+    def _with_repeated_edges(self, maps: Tensor, level: int) -> Tensor:
+        """Maps [c, h, w] of a level with their edges repeated into the padding of a bucket, unless
+        index tables take care of it."""
         for axis in (1, 2) if self.bucket is not None and not self.tables else ():
             at = level, slice(axis - 1, axis)
             first = None if self.firsts is None else self.firsts[at]
@@ -514,7 +546,7 @@ class LatentStep(Resumable):
         return {"bits": bits.sum(), "all bits": bits}
 
     def _judged_by(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        return self._forward(_limited(operations.nearest(self.latents)), flat)
+        return self._forward(_clipped(operations.nearest(self.latents)), flat)
 
     @cached_property
     def _candidates(self) -> Feeder:
@@ -523,42 +555,39 @@ class LatentStep(Resumable):
     @cached_property
     def _figures(self) -> dict[Part, Receiver]:
         def keep(part: Part, found: dict[str, Array]) -> None:
-            self._given = float(found[part])
+            self._latest = float(found[part])
 
         return {part: Receiver(self._judging[part], [part], keep) for part in PARTS}
 
     def judge(self, flat: Array) -> tuple[float, float]:
-        """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
-        rounded grids and these networks give.
-        """
+        """Mean squared error on [0, 1], of samples that count, and bits per pixel, of rounded grids
+        with these networks."""
         for part in PARTS:
             self.ask(flat, part)
         return self.answer(), self.answer()
 
     @property
     def ahead(self) -> int:
-        """How many networks to ask for before an answer is waited for: a device waits for the host
-        otherwise; NumPy has answered when it is asked."""
+        """How many judgements to ask for before the first is waited for, so that the device never
+        waits for the host; NumPy answers at once."""
         return 1 if self.device.info.kind == "numpy" else 2
 
     def ask(self, flat: Array, part: Part) -> None:
-        """Begin to judge networks by one of what `judge` gives, which takes half as long.
-
-        `answer` gives that, in the order of asking.
-        """
+        """Start judging networks by one of the figures of `judge`, in half its time. `answer`
+        returns them in the order of asking."""
         self._candidates.send(flat)
         self._judging[part].run()
         self._figures[part].send(part)
-        self._asked.append(part)
+        self._pending.append(part)
 
     def answer(self) -> float:
-        """Of the first networks that were asked for and not answered yet."""
-        part = self._asked.pop(0)
+        """Wait for the oldest figure that was asked for."""
+        part = self._pending.pop(0)
         self._figures[part].wait(1)
-        return self.mean(self._given) if part == "error" else self._given / self.pixels
+        return self.mean(self._latest) if part == "error" else self._latest / self.pixels
 
     def mean(self, error: float) -> float:
-        """Of a sum over the samples that count."""
+        """The mean of a sum over the samples that count."""
         samples: float = self.pixels * self.channels * self.counted
         return error / samples
 
@@ -568,42 +597,41 @@ class LatentStep(Resumable):
 
     def _show(self) -> dict[str, Tensor]:
         synthesis, convolutions, _, taps = self._networks(self.flat)
-        seen = _limited(operations.nearest(self.latents))
-        answer = self._answer(seen, synthesis, convolutions, taps)
+        seen = _clipped(operations.nearest(self.latents))
+        answer = self._reconstruction(seen, synthesis, convolutions, taps)
         level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
         return {"pixels": level}
 
     def picture(self) -> Array:
-        """What rounded grids and the present networks give, uint8 [height, width, channels]."""
+        """Decode rounded grids with the present networks, uint8 [height, width, channels]."""
         self._showing.run()
         found = self.extent.samples(self._showing.read("pixels"))
         return np.ascontiguousarray(found.transpose(1, 2, 0))
 
     def slopes(self, flat: Array, lmbda: float) -> Array:
-        """The gradient of D + lambda R of what `judge` gives by these networks, float32
-        [parameters]."""
+        """Gradient of D + lambda R, as `judge` gives them, by networks, float32 [parameters]."""
         found = np.zeros(flat.shape)
-        with self._standing_still(flat, lmbda):
+        with self._frozen(flat, lmbda):
             for extent in self._judges:
                 self._step_of(extent)
-                found += self.program.read("slopes") / Steering(*self.control.numpy()).scale
+                found += self.program.read("slopes") / Steering(*self.control.numpy()).loss_scale
         return (found / sum(extent.pixels for extent in self._judges)).astype(np.float32)
 
     def latent_slopes(self, extent: Extent, flat: Array, lmbda: float) -> list[Array]:
-        """The gradient of D + lambda R, summed over pixels, by the rounded latents of a window,
-        float32 [h, w] of every grid."""
-        with self._standing_still(flat, lmbda):
+        """Gradient of D + lambda R, summed over pixels, by the rounded latents of a window, float32
+        [h, w] for every grid."""
+        with self._frozen(flat, lmbda):
             self._step_of(extent)
             mean: Array = self.adam_latents.state()[0].numpy()  # of one gradient, as nothing stays
-            return self.extent.parts(mean / Steering(*self.control.numpy()).larger)
+            return self.extent.parts(mean / Steering(*self.control.numpy()).gradient_gain)
 
     @contextmanager
-    def _standing_still(self, flat: Array, lmbda: float) -> Iterator[None]:
-        """Steps with these networks by which nothing moves but means of gradients, which are the
-        latest gradient's; afterwards everything is as it was."""
+    def _frozen(self, flat: Array, lmbda: float) -> Iterator[None]:
+        """Within this context a step only computes gradients, with these networks. Afterwards
+        everything is as it was."""
         before, steered = self._staying(), self._steered
         self.flat.write(flat)
-        self.steer(still(lmbda))
+        self.steer(frozen(lmbda))
         try:
             yield
         finally:
@@ -611,12 +639,12 @@ class LatentStep(Resumable):
             self.steer(steered)
 
     def _step_of(self, extent: Extent) -> None:
-        """Take one of a window, which leaves the latents as they are on the host."""
+        """Take one step of a window, without reading latents back."""
         self.program.run()
 
     def costs(self, extent: Extent, flat: Array) -> tuple[Array, list[Array]]:
-        """What `judge` sums up, of one of the `windows`: squared errors, summed over channels, of
-        its pixels, float32 [h, w], and bits of its latents, float32 [h, w] of every grid."""
+        """The terms that `judge` sums, for one of the `windows`: squared errors of its pixels,
+        summed over channels, float32 [h, w], and bits of its latents, float32 [h, w] per grid."""
         self._candidates.send(flat)
         for part in PARTS:
             self._judging[part].run()
@@ -638,47 +666,47 @@ class LatentStep(Resumable):
         return count
 
     def grids(self) -> list[Array]:
-        """The latents, float32 [h, w] each, finest first."""
+        """The latents, a float32 array [h, w] for each grid, finest first."""
         return self.extent.parts(self.latents.numpy())
 
     def write_grids(self, grids: Sequence[Array]) -> None:
-        """Replace the latents by others of the same sizes; between grids the plane stays zero."""
+        """Replace the latents; what lies between grids in the plane stays zero."""
         self.latents.write(self.extent.gathered(grids))
 
     def steer(self, control: Control) -> None:
-        """What the steps from now on obey."""
+        """Set what holds for the steps from now on."""
         self._steered = control
-        self.control.write(control.array(self.channels, self.pixels, self.weights))
+        self.control.write(control.array(self.channels, self.pixels, self.weight_rate_factor))
 
     @property
-    def weights(self) -> float:
-        """Times lambda that bits of weights cost in training."""
+    def weight_rate_factor(self) -> float:
+        """The factor of lambda for bits of weights in training."""
         if not self.start.number:
-            return WEIGHTS
-        cheaper: float = min(1.0, SMALL / self.pixels) ** CHEAPER
-        return DIFFERENCES * cheaper
+            return WEIGHT_RATE_FACTOR
+        smaller: float = min(1.0, SMALL_PICTURE / self.pixels) ** RATE_FACTOR_EXPONENT
+        return DIFFERENCE_RATE_FACTOR * smaller
 
     def figures(self) -> tuple[float, float]:
-        """The mean squared error and the bits per pixel of the last step."""
+        """Mean squared error and bits per pixel of the last step."""
         error, bits = (float(self.program.read(name)) for name in ("error", "bits"))
         return self.mean(error), bits / self.pixels
 
     def pace(self, most: float) -> float:
-        """Seconds that a step takes, by a trial of at least so many, which is undone."""
+        """Seconds a step, measured for at least so many seconds; the state is restored."""
         start = self.state()
         found = seconds_a_step(self.program, most)
         self.restore(start)
         return found
 
     def handed_to(self, step: LatentStep) -> dict[str, Array]:
-        """What another step of the same picture goes on from, whose plane is another one."""
+        """This state, as another step of the same picture needs it, whose plane differs."""
         found = self.state()
-        for name in ("latents", "grids_0", "grids_1"):  # and what moves them
+        for name in ("latents", "grids_0", "grids_1"):  # and Adam's means
             found[name] = step.extent.gathered(self.extent.parts(found[name]))
         return found
 
     def _staying(self) -> dict[str, Array]:
-        """All that moves and stays on the device, where a state may have more."""
+        """The part of the state that is on the device."""
         return Resumable.state(self)
 
     def _back_to(self, staying: dict[str, Array]) -> None:
@@ -691,14 +719,14 @@ class LatentStep(Resumable):
         return named
 
 
-def joined(known: Takes) -> list[Array]:
-    """All tables one after the other, if there are any."""
+def joined(known: TableArrays) -> list[Array]:
+    """All tables in one array, if there are any."""
     every = [table.reshape(-1) for tables in known.values() for table in tables]
     return [np.concatenate(every)] if every else []
 
 
-def _parted(known: Takes, *joined: Tensor) -> dict[tuple[int, int], upsampling.Tables]:
-    """The same of a Tensor that has them so, as views."""
+def _views_of(known: TableArrays, *joined: Tensor) -> dict[tuple[int, int], upsampling.Tables]:
+    """Views of such an array on the device, as tables again."""
     found, at = dict[tuple[int, int], upsampling.Tables](), 0
     for key, arrays in known.items():
         views = list[Tensor]()
@@ -709,7 +737,7 @@ def _parted(known: Takes, *joined: Tensor) -> dict[tuple[int, int], upsampling.T
     return found
 
 
-def _limited(values: Tensor) -> Tensor:
+def _clipped(values: Tensor) -> Tensor:
     return values.maximum(-64.0).minimum(63.0)
 
 

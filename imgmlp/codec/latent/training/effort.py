@@ -16,10 +16,12 @@ from imgmlp.codec.latent.training.forms import (
     is_quick,
     operations_of,
 )
+from imgmlp.codec.latent.training.initialisation import is_graphic
+from imgmlp.codec.latent.training.latent_trainer import PASS_LENGTH
 from imgmlp.codec.latent.training.lmbdas import Lambdas
-from imgmlp.codec.latent.training.phases import HURRIED, SHORTER, is_graphic
 from imgmlp.codec.latent.training.picture_analysis import extra_grids
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
+from imgmlp.codec.latent.training.schedule import FULL_ANNEALING
 from imgmlp.codec.latent.training.windows import JUDGED_PIXELS
 from imgmlp.codec.training.pace import usual_speed
 from imgmlp.codec.training.passes import MAX_PASSES
@@ -101,7 +103,7 @@ class RunSteps:
     @property
     def total(self) -> float:
         """All training steps."""
-        return (self.runs + self.passes * SHORTER) * self.steps + self.quantisation_steps
+        return (self.runs + self.passes * PASS_LENGTH) * self.steps + self.quantisation_steps
 
     @property
     def files(self) -> float:
@@ -121,7 +123,7 @@ def foreseen_run(
     pixels = picture.width * picture.height
     passes = _expected_passes(goal, unconditional_passes)
     quantisation = quantisation_steps(goal, steps, pixels, windows)
-    in_passes = quantisation_steps(goal, round(SHORTER * steps), pixels, windows)
+    in_passes = quantisation_steps(goal, round(PASS_LENGTH * steps), pixels, windows)
     return RunSteps(
         steps=steps,
         runs=1 + expects_restart(picture, goal, workload, steps),
@@ -194,7 +196,7 @@ def unconditional_passes(steps: int, pixels: int) -> int:
     with a worse one than a run that does not.
     """
     most = min(
-        MAX_UNCONDITIONAL_PASSES, int(MAX_UNCONDITIONAL_PASS_STEPS / (SHORTER * max(steps, 1)))
+        MAX_UNCONDITIONAL_PASSES, int(MAX_UNCONDITIONAL_PASS_STEPS / (PASS_LENGTH * max(steps, 1)))
     )
     return round(_smallness(pixels) * most) * (steps >= MIN_EFFORT_STEPS)
 
@@ -252,7 +254,7 @@ def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> b
         return steps <= MIN_EFFORT_STEPS or not setup.own_bucket_pays(steps, operations)
     seconds = workload.seconds or DEFAULT_SECONDS
     expected = _steps_in(shape, seconds, device)
-    hurried = seconds <= MAX_SHORT_SECONDS and expected <= HURRIED
+    hurried = seconds <= MAX_SHORT_SECONDS and expected <= FULL_ANNEALING
     return hurried and not (is_gpu(device) and setup.own_bucket_pays(expected, operations))
 
 

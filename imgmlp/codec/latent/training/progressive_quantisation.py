@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from imgmlp.codec.latent.model import Quantized, networks_of, quantized
-from imgmlp.codec.latent.step.latent_step import TILES, Control, LatentStep
+from imgmlp.codec.latent.step.latent_step import TILE_SUBSAMPLING, Control, LatentStep
 from imgmlp.codec.training.replay import next_chunk
 
 MIN_WEIGHTS_TO_COARSEN = 100  # of a tensor, above which its step size is doubled
@@ -62,11 +62,11 @@ def quantise(
             whole = np.floor(np.ldexp(floats[now].astype(np.float64), exponent[now]) + 0.5)
             floats[now], free[now] = np.ldexp(whole, -exponent[now]), 0
             step.flat.write(floats)
-            step.free.write(free)
+            step.trainable.write(free)
             if fraction < 1:
                 _learn(step, lmbda, ends[number + 1] - ends[number], enough)
     finally:
-        step.free.write(np.ones_like(free))
+        step.trainable.write(np.ones_like(free))
     networks = networks_of(floats, step.shapes)
     return {name: quantized(values, exponents[name]) for name, values in networks.items()}
 
@@ -76,7 +76,15 @@ def _learn(step: LatentStep, lmbda: float, count: int, enough: Callable[[], bool
     chunk, highest = 1, LEARNING_RATE / len(step.windows) ** RATE_WINDOWS_EXPONENT
     for done in range(0, count, STEPS_PER_LEARNING_RATE):
         rate = highest * (1 - LEARNING_RATE_DECAY * done / count)
-        step.steer(Control(lmbda, latents=0.0, networks=rate, rounding=True, tiles=TILES))
+        step.steer(
+            Control(
+                lmbda,
+                latent_lr=0.0,
+                network_lr=rate,
+                hard_rounding=True,
+                tile_subsampling=TILE_SUBSAMPLING,
+            )
+        )
         left = min(STEPS_PER_LEARNING_RATE, count - done)
         while left:
             taken = min(step.together or chunk, left)

@@ -34,18 +34,18 @@ from imgmlp.codec.latent.training.effort import (
     unconditional_passes,
 )
 from imgmlp.codec.latent.training.forms import is_quick, operations_of, widths
-from imgmlp.codec.latent.training.phases import (
-    FEWEST_LIMITED,
-    SHORTER,
+from imgmlp.codec.latent.training.initialisation import is_graphic
+from imgmlp.codec.latent.training.latent_trainer import (
+    MIN_LIMITED_STEPS,
+    PASS_LENGTH,
     LatentTrainerState,
-    control,
-    is_graphic,
 )
 from imgmlp.codec.latent.training.rounding_search import (
     SHAVING_LMBDA_DOUBLINGS,
     SHAVING_TRIALS,
     Refining,
 )
+from imgmlp.codec.latent.training.schedule import control
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Kind, Workload
@@ -148,7 +148,7 @@ class RunPlan:
             self.has_fixed_lmbda = self._fixes_lmbda(steps)
         passes = self.unconditional_passes(steps)
         times = "once" if passes == 1 else f"{passes} times"
-        more = f" and {times} {round(SHORTER * steps):,} again" if passes else ""
+        more = f" and {times} {round(PASS_LENGTH * steps):,} again" if passes else ""
         time_left = duration(self._announced_seconds(steps))
         self.run.say(f"{steps:,} steps{more}, about {time_left} from here")
         return steps
@@ -225,7 +225,7 @@ class RunPlan:
         fixes_lmbda = self._fixes_lmbda(steps)
         if not fixes_lmbda:
             steps = self.steps_within(RUN_FRACTION[self.goal.kind] * left)
-        least = max(FEWEST_LIMITED, int(MIN_TRAINING_FRACTION * seconds / step_seconds))
+        least = max(MIN_LIMITED_STEPS, int(MIN_TRAINING_FRACTION * seconds / step_seconds))
         steps = max(steps, least)
         if self.costs.switches_program(steps):
             opening = self.costs.opening_steps

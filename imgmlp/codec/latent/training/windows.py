@@ -57,11 +57,11 @@ class WindowStep(LatentStep):
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
                          bucket=self._window, hyper=hyper, extra=extra)  # fmt: skip
 
-    def _first_extent(self) -> Extent:
+    def _initial_extent(self) -> Extent:
         plane = Plane.of(*self._window, self.levels, HALO, self.shape.additional_levels)
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
-    def _frame(self) -> list[Tensor]:
+    def _masks(self) -> list[Tensor]:
         """As in LatentStep, but held by two Tensors, as the host needs time for each that it
         sends."""
         plane = self.extent.plane
@@ -139,7 +139,7 @@ class WindowedStep(WindowStep):
 
     def _turn_masks(self, extent: Extent) -> None:
         if extent.frame not in self._mask_numbers:
-            values = *_mask_arrays(extent), *joined(self._takes(extent))
+            values = *_mask_arrays(extent), *joined(self._upsampling_tables(extent))
             added = [p.add(v) for p, v in zip(self._mask_pages, values, strict=True)]
             self._mask_numbers[extent.frame] = added[0]
         for pages in self._mask_pages:
@@ -170,7 +170,7 @@ class WindowedStep(WindowStep):
         self.extent = extent
         self._send(self.latents, extent.gathered(self._grids, HALO))
         # Bits of weights belong to the whole picture: each window has its part of them.
-        factor = self.weights * extent.pixels / self.pixels
+        factor = self.weight_rate_factor * extent.pixels / self.pixels
         interval = len(self.windows) if self.together == 1 else 1
         control = self._steered.array(self.channels, extent.pixels, factor, interval)
         if not np.array_equal(control, self._sent_control):
@@ -295,13 +295,13 @@ class WindowedStep(WindowStep):
             self._send_latents(extent)
             self._judging[part].run()
             self._figures[part].send(part)
-        self._asked.append(part)
+        self._pending.append(part)
 
     def answer(self) -> float:
-        part, found = self._asked.pop(0), 0.0
+        part, found = self._pending.pop(0), 0.0
         for _ in self._judges:
             self._figures[part].wait(1)
-            found += self._given
+            found += self._latest
         pixels, samples = self._judged_size
         return found / (samples if part == "error" else pixels)
 
