@@ -347,7 +347,7 @@ def test_a_file_gives_back_what_the_picture_told(tmp_path: Path, codec: str) -> 
 def test_a_wanted_size_counts_them(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them either codec would make use of more bytes than 400."""
     monkeypatch.setattr(passes, "MAX_PASSES", 6)
-    monkeypatch.setattr(search, "TRIALS", 12)
+    monkeypatch.setattr(search, "MAX_TRIALS", 12)
     picture = Picture(RGB[:16, :16], Metadata(xmp=np.random.default_rng(0).bytes(300)))
     image = pictures.to_image(picture.pixels, picture.metadata)
     found = imgmlp.encode(image, size=700, effort=1, codec=codec, device="numpy")

@@ -52,7 +52,7 @@ class Outputs:
         files.check_names(sources, self.file)
         if (self.file or sources[0]) == STANDARD:
             source = "-" if sources[0] == STANDARD else quoted(sources[0])
-            files.check_terminal("a PNG", f"imgmlp decode {source} -o - > picture.png")
+            files.check_terminal("PNG data", f"imgmlp decode {source} -o - > picture.png")
             files.check_json(as_json, "picture")
 
     def of(self, source: Path, stored: Stored) -> Path:

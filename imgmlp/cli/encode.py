@@ -246,6 +246,8 @@ class _Task:
         if place in self.taken:
             other = self.taken[place]
             problem = f"{other} and {self.source} would both be written to {self.path}"
+            if other == self.source:
+                problem = f"{self.source} is given twice"
             if place == output_files.resolved(other):
                 problem = f"{self.path}, the output of {self.source}, would overwrite {other}"
             raise OutputError(problem, hint=APART)

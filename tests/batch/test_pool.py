@@ -153,7 +153,7 @@ def test_a_device_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None
     assert len(records) < len(tasks)  # the others are left for when there is a device
     assert {record.exit_code for record in records} == {6}
     assert len(notes) == 1
-    assert "is given up: it is gone" in notes[0]
+    assert "was given up: it is gone" in notes[0]
 
 
 def test_files_that_end_their_process_keep_no_other_from_being_done(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_compact_file_is_not_decoded_where_something_would_be_lost(
     in_process: Command, compact: Path
 ) -> None:
     before = set(compact.parent.iterdir())
-    assert_error(in_process("decode", compact.name, "-o", "b.jpg", check=2).stderr, "transparent")
+    assert_error(in_process("decode", compact.name, "-o", "b.jpg", check=2).stderr, "transparency")
     compact.write_bytes(compact.read_bytes()[:-1])
     assert_error(in_process("decode", compact.name, check=4).stderr, "a.imlp: truncated")
     assert set(compact.parent.iterdir()) == before

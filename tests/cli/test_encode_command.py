@@ -97,7 +97,10 @@ def test_a_profile_that_leaves_no_room_is_told(
     arguments = ("encode", picture.name, "--codec", codec, "--bytes", most, *QUICK)
     told = in_process(*arguments, check=5).stderr
     beside = metadata_sections.size(load(picture).metadata)
-    assert f"{beside} of {most} bytes are profile and metadata" in told  # before any work
+    taken = f"{beside} of {most} bytes are taken by colour profile and metadata"
+    assert taken in told  # before any work
+        f"{beside} of {most} bytes are taken by colour profile and metadata" in told
+    )  # before any work
     assert_error(told, f"{beside} bytes of it", "--strip leaves out")
     told = in_process(*arguments, "--strip", "--force", check=5 if codec == "latent" else 0).stderr
     assert "--strip" not in told
@@ -135,7 +138,7 @@ def test_a_picture_whose_own_file_is_no_larger_is_told(in_process: Command, pict
     tiny, flat = folder / "tiny.pgm", folder / "flat.ppm"
     Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4) * 16).save(tiny)
     Image.new("RGB", (40, 30), (10, 200, 77)).save(flat)
-    told = f"{tiny.relative_to(picture.parent)} itself has {tiny.stat().st_size} B, no more"
+    told = f"{tiny.relative_to(picture.parent)} itself has only {tiny.stat().st_size} B, no more"
     for arguments in (("in/tiny.pgm", "in/flat.ppm"), ("in", "--out", "made")):
         found = in_process("encode", *arguments, *QUICK).stderr
         assert told in found
@@ -261,7 +264,7 @@ def test_json_has_what_notes_say(in_process: Command, picture: Path) -> None:
     one = json.loads(in_process(*asked, "--out", "out").stdout)
     bits, smaller = alone["notes"]
     assert bits == "samples of 16 bits are reduced to their upper 8 bits"
-    assert smaller.startswith("deep.pgm itself has")
+    assert smaller.startswith("deep.pgm itself has only")
     assert one["notes"] == alone["notes"]
 
 

@@ -321,7 +321,7 @@ def test_pictures_of_one_output_do_not_stop_the_others(
     assert first is third is None
     taken = three[0].with_suffix(".imlp")
     assert second == f"{three[0]} and {same} would both be written to {taken}"
-    assert "is what" in fourth
+    assert fourth == f"{three[1]} is given twice"
     assert "-o and another name" in said.err
 
 

@@ -250,7 +250,7 @@ def test_nothing_is_heard_after_an_order_where_that_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As another one would meet the command as it tells of the first."""
-    monkeypatch.setattr(interrupt, "_ordered", [])
+    monkeypatch.setattr(interrupt, "_interrupting_signals", [])
     before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
     try:
         interrupt.raise_on_signals()
@@ -301,7 +301,7 @@ def test_an_order_that_a_finaliser_swallows_is_given_again_at_the_next_look(
     monkeypatch: pytest.MonkeyPatch, opened: bool
 ) -> None:
     """Before a request to stop may be given, as a device is opened, and after that."""
-    monkeypatch.setattr(interrupt, "_ordered", [])
+    monkeypatch.setattr(interrupt, "_interrupting_signals", [])
     before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
     stop = interrupt.StopRequest()
     try:
@@ -364,7 +364,7 @@ def test_a_picture_is_not_shown_by_a_terminal_and_the_advice_is_of_its_file(
     running = Running(tmp_path, "decode", name, "-o", "-")
     assert running.end() == 2
     shown = " ".join(running.shown.split())
-    assert "a terminal cannot show a PNG" in shown
+    assert "a terminal cannot show PNG data" in shown
     assert f"imgmlp decode {shlex.quote(name)} -o - > picture.png" in shown
 
 

@@ -218,7 +218,7 @@ def test_others_files_are_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="extension"):
         live.Live(tmp_path / "a.txt").check()
     alpha = from_array(np.zeros((4, 4, 4), np.uint8), alpha=True)
-    with pytest.raises(UsageError, match="transparent"):
+    with pytest.raises(UsageError, match="transparency"):
         live.Live(tmp_path / "b.jpg").check(of=alpha)
 
 

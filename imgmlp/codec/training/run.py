@@ -98,5 +98,5 @@ class Run:
         """What to raise where the run stopped, once its state was kept."""
         if self.checkpoint is None or self._broken:
             return Interrupted(f"stopped after {at}", hint="start it again")
-        hint = f"the same command goes on from there; its state is in {self.checkpoint.path}"
+        hint = f"the same command continues from there; its state is in {self.checkpoint.path}"
         return Interrupted(f"stopped after {at}", hint=hint)

@@ -131,7 +131,7 @@ def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
     asked = Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy")
     assert (
         effort.expected_extra_grids(*asked)
-        == run_plan.RunPlan(*asked, Run()).place.extra_grids
+        == run_plan.RunPlan(*asked, Run()).setup.extra_grids
         == extra
     )
 
@@ -141,7 +141,7 @@ def test_what_has_them_has_no_long_run() -> None:
     gray, device = noise(320, 320, 1).repeat(3, 2), open_device("numpy")
     for pixels, extra in ((gray, 0), (noise(320, 320, 3), 2)):
         found = run_plan.RunPlan(Picture(pixels), choose(1), Workload(100_000), device, Run())
-        assert (found.place.extra_grids, found.hyperlatents) == (extra, not extra)
+        assert (found.setup.extra_grids, found.hyperlatents) == (extra, not extra)
 
 
 def test_estimates_know_of_them() -> None:

@@ -1046,7 +1046,7 @@ def test_passes_towards_decibels_have_a_lowest_lambda_and_may_be_longer() -> Non
     assert encoder.passes.min_lmbda == pytest.approx(
         MIN_LMBDA_FACTOR_IN_PASSES * encoder.lmbdas.min_lmbda()
     )
-    usual = effort.SHORTER * effort.steps_for_pixels(300, 16 * 16)
+    usual = effort.PASS_LENGTH * effort.steps_for_pixels(300, 16 * 16)
     assert encoder.passes.max_step_factor == pytest.approx(effort.MAX_PASS_STEPS / usual)
 
 
@@ -1267,7 +1267,7 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
 
     assert taken(cpu, short=True) == forms.SMALL_WIDTHS == pretrained.HIDDEN_WIDTHS[6]
     assert taken(cpu, short=False) == forms.LARGE_WIDTHS
-    assert not forms.is_quick(open_device("numpy"), short=True)
+    assert not forms.is_quick(open_device("numpy"), is_short=True)
     assert (
         forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL_WIDTHS
     )

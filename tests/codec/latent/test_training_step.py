@@ -1419,7 +1419,7 @@ def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
     (32, 4, 3.0), (128, 4, 3.0), (256, 4, 1.106), (512, 4, 0.407), (512, 0, 1.0),
 ])  # fmt: skip
 def test_differences_are_cheaper_in_larger_pictures(side: int, start: int, times: float) -> None:
-    weights = cast(property, LatentStep.weights).fget
+    weights = cast(property, LatentStep.weight_rate_factor).fget
     assert weights is not None
     found = weights(SimpleNamespace(start=SimpleNamespace(number=start), pixels=side * side))
     assert found == pytest.approx(times, rel=2e-3)

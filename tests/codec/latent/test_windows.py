@@ -312,7 +312,7 @@ def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatc
     """Whatever its own length is; and a run that its limit ended before a step was whole."""
     asked: list[int] = []
     step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
-    monkeypatch.setattr(schedule, "window_exponent", lambda steps: asked.append(steps) or 0.5)
+    monkeypatch.setattr(latent_trainer, "window_exponent", lambda steps: asked.append(steps) or 0.5)
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
     trainer.repeat(1e-3, Search(step).run(1e-3))

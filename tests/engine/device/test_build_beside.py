@@ -40,10 +40,10 @@ class Fake:
         self.ended = False
         self.changed = threading.Event()
 
-    def hear(self) -> bool:
+    def wait_until_ready(self) -> bool:
         return self.answers.get()
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         self.told.append(json.loads(line))
         self.changed.set()
 
