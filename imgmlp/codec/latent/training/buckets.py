@@ -13,8 +13,9 @@ bucket, where a step takes less time; then they switch to it.
     python -m imgmlp.codec.latent.training.buckets DEVICE NUMBER...
 
 is that process. The numbers are the picture's height, width and channels, the seed, the widths of
-both networks, the number of their pretrained weights, 1 with hyperlatents or else 0, the count of
-extra grids, and the bucket's rows and columns, or a single 0 for the picture's exact size.
+both networks, the number by which their pretrained networks are known (0 for none), 1 with
+hyperlatents or else 0, the count of extra grids, and the bucket's rows and columns, or a single 0
+for the picture's exact size.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from imgmlp.engine import AnyDevice, NumpyDevice
 from imgmlp.image import Picture
 
 # The search for rounded networks: before a step is timed, as long as so many steps take; then so
-# many times as long as judging one set of networks, which a GPU does while the host waits.
+# many times as long as judging one set of networks, since a GPU waits for the host in this search.
 SEARCH_STEPS = 25
 SEARCH_JUDGEMENTS = 50
 WEIGHT_TRIAL_STEPS = 0.2  # that trying to move a single weight takes as long as

@@ -67,7 +67,8 @@ MAX_LIMITED_CHANGE = 2.0
 # undo either.
 RISEN = 1.25
 
-# A pass repeats the schedule from this fraction of it on, in so many steps beside those of the run.
+# A pass repeats the schedule from the first fraction of it on, in the second fraction of the run's
+# steps.
 PASS_FROM, PASS_LENGTH = 0.55, 0.25
 
 # Pictures of few colours begin at a lambda so many times as high, which falls to the usual one in
@@ -76,10 +77,11 @@ PASS_FROM, PASS_LENGTH = 0.55, 0.25
 GRAPHIC_LMBDA_FACTOR, GRAPHIC_LMBDA_STEPS, GRAPHIC_LMBDA_FRACTION = 100.0, 150, 0.5
 
 # Latents are rescaled for a changed lambda after this fraction of a run, by no more than the second
-# number at once, and only if their scale is off by more than the third.
+# number at once, and only if their scale is off by more than the third. A pass only scales them up,
+# and only if they should be larger by the second number or more.
 RESCALED_AT, MAX_RESCALING, SCALE_TOLERANCE = 0.35, 2.0, 1.2
-# The largest latent that scaling up may lead to. A file's range ends at twice that; latents that
-# filled it would leave no room for those that training is still to find.
+# The largest latent that scaling up may lead to. A file's range ends at about twice that; latents
+# that filled it would leave no room for those that training is still to find.
 MAX_SCALED_LATENT = 30.0
 
 

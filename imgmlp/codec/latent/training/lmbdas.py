@@ -40,7 +40,7 @@ OVERHEAD_BYTES = 40  # beside weights, latents and metadata
 BITS_PER_WEIGHT = 7.0  # after rounding
 MAX_NETWORK_FRACTION = 0.3  # of the wanted bytes, for networks
 
-# What changes from the middle of a run to its end, times the square of the fraction that is left:
+# What changes from now to the end of a run, times the square of the fraction that is left:
 # bits a pixel that latents get cheaper by, and the largest part of their bits that these are.
 LATENT_RATE_SAVED, MAX_LATENT_PART_SAVED = 0.15, 0.33
 NETWORK_PART_SAVED = 0.5  # of the networks' bits, times the fourth power of that fraction
