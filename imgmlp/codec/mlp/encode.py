@@ -131,7 +131,7 @@ class _Encoder:
         if self.lengths.limit is not None and trainer.state.steps < TOO_FEW and self.best is None:
             self.run.say("too little time for this picture, which had hardly any steps; give more")
         if trainer.state.phase < Phase.ROUNDING:  # it diverged, or was too short for looks
-            trainer.fix_steps()
+            trainer.fix_step_sizes()
         if self._aims() and ended == "done":
             self._approach(trainer)
         found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
@@ -185,7 +185,7 @@ class _Encoder:
             if over or fitting < steps or (missing > 0 and before - missing < HELPS):
                 break
             before = missing if missing > 0 else math.inf
-            trainer.once_more(steps, missing, time.perf_counter() + seconds)
+            trainer.extend(steps, missing, time.perf_counter() + seconds)
             if self._run(trainer) != "done":
                 break
         assert nearest is not None

@@ -1,6 +1,8 @@
-"""The phases of training: free weights, noise and learned steps, then rounding.
+"""The phases of quantisation-aware training: free weights, then noise and learned step sizes, then
+rounded weights.
 
-The loop itself is that of codec/training; here is what is decided at its looks.
+The training loop is that of codec/training/trainer.py. This module decides what changes at its
+checks: the phase, lambda, the bit budget and the length of the run.
 """
 
 from __future__ import annotations
@@ -23,73 +25,105 @@ from imgmlp.codec.training.trainer import DIVERGED_LOSS, Trainer, TrainerState
 
 Array = np.ndarray[Any, Any]
 
-FREE, NOISY = 0.45, 0.86  # shares of a run after which noise begins, and rounding
-NOISE = 4_000  # steps of noise in which long runs have learned the steps' sizes
-DRAWN = 0.1  # of the way to a whole step that weights are moved at a look, at the end of rounding
-ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
-EARLY = 0.25  # share of a run in which its length may still grow: the learning rate follows it
-LOOK = 100  # steps, at most, between looks
-CONTROL = 5  # looks between new lambdas
-# Of 101 runs of 5,700 to 60,000 steps and 871 to 26,000 weights of some 5.3 bits, on photographs,
-# most of them 128x128 pixels: dB that come after the free steps, by those that the second half of
-# these brought, also times the share of the run that is left, and by doublings of weights; within
-# 0.40 dB (standard deviation).
-_STILL, _BY_GAIN, _BY_GAIN_AND_REST, _MOST_GAINED = 0.95, -1.63, 3.66, 4.0
-_BY_WEIGHTS, _SOME_WEIGHTS, _FEWEST, _MOST = 0.49, 4_000.0, 871, 26_000
-SPARE = 0.2  # dB by which such a guess may be too high
-# dB that twice the bits would bring, and that half of them would take from a network, which is more
-# the longer it was trained: 96 of these runs, at 0.8 and 1 or 1.1 times the bits, and 48 others of
-# 12,000 and 30,000 steps at 0.85 to 1.25 times. Within these bounds:
-BY_MORE_BITS, BY_FEWER_BITS, _BY_STEPS, _SOME_STEPS = 2.8, 2.8, 0.87, 6_000
-_LEAST_BY_BITS, _MOST_BY_BITS = 2.5, 6.0
-# Times the bits that a network gets to meet a quality, before noise begins and at its end, where it
-# hardly learns any more.
-FEWER, MORE, LAST = 0.85, 1.2, 1.08
-_START, _START_OF_BIASES = 24.0, 64.0  # steps in their deviation when noise begins
+# Fractions of a run after which noise begins, and after which weights are rounded.
+NOISE_START_FRACTION = 0.45
+ROUNDING_START_FRACTION = 0.86
+# Long runs begin noise later, since the step sizes are learned within so many training steps.
+MAX_NOISE_STEPS = 4_000
+# While weights are rounded, each check moves them a fraction of the way to the nearest multiple of
+# their step size. It grows from 0 to this value at the end of the run.
+MAX_PULL_FRACTION = 0.1
+# The learning rate is near its end when rounding begins, but weights still have to adapt to it.
+ROUNDING_LR_FACTOR = 3.0
+# The fraction of a run in which it may still become longer than planned. Later it may not, because
+# the learning rate has already followed the planned length.
+LENGTHENING_FRACTION = 0.25
+MAX_CHECK_INTERVAL = 100  # training steps between checks of the loss
+CHECKS_PER_LMBDA_UPDATE = 5
+# The standard deviation of a tensor's weights or biases, in step sizes, when noise begins.
+_INITIAL_STEPS_PER_DEVIATION = 24.0
+_INITIAL_STEPS_PER_BIAS_DEVIATION = 64.0
+
+# The model of `remaining_psnr_gain`, in dB. It was fitted to 101 runs of 5,700 to 60,000 steps and
+# 871 to 26,000 weights of about 5.3 bits, on photographs, most of them of 128×128 pixels. The
+# standard deviation of its error is 0.40 dB. The recent gain is the one of the second half of the
+# steps before noise.
+_BASE_GAIN = 0.95
+_GAIN_PER_RECENT_GAIN = -1.63
+_GAIN_PER_RECENT_GAIN_AND_FRACTION = 3.66  # also times the fraction of the run that is left
+_GAIN_PER_WEIGHT_DOUBLING = 0.49  # from _REFERENCE_WEIGHTS on
+_REFERENCE_WEIGHTS = 4_000.0
+_MIN_FITTED_WEIGHTS, _MAX_FITTED_WEIGHTS = 871, 26_000
+_MAX_RECENT_GAIN = 4.0
+PSNR_MARGIN = 0.2  # dB by which that model may promise too much
+
+# The model of `budget_factor`: dB that twice the bits bring, and that half of them cost. The latter
+# is more for networks that were trained longer. It was measured on 96 of those runs, at 0.8 and 1
+# or 1.1 times the bits, and on 48 others of 12,000 and 30,000 steps, at 0.85 to 1.25 times.
+PSNR_PER_BIT_DOUBLING = 2.8
+PSNR_PER_BIT_HALVING = 2.8  # after _REFERENCE_STEPS
+_HALVING_PSNR_PER_STEP_DOUBLING = 0.87
+_REFERENCE_STEPS = 6_000
+_MIN_PSNR_PER_BIT_HALVING, _MAX_PSNR_PER_BIT_HALVING = 2.5, 6.0
+
+# Limits of the factor by which a run changes its bits to meet a PSNR: before noise begins, and
+# once it has ended, when the network hardly learns any more.
+MIN_BUDGET_FACTOR, MAX_BUDGET_FACTOR = 0.85, 1.2
+MAX_FINAL_BUDGET_FACTOR = 1.08
+# Largest factors, either way, of one update of lambda.
+_MAX_LMBDA_CHANGE_IN_NOISE = 2.0
+_MAX_LMBDA_CHANGE_IN_ROUNDING = 1.25
 
 
-def still_to_come(gained: float, rest: float, weights: int) -> float:
-    """dB that the `rest` of a run brings, a share of it, once its free steps are over.
+def remaining_psnr_gain(recent_gain: float, fraction_left: float, weights: int) -> float:
+    """dB that the rest of a run brings, once the phase of free weights is over.
 
-    `gained` are the dB that the second half of these brought. What is left to learn goes on like
-    that, but rounding takes what was learned last; where most steps were free, more than that.
+    `recent_gain` are the dB that the second half of that phase brought. Learning continues at about
+    that pace, but rounding first loses what was learned last. The loss is larger where more of the
+    run had free weights.
     """
-    gained = min(max(gained, 0.0), _MOST_GAINED)
-    size = math.log2(min(max(weights, _FEWEST), _MOST) / _SOME_WEIGHTS)
-    return _STILL + gained * (_BY_GAIN + _BY_GAIN_AND_REST * rest) + _BY_WEIGHTS * size
+    gain = min(max(recent_gain, 0.0), _MAX_RECENT_GAIN)
+    weights = min(max(weights, _MIN_FITTED_WEIGHTS), _MAX_FITTED_WEIGHTS)
+    doublings = math.log2(weights / _REFERENCE_WEIGHTS)
+    by_gain = _GAIN_PER_RECENT_GAIN + _GAIN_PER_RECENT_GAIN_AND_FRACTION * fraction_left
+    return _BASE_GAIN + gain * by_gain + _GAIN_PER_WEIGHT_DOUBLING * doublings
 
 
-def bits_for(missing: float, steps: int) -> float:
-    """Times the bits that bring a network what is missing, in dB, after so many steps; less than
-    once if it has more than it should."""
+def budget_factor(missing: float, steps: int) -> float:
+    """The factor of a network's bits that brings the missing dB, after so many training steps.
+
+    It is less than 1 where `missing` is negative: the network is then better than it has to be.
+    """
     if missing > 0:
-        return float(2 ** (missing / BY_MORE_BITS))
-    taken = BY_FEWER_BITS + _BY_STEPS * math.log2(steps / _SOME_STEPS)
-    return float(2 ** (missing / min(max(taken, _LEAST_BY_BITS), _MOST_BY_BITS)))
+        return float(2 ** (missing / PSNR_PER_BIT_DOUBLING))
+    doublings = math.log2(steps / _REFERENCE_STEPS)
+    lost = PSNR_PER_BIT_HALVING + _HALVING_PSNR_PER_STEP_DOUBLING * doublings
+    lost = min(max(lost, _MIN_PSNR_PER_BIT_HALVING), _MAX_PSNR_PER_BIT_HALVING)
+    return float(2 ** (missing / lost))
 
 
 class Phase(IntEnum):
-    """What weights are subject to, one after the other."""
+    """The phases, in their order."""
 
-    FREE = 0
-    NOISE = 1
-    ROUNDING = 2
+    FREE = 0  # weights are floats
+    NOISE = 1  # noise stands for rounding, and step sizes are learned
+    ROUNDING = 2  # step sizes are fixed and weights are rounded
 
 
 @dataclass
 class MlpTrainerState(TrainerState):
-    wider: int = 1  # times the usual pixels in a step
+    wider: int = 1  # pixels of a training step, in multiples of BATCH
     phase: int = Phase.FREE
-    budget: float = 0.0  # bits that it is to end with, as first given or changed since
-    halfway: float = 0.0  # dB after half of the free steps
-    choices: list[list[int]] = field(default_factory=list)  # step, finer of each layer
+    budget: float = 0.0  # bits that all weights should have at the end
+    halfway_psnr: float = 0.0  # dB after half of the phase of free weights
+    choices: list[list[int]] = field(default_factory=list)  # each layer's Choice, as [step, finer]
 
 
 class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
-    """One run of a LearningStep that ends with about so many bits: lambda of one follows.
+    """One run of a LearningStep that ends with about `budget` bits; it adjusts lambda to them.
 
-    It fills the time up to the limit with up to `most` steps, if there turns out to be more. With a
-    `goal`, in dB, it changes the bits to come near to that.
+    Where the time `limit` allows for more steps than planned, it takes up to `max_steps`. With a
+    `goal`, in dB, it changes the budget so that the rounded network comes near to that PSNR.
     """
 
     def __init__(
@@ -98,15 +132,15 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         state: MlpTrainerState,
         budget: float,
         limit: float | None = None,
-        most: int = 0,
+        max_steps: int = 0,
         goal: float | None = None,
     ) -> None:
-        super().__init__(step, state, max(1, min(LOOK, state.steps // 40)), limit)
+        super().__init__(step, state, max(1, min(MAX_CHECK_INTERVAL, state.steps // 40)), limit)
         state.budget = state.budget or budget
-        self._most, self._goal, self._planned = most, goal, state.steps
+        self._max_steps, self._goal, self._planned = max_steps, goal, state.steps
         self._steer()
 
-    # --- what others may ask ---
+    # --- for the encoder ---
 
     def arrays(self) -> list[Array]:
         return self.step.split(self.step.flat.numpy())
@@ -116,7 +150,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     @property
     def quality(self) -> float:
-        """dB by now, about."""
+        """The PSNR in dB, by the smoothed loss of the latest batches."""
         return decibels(self._loss())
 
     def preview(self) -> Array:
@@ -124,115 +158,133 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         return float_render.render_floats(self.arrays(), step.shape, size, size, step.device)
 
     def go_over(self, step: LearningStep) -> None:
-        """After the pause: have another step, which is where this one is, go on."""
+        """Continue after the pause with another step that has the same state."""
         self.step, self.pause = step, None
 
-    def once_more(self, steps: int, missing: float, limit: float) -> None:
-        """After the end: have so many more steps, with bits for the dB that are missing."""
+    def extend(self, steps: int, missing: float, limit: float) -> None:
+        """Prolong a finished run, and change its bits to bring the missing dB."""
         self._remember()
         self._limit = limit
         self.state.steps = self.done + steps
-        self._pay_for(missing, 1 / LAST, LAST)
-        self.fix_steps()
+        self._adjust_budget(missing, 1 / MAX_FINAL_BUDGET_FACTOR, MAX_FINAL_BUDGET_FACTOR)
+        self.fix_step_sizes()
 
-    # --- looks ---
+    # --- checks ---
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         loss = self._loss()
         if not loss < DIVERGED_LOSS:
             return self._recover()
         self._advance(self.done, decibels(loss))
-        if self.done % (CONTROL * self.look) == 0:
+        if self.done % (CHECKS_PER_LMBDA_UPDATE * self.look) == 0:
             self._change_lmbda()
             self._remember()
-        self._shorten(most=self._may_have())
+        self._shorten(most=self._allowed_steps())
         if tell is not None:
             tell(self._progress(loss))
         return True
 
-    def _may_have(self) -> int:
-        """Steps up to which the run may grow: far only early, and later up to as many as it once
-        had, as the learning rate was theirs."""
+    def _allowed_steps(self) -> int:
+        """Steps that the run may be prolonged to; 0 if it may not.
+
+        Early on they are `max_steps`. Later they are the most that were ever planned, since the
+        learning rate has followed that plan.
+        """
         state = self.state
         self._planned = max(self._planned, state.steps)
-        if self._most == 0 or state.phase > Phase.FREE:
+        if self._max_steps == 0 or state.phase > Phase.FREE:
             return 0
-        return self._most if self.done < EARLY * state.steps else self._planned
+        return self._max_steps if self.done < LENGTHENING_FRACTION * state.steps else self._planned
 
     def _loss(self) -> float:
-        """Mean squared error, of samples that count."""
+        """The mean squared error on [0, 1] of the samples that are visible."""
         return mean_loss(float(self.step.smooth.item()), self.step.done) / self.step.counted
 
-    def _advance(self, done: int, reached: float) -> None:
+    def _advance(self, done: int, psnr: float) -> None:
+        """Begin the next phase if its time has come."""
         state, total = self.state, self.state.steps
-        free = max(FREE * total, NOISY * total - NOISE)
-        if state.phase == Phase.FREE and done <= free / 2:
-            state.halfway = reached
-        if state.phase == Phase.FREE and done >= free:
+        noise_start = max(
+            NOISE_START_FRACTION * total, ROUNDING_START_FRACTION * total - MAX_NOISE_STEPS
+        )
+        if state.phase == Phase.FREE and done <= noise_start / 2:
+            state.halfway_psnr = psnr
+        if state.phase == Phase.FREE and done >= noise_start:
             if self._goal is not None:
-                gained, weights = reached - state.halfway, self.step.shape.parameters
-                found = reached + still_to_come(gained, 1 - done / total, weights)
-                self._pay_for(self._goal + SPARE - found, FEWER, MORE)
-            arrays = self.arrays()
-            deviations = [float(np.sqrt(np.mean(a * a))) for a in arrays]
-            widths = [_START_OF_BIASES if a.ndim == 1 else _START for a in arrays]
-            sizes = [d / w + 2.0**-20 for d, w in zip(deviations, widths, strict=True)]
-            self.step.sizes.write(np.log2(sizes).astype(np.float32))
-            self.step.weigh()
-            state.phase = Phase.NOISE
-            self._steer()
-        if state.phase == Phase.NOISE and done >= NOISY * total:
-            self.fix_steps()
+                recent_gain, weights = psnr - state.halfway_psnr, self.step.shape.parameters
+                final = psnr + remaining_psnr_gain(recent_gain, 1 - done / total, weights)
+                missing = self._goal + PSNR_MARGIN - final
+                self._adjust_budget(missing, MIN_BUDGET_FACTOR, MAX_BUDGET_FACTOR)
+            self._begin_noise()
+        if state.phase == Phase.NOISE and done >= ROUNDING_START_FRACTION * total:
+            self.fix_step_sizes()
         if state.phase == Phase.ROUNDING:
-            self._draw((done / total - NOISY) / (1 - NOISY) * DRAWN)
+            progress = (done / total - ROUNDING_START_FRACTION) / (1 - ROUNDING_START_FRACTION)
+            self._pull_to_steps(progress * MAX_PULL_FRACTION)
 
-    def fix_steps(self) -> None:
-        """Give every layer a step that exists; from here on weights are rounded."""
-        wished = self.step.sizes.numpy()
-        choices = settle(self.arrays(), wished, self.state.budget)
+    def _begin_noise(self) -> None:
+        """Start with small step sizes, in proportion to the weights of each tensor."""
+        sizes = []
+        for array in self.arrays():
+            deviation = float(np.sqrt(np.mean(array * array)))
+            is_bias = array.ndim == 1
+            steps = _INITIAL_STEPS_PER_BIAS_DEVIATION if is_bias else _INITIAL_STEPS_PER_DEVIATION
+            sizes.append(deviation / steps + 2.0**-20)
+        self.step.sizes.write(np.log2(sizes).astype(np.float32))
+        self.step.weigh()
+        self.state.phase = Phase.NOISE
+        self._steer()
+
+    def fix_step_sizes(self) -> None:
+        """Give every layer a step size of the file format; from here on weights are rounded."""
+        learned = self.step.sizes.numpy()
+        choices = settle(self.arrays(), learned, self.state.budget)
         self.state.choices = [[c.step, c.finer] for c in choices]
         self.step.sizes.write(log_sizes(choices))
         self.state.phase = Phase.ROUNDING
         self._steer()
 
-    def _pay_for(self, missing: float, least: float, most: float) -> None:
-        """Change the bits by what brings so many dB."""
-        self.state.budget *= min(max(bits_for(missing, self.state.steps), least), most)
+    def _adjust_budget(self, missing: float, least: float, most: float) -> None:
+        """Change the bits to bring the missing dB, by a factor from `least` to `most`."""
+        self.state.budget *= min(max(budget_factor(missing, self.state.steps), least), most)
 
-    def _draw(self, share: float) -> None:
-        """Move weights a share of the way to the whole steps that they are rounded to.
+    def _pull_to_steps(self, fraction: float) -> None:
+        """Move weights this fraction of the way to the multiples that they are rounded to.
 
-        Without it a third of them ends near the middle between two steps, back and forth, and
-        chance decides which it is.
+        Otherwise a third of them ends near the middle of two multiples, where they move back and
+        forth, and chance decides between the two.
         """
         moved = []
-        for array, size in zip(self.arrays(), self._sizes(), strict=True):
-            whole = quantize(array, size) * size
-            moved.append((array + (whole - array) * share).astype(np.float32))
+        for array, size in zip(self.arrays(), self._step_sizes(), strict=True):
+            rounded = quantize(array, size) * size
+            moved.append((array + (rounded - array) * fraction).astype(np.float32))
         self.step.load(moved)
 
     def _change_lmbda(self) -> None:
+        """Raise lambda where the weights take more bits than the budget, lower it otherwise."""
         state = self.state
         if state.phase == Phase.FREE:
             return
         self.step.weigh()
         factor = (self._bits() / state.budget) ** 2
-        state.multiply_lmbda(factor, most=2.0 if state.phase == Phase.NOISE else 1.25)
+        is_noisy = state.phase == Phase.NOISE
+        most = _MAX_LMBDA_CHANGE_IN_NOISE if is_noisy else _MAX_LMBDA_CHANGE_IN_ROUNDING
+        state.multiply_lmbda(factor, most)
         self._steer()
 
     def _bits(self) -> float:
+        """Bits of all weights, if they were rounded and coded now."""
         if self.state.phase == Phase.ROUNDING:
             return total_bits(self.arrays(), self.choices())
-        pairs = zip(self.arrays(), self._sizes(), strict=True)
+        pairs = zip(self.arrays(), self._step_sizes(), strict=True)
         return sum(coded_bits(quantize(array, size)) for array, size in pairs)
 
-    def _sizes(self) -> list[float]:
-        """Of the steps of each tensor."""
+    def _step_sizes(self) -> list[float]:
+        """The step size of each tensor."""
         return [float(size) for size in np.exp2(self.step.sizes.numpy().astype(np.float64))]
 
     def _steer(self) -> None:
         state = self.state
         lmbda = 0.0 if state.phase == Phase.FREE else state.lmbda
-        noise, rounding = (state.phase == one for one in (Phase.NOISE, Phase.ROUNDING))
-        rate = state.slower * (ROUNDED if rounding else 1.0)
-        self.step.steer(Control(state.steps, noise, rounding, lmbda, rate))
+        is_noisy, is_rounded = state.phase == Phase.NOISE, state.phase == Phase.ROUNDING
+        rate = state.slower * (ROUNDING_LR_FACTOR if is_rounded else 1.0)
+        self.step.steer(Control(state.steps, is_noisy, is_rounded, lmbda, rate))

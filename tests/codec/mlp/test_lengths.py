@@ -189,7 +189,7 @@ def passes(
         step=SimpleNamespace(shape=None),
         arrays=list,
         choices=list,
-        once_more=lambda steps, lacking, _limit: tried.append((steps, lacking)),
+        extend=lambda steps, lacking, _limit: tried.append((steps, lacking)),
         snapshot=lambda: len(tried),
         go_back=back.append,
     )

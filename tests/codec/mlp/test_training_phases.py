@@ -15,18 +15,18 @@ from imgmlp.codec.bitstream.quantize import quantize
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import LearningStep, Steering
 from imgmlp.codec.mlp.training_phases import (
-    FEWER,
-    FREE,
-    LAST,
-    MORE,
-    NOISE,
-    NOISY,
-    ROUNDED,
-    SPARE,
+    MAX_BUDGET_FACTOR,
+    MAX_FINAL_BUDGET_FACTOR,
+    MAX_NOISE_STEPS,
+    MIN_BUDGET_FACTOR,
+    NOISE_START_FRACTION,
+    PSNR_MARGIN,
+    ROUNDING_LR_FACTOR,
+    ROUNDING_START_FRACTION,
     MlpTrainer,
     MlpTrainerState,
-    bits_for,
-    still_to_come,
+    budget_factor,
+    remaining_psnr_gain,
 )
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.replay import RETRIES
@@ -68,13 +68,13 @@ def test_it_ends_rounded_and_near_its_budget(whole: MlpTrainer) -> None:
 
 def test_rounding_raises_the_learning_rate(whole: MlpTrainer) -> None:
     before, after = (Steering(*t.step.control.numpy()).rate for t in (make(), whole))
-    assert after == pytest.approx(ROUNDED * before)
+    assert after == pytest.approx(ROUNDING_LR_FACTOR * before)
 
 
 def between_steps(trainer: MlpTrainer) -> float:
     """How far weights are from whole steps, mean: 0 to 1/2."""
     found = []
-    for array, size in zip(trainer.arrays(), trainer._sizes(), strict=True):
+    for array, size in zip(trainer.arrays(), trainer._step_sizes(), strict=True):
         found.append(np.abs(array / size - quantize(array, size)).ravel())
     return float(np.concatenate(found).mean())
 
@@ -82,7 +82,7 @@ def between_steps(trainer: MlpTrainer) -> float:
 def test_rounding_draws_weights_to_whole_steps(
     whole: MlpTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imgmlp.codec.mlp.training_phases.DRAWN", 0.0)
+    monkeypatch.setattr("imgmlp.codec.mlp.training_phases.MAX_PULL_FRACTION", 0.0)
     left = make()
     assert left.run(Run()) == "done"
     assert between_steps(whole) < 0.9 * between_steps(left)
@@ -109,13 +109,13 @@ def paid_for(goal: float) -> float:
 
 def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> None:
     weights = make().step.shape.parameters
-    found = 20.0 + still_to_come(2.0, 1 - 54 / STEPS, weights)
-    assert paid_for(found - SPARE) == pytest.approx(1.0)
+    found = 20.0 + remaining_psnr_gain(2.0, 1 - 54 / STEPS, weights)
+    assert paid_for(found - PSNR_MARGIN) == pytest.approx(1.0)
     for more in (-0.3, 0.3):
-        assert paid_for(found - SPARE + more) == pytest.approx(bits_for(more, STEPS))
-        assert FEWER < bits_for(more, STEPS) < MORE
-    assert paid_for(10.0) == pytest.approx(FEWER)
-    assert paid_for(50.0) == pytest.approx(MORE)
+        assert paid_for(found - PSNR_MARGIN + more) == pytest.approx(budget_factor(more, STEPS))
+        assert MIN_BUDGET_FACTOR < budget_factor(more, STEPS) < MAX_BUDGET_FACTOR
+    assert paid_for(10.0) == pytest.approx(MIN_BUDGET_FACTOR)
+    assert paid_for(50.0) == pytest.approx(MAX_BUDGET_FACTOR)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> No
 def test_what_is_still_to_come_was_seen_in_runs(
     weights: int, steps: int, half: float, reached: float, end: float
 ) -> None:
-    free = max(FREE, NOISY - NOISE / steps)
-    come = still_to_come(reached - half, 1 - free, weights)
+    free = max(NOISE_START_FRACTION, ROUNDING_START_FRACTION - MAX_NOISE_STEPS / steps)
+    come = remaining_psnr_gain(reached - half, 1 - free, weights)
     assert reached + come == pytest.approx(end, abs=0.88)  # 2.2 standard deviations
 
 
@@ -151,30 +151,30 @@ def test_what_is_still_to_come_was_seen_in_runs(
 def test_bits_are_worth_what_networks_lost_that_had_fewer(
     weights: int, steps: int, fewer: float, lost: float
 ) -> None:
-    assert bits_for(-lost, steps) == pytest.approx(fewer, abs=0.02)
+    assert budget_factor(-lost, steps) == pytest.approx(fewer, abs=0.02)
 
 
 def test_the_longer_a_run_the_more_dB_are_lost_with_bits() -> None:
-    factors = [bits_for(-1.0, steps) for steps in (100, 6_000, 20_000, 60_000, 10**7)]
+    factors = [budget_factor(-1.0, steps) for steps in (100, 6_000, 20_000, 60_000, 10**7)]
     assert factors == sorted(factors)
     assert 0.7 < factors[0] < factors[1] < factors[-2] < factors[-1] < 0.9
-    assert bits_for(0.0, 6_000) == 1.0 < bits_for(0.5, 6_000) < bits_for(1.0, 6_000)
+    assert budget_factor(0.0, 6_000) == 1.0 < budget_factor(0.5, 6_000) < budget_factor(1.0, 6_000)
 
 
 def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
     trainer = make(goal=20.0)
     assert trainer.run(Run()) == "done"
     before, bits = trainer.state.budget, trainer._bits()
-    trainer.once_more(20, -5.0, math.inf)
+    trainer.extend(20, -5.0, math.inf)
     assert trainer.run(Run()) == "done"
     assert int(trainer.step.count.item()) == STEPS + 20
-    assert trainer.state.budget == pytest.approx(before / LAST)
+    assert trainer.state.budget == pytest.approx(before / MAX_FINAL_BUDGET_FACTOR)
     assert trainer._bits() < bits
 
 
-def once_more(trainer: MlpTrainer) -> Any:
+def extend(trainer: MlpTrainer) -> Any:
     """What comes of twenty steps more."""
-    trainer.once_more(20, -5.0, math.inf)
+    trainer.extend(20, -5.0, math.inf)
     assert trainer.run(Run()) == "done"
     return outcome(trainer)
 
@@ -183,13 +183,13 @@ def test_once_more_is_undone() -> None:
     trainer = make(goal=20.0)
     assert trainer.run(Run()) == "done"
     before, found = trainer.snapshot(), outcome(trainer)
-    assert once_more(trainer) != found
+    assert extend(trainer) != found
     trainer.go_back(before)
     assert outcome(trainer) == found
     assert trainer.done == trainer.state.steps == STEPS
     fresh = make(goal=20.0)
     fresh.go_back(before)
-    assert once_more(trainer) == once_more(fresh)
+    assert extend(trainer) == extend(fresh)
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])
@@ -278,7 +278,7 @@ def test_a_run_takes_the_steps_that_fit_in_its_time(
     """Of steps that had been thought to take two seconds each."""
     clock = clock_of_steps(lambda _: pace)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
-    trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, most=1000)
+    trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, max_steps=1000)
     assert trainer.run(Run()) == "done"
     assert trainer.done == pytest.approx(steps, rel=0.05)
     assert clock[0] <= 2.0 * STEPS * 1.05
@@ -302,7 +302,7 @@ def test_steps_that_a_slow_moment_took_come_back_while_weights_are_free(
     """Of a run that may grow: two seconds each, then three of twelve, then half a second."""
     clock_of_steps(lambda n: 2.0 if n < 30 else 12.0 if n < 33 else 0.5)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
-    trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, most=most)
+    trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, max_steps=most)
     assert trainer.run(Run()) == "done"
     assert trainer.done == pytest.approx(steps, abs=3)
 
