@@ -22,7 +22,7 @@ from PIL import Image
 from imgmlp import image as pictures
 from imgmlp import output_files
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream.container import CODECS, MAX_FILE, SIGNATURE, USUAL_CODEC, Codec
+from imgmlp.codec.bitstream.container import CODECS, DEFAULT_CODEC, MAX_FILE_BYTES, SIGNATURE, Codec
 from imgmlp.codec.decoder import Stored, check_not_compressed, open_stored
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.float_mlp import npz, pipeline
@@ -128,7 +128,7 @@ def encode(
     lmbda: float | None = None,
     effort: int | None = None,
     seconds: float | None = None,
-    codec: Codec = USUAL_CODEC,
+    codec: Codec = DEFAULT_CODEC,
     frame: int | None = None,
     strip: bool = False,
     on_step: Callable[[Progress], None] | None = None,
@@ -154,8 +154,8 @@ def encode(
             _check_number(name, count, int)
     if seconds is not None and not 0 < seconds <= 10**6:
         raise UsageError(f"seconds is {seconds!r}", hint="use a number above 0, up to a million")
-    if size is not None and not 1 <= size <= MAX_FILE:
-        raise UsageError(f"size is {size!r}", hint=f"use bytes from 1 to {MAX_FILE:,}")
+    if size is not None and not 1 <= size <= MAX_FILE_BYTES:
+        raise UsageError(f"size is {size!r}", hint=f"use bytes from 1 to {MAX_FILE_BYTES:,}")
     if seconds is not None and effort is not None:
         raise UsageError("effort and seconds are both given", hint="choose one of them")
     if codec not in list(CODECS):  # also what cannot be looked up in a dictionary

@@ -50,7 +50,7 @@ class ImlpImageFile(ImageFile.ImageFile):
         size = self.fp.seek(0, io.SEEK_END)
         self.fp.seek(0)
         try:
-            found = open_stored(self.fp.read(min(size, container.MAX_FILE + 1)))
+            found = open_stored(self.fp.read(min(size, container.MAX_FILE_BYTES + 1)))
         except ImgmlpError as error:
             raise OSError(f"{error}; {error.hint}") from error
         self._stored = found

@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
+from imgmlp.codec.bitstream.container import DEFAULT_CODEC, Codec
 from imgmlp.codec.training import target
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.errors import UsageError
@@ -28,7 +28,7 @@ class Wanted:
     lmbda: float | None = None
     effort: int | None = None
     time: str | None = None
-    codec: Codec = USUAL_CODEC
+    codec: Codec = DEFAULT_CODEC
     frame: int | None = None
     strip: bool = False
 

@@ -45,7 +45,7 @@ from imgmlp.cli.options import (
     Weights,
     with_terminal,
 )
-from imgmlp.codec.bitstream.container import USUAL_CODEC
+from imgmlp.codec.bitstream.container import DEFAULT_CODEC
 from imgmlp.errors import UsageError
 from imgmlp.text import print_data
 
@@ -173,7 +173,7 @@ def encode(
             "pictures, the limit of each.",
         ),
     ] = None,
-    codec: Held = USUAL_CODEC,
+    codec: Held = DEFAULT_CODEC,
     live: Live = None,
     frame: Frame = None,
     strip: Strip = False,
@@ -284,7 +284,7 @@ def compare(
         ),
     ] = None,
     effort: Effort = None,
-    codec: Held = USUAL_CODEC,
+    codec: Held = DEFAULT_CODEC,
     frame: Frame = None,
     device: DeviceSpec = "auto",
     as_json: AsJson = False,

@@ -17,7 +17,7 @@ from imgmlp import image as pictures
 from imgmlp.cli import files, parsing
 from imgmlp.cli.files import STANDARD, Entry
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
+from imgmlp.codec.bitstream.container import DEFAULT_CODEC, Codec
 from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress, Run
@@ -44,7 +44,7 @@ class Wanted:
 
     rates: tuple[float, ...]  # bits a pixel; none for the usual ones
     effort: int | None = None
-    codec: Codec = USUAL_CODEC
+    codec: Codec = DEFAULT_CODEC
     frame: int | None = None
 
     def chosen(self) -> list[float]:

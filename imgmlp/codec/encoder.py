@@ -9,7 +9,7 @@ import numpy as np
 
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
+from imgmlp.codec.bitstream.container import DEFAULT_CODEC, Codec
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import estimate
@@ -102,7 +102,7 @@ def encode(
     workload: Workload,
     device: AnyDevice,
     run: Run | None = None,
-    codec: Codec = USUAL_CODEC,
+    codec: Codec = DEFAULT_CODEC,
 ) -> Encoded:
     """Have a codec make a file of a picture, and decode what was coded.
 

@@ -116,7 +116,7 @@ def test_a_file_is_read_whole_wherever_its_stream_stands() -> None:
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "a.imlp"
     with path.open("wb") as stream:
-        stream.truncate(container.MAX_FILE + 1)  # takes no place on the disk
+        stream.truncate(container.MAX_FILE_BYTES + 1)  # takes no place on the disk
     tracemalloc.start()
     try:
         with path.open("rb") as stream, pytest.raises(FormatError, match="bytes are too many"):
@@ -278,7 +278,7 @@ def test_a_header_that_could_not_be_read_is_not_made(
         ([Section(kind, b"") for kind in "abcdefghijklmnopqrstuvwxyNW"] * 2, "54 sections"),
         ([SECTIONS[0], SECTIONS[0]], "twice"),
         ([Section("Q", b"")], "not known"),
-        ([Section("N", bytes(container.MAX_FILE))], "too many for a file"),
+        ([Section("N", bytes(container.MAX_FILE_BYTES))], "too many for a file"),
     ],
 )
 def test_sections_that_could_not_be_read_are_not_written(

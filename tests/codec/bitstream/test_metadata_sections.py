@@ -28,7 +28,7 @@ def stored(*sections: Section) -> Container:
 def test_what_was_written_is_read(found: Metadata) -> None:
     sections = metadata_sections.sections(found)
     assert metadata_sections.read(stored(*sections)) == found
-    assert not any(section.critical for section in sections)
+    assert not any(section.is_critical for section in sections)
     assert len(sections) == len(found.names())
 
 
@@ -44,7 +44,7 @@ def test_a_program_that_does_not_know_them_passes_over_them() -> None:
     """They have small letters, of which the container says just that."""
     found = stored(*metadata_sections.sections(Metadata(b"a", b"b", b"c", (1.0, 1.0))))
     assert [section.type for section in found.sections] == ["N", "c", "e", "x", "d"]
-    assert {section.type for section in found.sections if section.critical} == {"N"}
+    assert {section.type for section in found.sections if section.is_critical} == {"N"}
 
 
 def test_a_file_that_exists_is_read_for_ever() -> None:
