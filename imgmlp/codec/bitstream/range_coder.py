@@ -49,8 +49,9 @@ MAX_SYMBOLS_PER_BYTE = 2**13  # the most probable symbol of all costs 1/4,625 by
 MAX_TABULATED = 1024  # magnitude of the symbols whose costs are tabulated
 MAX_HISTOGRAM_RANGE = 2**12  # up to this range, counting with a histogram is faster than sorting
 
-# The interval is a low end and a width, both below 2**_STATE_BITS. Whenever the width falls below
-# _MIN_WIDTH, the top word of the low end is written, and both are shifted up by a word.
+# The interval is a low end below 2**_STATE_BITS, beside a carry, and a width of at most that.
+# Whenever the width falls below _MIN_WIDTH, the top word of the low end is written, and both are
+# shifted up by a word.
 _WORD_BITS = 16
 _LOW_BITS = 40
 _STATE_BITS = _LOW_BITS + _WORD_BITS

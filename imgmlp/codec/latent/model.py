@@ -98,7 +98,7 @@ class ModelShape:
     neighbours: int = len(NEIGHBOUR_OFFSETS)
     has_filter: bool = False  # whether synthesis also sees the finest grid through a 3x3 filter
     has_hyperlatents: bool = False
-    extra_grids: int = 0  # further grids of the finest size, which only synthesis sees
+    extra_grids: int = 0  # further grids of the finest size; synthesis sees them as they are
 
     def __post_init__(self) -> None:
         check_format(min(self.height, self.width) >= 1, "there is no picture of this size")
