@@ -1,7 +1,7 @@
 """A picture of every kind that devices compile for, so that it can be done while nobody waits.
 
 Programs serve pictures of many sizes (latent/training/buckets.py), and networks of many widths
-(mlp/rooms.py). These are the ones of short runs, in RGB, and of what decodes their files.
+(mlp/buckets.py). These are the ones of short runs, in RGB, and of what decodes their files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
-from imgmlp.codec.mlp import rate_model, rooms
+from imgmlp.codec.mlp import buckets, rate_model
 from imgmlp.codec.mlp.rounding_search import overhead
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
@@ -56,7 +56,7 @@ class Kind:
 
 def kinds(device: AnyDevice) -> list[Kind]:
     """All of them, if pictures of other sizes share what is compiled on a device."""
-    if not rooms.are_on(device):
+    if not buckets.are_used_on(device):
         return []
     sizes = ON_GPUS if device.lanes == "group" else SIZES
     found = [Kind("latent", *size, Goal("lambda", LMBDA)) for size in sizes]
@@ -67,10 +67,12 @@ def kinds(device: AnyDevice) -> list[Kind]:
 
 
 def _network_bytes(picture: Picture, widest: int) -> Sequence[int]:
-    """Of a file with the widest network of each room."""
+    """Bytes of a file with the largest network of each bucket."""
     found = []
-    for width in (rooms.LEAST, *(width for width in rooms.WIDTHS if width <= widest)):
-        among = (s for s in rate_model.shapes(picture.channels) if rooms.shared(s).width == width)
+    for width in (buckets.MIN_WIDTH, *(width for width in buckets.WIDTHS if width <= widest)):
+        among = (
+            s for s in rate_model.shapes(picture.channels) if buckets.shared_shape(s).width == width
+        )
         shape = max(among, key=lambda s: s.parameters)
         bits = rate_model.BITS * shape.parameters
         found.append(round(overhead(picture, shape) + bits / 8))

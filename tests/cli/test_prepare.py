@@ -17,7 +17,7 @@ from imgmlp.codec import encoder, kinds
 from imgmlp.codec.latent.training import buckets as latent_buckets
 from imgmlp.codec.latent.training import forms
 from imgmlp.codec.latent.training.buckets import TrainingSetup
-from imgmlp.codec.mlp import rate_model, rooms
+from imgmlp.codec.mlp import buckets, rate_model
 from imgmlp.codec.mlp.rounding_search import paid_weights
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import Device
@@ -62,13 +62,13 @@ def test_there_is_a_picture_of_the_usual_kinds_for_graphics_cards(
 
 
 @pytest.mark.parametrize("device", [CPU, CARD])
-def test_there_is_a_network_of_every_room_but_the_widest(device: Any) -> None:
+def test_there_is_a_network_of_every_bucket_but_the_widest(device: Any) -> None:
     for side, widest in kinds.WIDEST.items():
         picture = Picture(np.zeros((side, side, 3), np.uint8))
         own = [k.wanted.value for k in kinds.kinds(device) if k.codec == "mlp" and k.width == side]
         weights = (paid_weights(picture, size) for size in own)
-        found = [rooms.shared(rate_model.network_shape(w, 3)) for w in weights]
-        wanted = {rooms.shared(s) for s in rate_model.shapes(3) if s.width <= widest}
+        found = [buckets.shared_shape(rate_model.network_shape(w, 3)) for w in weights]
+        wanted = {buckets.shared_shape(s) for s in rate_model.shapes(3) if s.width <= widest}
         assert {*found} == wanted
         assert len(found) == len(wanted)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.mlp import opening, rate_model, rooms
+from imgmlp.codec.mlp import buckets, opening, rate_model
 from imgmlp.codec.mlp.estimate import (
     ATTEMPTS,
     SMALL,
@@ -25,7 +25,7 @@ from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rate_model import GLANCE, GLANCED_STEPS, Seen
 from imgmlp.codec.mlp.rounding_search import Rounding, Trial, read_back
-from imgmlp.codec.mlp.steps import Steps
+from imgmlp.codec.mlp.steps import StepCache
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
@@ -83,7 +83,7 @@ class _Encoder:
         self.run, self.saved = run, run.saved
         limited = workload.seconds is not None
         self.rounding = Rounding(picture, wanted, device, self._too_late, limited)
-        self.steps = Steps(picture, device)
+        self.step_cache = StepCache(picture, device)
         given = picture, wanted, workload, device, run, self.rounding
         self.lengths = Lengths(*given, self._trainer)
         self.sizes = self.lengths.sizes
@@ -256,8 +256,8 @@ class _Encoder:
     def _run(self, trainer: MlpTrainer) -> Ended:
         """Go on to the end. Raises Interrupted."""
         shape, wider = trainer.step.shape, trainer.state.wider
-        steps = self._told_steps(trainer.state)
-        first = rooms.opening_steps(shape, self.device, steps, BATCH * wider)
+        steps = self._bucket_steps(trainer.state)
+        first = buckets.opening_steps(shape, self.device, steps, BATCH * wider)
         goes_over = first > 0
         ended: Ended = "done"
         if trainer.step.done < first:
@@ -276,20 +276,20 @@ class _Encoder:
 
     def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
         batch = BATCH * state.wider
-        room = rooms.training(shape, self.device, self._told_steps(state), batch)
-        step, budget = self.steps.of(shape, state.wider, room), self.lengths.budget(shape)
+        bucket = buckets.training_shape(shape, self.device, self._bucket_steps(state), batch)
+        step, budget = self.step_cache.get(shape, state.wider, bucket), self.lengths.budget(shape)
         limit, most = self.lengths.deadline(shape)
         goal = self.wanted.value if self._aims() else None
         return MlpTrainer(step, state, budget, limit, most, goal)
 
-    def _told_steps(self, state: MlpTrainerState) -> int:
-        """By which rooms are chosen: none with a limit, which counts them by how long they take."""
+    def _bucket_steps(self, state: MlpTrainerState) -> int:
+        """The steps that a bucket is chosen by; 0 with a time limit, which leaves them open."""
         return state.steps if self.lengths.limit is None else 0
 
     def _go_over(self, trainer: MlpTrainer) -> None:
         """To a program of the network's own size."""
         shape, reached = trainer.step.shape, trainer.step.state()
-        step = self.steps.of(shape, trainer.state.wider, shape)
+        step = self.step_cache.get(shape, trainer.state.wider, shape)
         step.restore(reached)
         trainer.go_over(step)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imgmlp.codec.mlp import rate_model, rooms
+from imgmlp.codec.mlp import buckets, rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rounding_search import paid_weights
@@ -48,11 +48,11 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
         programs.append(step_program(first, workload.wider, device, pilot_steps(told)))
     programs += [decoding_program(shape, device, samples) for shape in shapes]
     run = told, BATCH * workload.wider
-    room = rooms.training(shape, device, *run)
-    if rooms.opening_steps(shape, device, *run):
-        room = shape  # for most of them
-    read = rooms.decoding(shape, device, samples).parameters
-    computed = operations(room.parameters, runs * steps) + 2 * CHECKS * read * samples
+    bucket = buckets.training_shape(shape, device, *run)
+    if buckets.opening_steps(shape, device, *run):
+        bucket = shape  # for most of them
+    read = buckets.decoding_shape(shape, device, samples).parameters
+    computed = operations(bucket.parameters, runs * steps) + 2 * CHECKS * read * samples
     trained = runs * workload.steps
     fixed = INTERPRETED_STEP * trained if isinstance(device, NumpyDevice) else 0.0
     return Work(trained, computed, tuple(dict.fromkeys(programs)), fixed)
@@ -77,12 +77,12 @@ def step_program(shape: Shape, wider: int, device: AnyDevice, steps: int) -> str
     """What compile_times.py knows the step by that a network's training begins with, of so many; 0
     where a limit decides."""
     batch = BATCH * wider
-    return f"mlp step: {rooms.training(shape, device, steps, batch)} {batch}"
+    return f"mlp step: {buckets.training_shape(shape, device, steps, batch)} {batch}"
 
 
 def decoding_program(shape: Shape, device: AnyDevice, pixels: int) -> str:
     """The same of decoding so many."""
-    return f"mlp decoding: {rooms.decoding(shape, device, pixels)}"
+    return f"mlp decoding: {buckets.decoding_shape(shape, device, pixels)}"
 
 
 def rivals(kind: Kind, computed: float) -> int:

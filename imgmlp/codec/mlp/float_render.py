@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.mlp import integer_inference, qat_step, rooms
+from imgmlp.codec.mlp import buckets, integer_inference, qat_step
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.training.chunked import assemble
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
@@ -54,11 +54,13 @@ class _Piece:
     ) -> None:
         self.shape, self.original, self.size = shape, original, size
         self.rows, self.columns = rows, columns
-        self.room = rooms.decoding(shape, device, math.prod(size))
-        flat = np.zeros(self.room.parameters, np.float32)
-        flat[rooms.places(shape, self.room)] = np.concatenate([a.ravel() for a in arrays])
+        self.bucket = buckets.decoding_shape(shape, device, math.prod(size))
+        flat = np.zeros(self.bucket.parameters, np.float32)
+        flat[buckets.parameter_indices(shape, self.bucket)] = np.concatenate(
+            [a.ravel() for a in arrays]
+        )
         self.flat = Tensor(flat, device, name="parameters")
-        features = 2 * self.room.frequencies
+        features = 2 * self.bucket.frequencies
         self.x, self.y = (
             Tensor(np.zeros((samples, features), np.float32), device, name=name)
             for name, samples in (("x_table", self.columns), ("y_table", self.rows))
@@ -77,7 +79,7 @@ class _Piece:
         cycles = np.array(integer_inference.frequencies(self.shape.frequencies, samples)) / 2**32
         phases = 2 * np.pi * np.outer(places, cycles)
         found = np.concatenate([np.sin(phases), np.cos(phases)], axis=1).astype(np.float32)
-        more = 2 * (self.room.frequencies - self.shape.frequencies)
+        more = 2 * (self.bucket.frequencies - self.shape.frequencies)
         return np.pad(found, ((0, 0), (0, more)))
 
     def _step(self) -> dict[str, Tensor]:
@@ -85,6 +87,6 @@ class _Piece:
         across = self.x.reshape(1, columns, features).expand(rows, columns, features)
         down = self.y.reshape(rows, 1, features).expand(rows, columns, features)
         pixels = Tensor.concat([across, down], axis=2).reshape(rows * columns, 2 * features)
-        answer = qat_step.forward(self.flat, self.room, pixels)
+        answer = qat_step.forward(self.flat, self.bucket, pixels)
         level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
         return {"pixels": level.reshape(rows, columns, -1)}

@@ -9,7 +9,7 @@ exact, in whatever order they are added up, where the magnitudes of all terms ad
 2**24. So the inputs of a layer are cut into spans, or into parts of 8 bits where weights are too
 large for that. Networks of one shape are nearly all cut in one way, so that what was compiled for
 one of them serves the others, also those that are still to be trained; and so do narrower ones,
-with zeros for what they have not (rooms.py).
+padded with zeros (buckets.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream.quantize import step_parts
-from imgmlp.codec.mlp import rooms
+from imgmlp.codec.mlp import buckets
 from imgmlp.codec.mlp.network import LIMIT, VALUE_BITS, Layer, Network, Shape
 from imgmlp.codec.training.chunked import assemble, sampled, sampled_share, timed
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
@@ -103,7 +103,7 @@ def corner(network: Network, width: int, height: int) -> Array:
 class Decoder:
     """Decodes networks of one picture.
 
-    What was made for one serves the next if it has the same room and the cut is exact for it.
+    What was made for one serves the next if it has the same bucket and the cut is exact for it.
     """
 
     def __init__(self, width: int, height: int, device: AnyDevice) -> None:
@@ -164,9 +164,9 @@ class _Piece:
     ) -> None:
         self.network, self.size = network, size
         self.rows, self.columns = rows, columns
-        self.room = rooms.decoding(network.shape, device, math.prod(size))
-        self.cut = cut_of(network, self.room)
-        outputs = self.room.width
+        self.bucket = buckets.decoding_shape(network.shape, device, math.prod(size))
+        self.cut = cut_of(network, self.bucket)
+        outputs = self.bucket.width
         self.x = Tensor(np.zeros((self.columns, outputs), np.int32), device, name="x_sums")
         self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")
         self.left = -1  # of the sums that x holds
@@ -181,9 +181,9 @@ class _Piece:
 
     def takes(self, network: Network, device: AnyDevice, rows: int, columns: int) -> bool:
         """Whether `load` would make it that piece of another network."""
-        mine = self.room, self.device, self.rows, self.columns
-        room = rooms.decoding(network.shape, device, math.prod(self.size))
-        alike = mine == (room, device, rows, columns)
+        mine = self.bucket, self.device, self.rows, self.columns
+        bucket = buckets.decoding_shape(network.shape, device, math.prod(self.size))
+        alike = mine == (bucket, device, rows, columns)
         return alike and is_decoded_with(network, self.cut)
 
     def load(self, network: Network) -> None:
@@ -194,10 +194,10 @@ class _Piece:
             product.load(layer)
 
     def _padded(self) -> list[Layer]:
-        """All layers but the first, as they are in the room."""
-        pairs = zip(self.room.sizes[1:], self.room.sizes[2:], strict=False)
+        """All layers but the first, padded to the bucket."""
+        pairs = zip(self.bucket.sizes[1:], self.bucket.sizes[2:], strict=False)
         layers = zip(self.network.layers[1:], pairs, strict=True)
-        return [rooms.padded(layer, *sizes) for layer, sizes in layers]
+        return [buckets.padded(layer, *sizes) for layer, sizes in layers]
 
     def move_to(self, top: int, left: int) -> None:
         """Load the sums of another piece; past the picture's edge, anything."""
@@ -218,7 +218,7 @@ class _Piece:
         target.write(sums)
 
     def _step(self) -> dict[str, Tensor]:
-        rows, columns, outputs = self.rows, self.columns, self.room.width
+        rows, columns, outputs = self.rows, self.columns, self.bucket.width
         sums = self.y.reshape(rows, 1, outputs).expand(rows, columns, outputs) + self.x.reshape(
             1, columns, outputs
         )
@@ -265,13 +265,13 @@ class Product:
         return low.cast(dtype.i32) + high.cast(dtype.i32) * 256 + self._biases
 
 
-def cut_of(network: Network, room: Shape) -> int:
+def cut_of(network: Network, bucket: Shape) -> int:
     """Of how many inputs the spans of each hidden layer but the first are, or PARTS.
 
-    Of as many as usual in a room if that is exact, so that there are few kinds of kernels.
+    Of as many as usual in a bucket if that is exact, so that there are few kinds of kernels.
     """
-    usual = min(-(-room.width // SPAN), MOST_SPANS)
-    known = [-(-room.width // (count * _ALIGN)) * _ALIGN for count in (usual, MOST_SPANS)]
+    usual = min(-(-bucket.width // SPAN), MOST_SPANS)
+    known = [-(-bucket.width // (count * _ALIGN)) * _ALIGN for count in (usual, MOST_SPANS)]
     return next((cut for cut in known if is_decoded_with(network, cut)), PARTS)
 
 

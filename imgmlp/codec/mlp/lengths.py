@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from imgmlp.codec.mlp import rate_model, rooms
+from imgmlp.codec.mlp import buckets, rate_model
 from imgmlp.codec.mlp.estimate import (
     SEEN,
     SMALL,
@@ -316,10 +316,12 @@ class Lengths:
         if not self.paces:
             return 6 * shape.parameters * BATCH / usual_speed(self.device)
         tried = max((s for s, _ in self.paces), key=lambda s: s.parameters)
-        rooms_of = [rooms.training(one, self.device).parameters for one in (shape, tried)]
+        bucket_parameters = [
+            buckets.training_shape(one, self.device).parameters for one in (shape, tried)
+        ]
         processor = isinstance(self.device, Device) and self.device.lanes != "group"
         least = LEAST_PACE if processor else SAME_PACE
-        return self.pace(tried, 1) * max(rooms_of[0] / rooms_of[1], least)
+        return self.pace(tried, 1) * max(bucket_parameters[0] / bucket_parameters[1], least)
 
     def _compiling(self, shape: Shape) -> float:
         """Seconds that a network of a shape takes to compile for a limited time, about."""

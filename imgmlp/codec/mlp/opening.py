@@ -1,10 +1,11 @@
-"""Long runs on processors begin in a room that many networks share, while another process compiles
-what they go over to: a program of the network's own size.
+"""Compiles the program for a network's own shape in another process while a run begins in a bucket.
+
+Long runs on processors change to that program once it is compiled. The process is
 
     python -m imgmlp.codec.mlp.opening DEVICE NUMBER...
 
-is that process; the numbers are frequencies, hidden layers, width and channels of the network, and
-pixels of a step.
+where the numbers are the network's frequencies, hidden layers, width and channels, and the pixels
+of a training step.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ SEED = 0
 
 
 def compiler(like: LearningStep) -> child.Helper:
-    """The process that compiles what trains a step's network without a room."""
+    """Start the process that compiles the step `like` without its bucket."""
     shape = like.shape
     numbers = shape.frequencies, shape.hidden, shape.width, shape.channels, like.batch
     spec = like.device.info.spec
     return child.Helper("imgmlp.codec.mlp.opening", spec, *map(str, numbers))
 
 
-def compile_step(spec: str, *told: str) -> None:
-    """What that process does."""
-    *numbers, batch = map(int, told)
+def compile_step(spec: str, *arguments: str) -> None:
+    """Compile a step; the work of the process."""
+    *numbers, batch = map(int, arguments)
     shape = Shape(*numbers)
     empty = np.zeros((1, 1, shape.channels), np.uint8)
     LearningStep(empty, shape, SEED, open_device(spec), batch).run(1)

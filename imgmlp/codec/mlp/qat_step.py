@@ -6,7 +6,7 @@ itself is learned: the noise says what it costs, the rate what it saves. At last
 still and the weights are rounded. `Control` says which of these holds, so that one compiled
 program serves all three. Features and activation are those of `integer_inference`, in floats.
 
-A step may be made for a wider network than the one that it trains (rooms.py): what that has more
+A step may be made for a wider network than the one that it trains (buckets.py): what that has more
 is 0 and stays so, as its gradients are 0, and noise is kept from it.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from imgmlp.codec.mlp import integer_inference, rooms
+from imgmlp.codec.mlp import buckets, integer_inference
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.memory_limits import explain, smaller_picture
@@ -101,7 +101,7 @@ class LearningStep(Resumable):
     """State on the device, and the program that moves it.
 
     Tensors of the network, W0, b0, W1, b1 ..., have one step size each. The program is that of a
-    `room`, the network itself if none is given.
+    `bucket`, the network itself if none is given.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class LearningStep(Resumable):
         seed: int,
         device: AnyDevice,
         batch: int = BATCH,
-        room: Shape | None = None,
+        bucket: Shape | None = None,
     ) -> None:
         self.height, self.width, self.channels = pixels.shape
         self.shape, self.seed, self.device = shape, seed, device
-        self.room, self.batch = room or shape, batch
+        self.bucket, self.batch = bucket or shape, batch
         self.counts = [math.prod(size) for size in shape.shapes]
-        check_tables(self.width + self.height, self.room.sizes[0], device)
+        check_tables(self.width + self.height, self.bucket.sizes[0], device)
         tables = (self._table(n) for n in (self.width, self.height))
         self.x, self.y = (
             Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
@@ -125,14 +125,14 @@ class LearningStep(Resumable):
         self.pixels = Tensor(_marked(pixels).reshape(-1, self.channels), device, name="pixels")
         self.counted: float = visible_fraction(pixels)
         self.size = size_of(self.height, self.width, device)
-        self.places = rooms.places(shape, self.room)
-        counts = [math.prod(size) for size in self.room.shapes]
+        self.parameter_indices = buckets.parameter_indices(shape, self.bucket)
+        counts = [math.prod(size) for size in self.bucket.shapes]
         owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.owner = Tensor(owner, device, name="owner")  # the tensor of each parameter
-        numbers = self._in_room(np.arange(shape.parameters, dtype=np.int32))
+        numbers = self._in_bucket(np.arange(shape.parameters, dtype=np.int32))
         self.numbers = Tensor(numbers, device, name="numbers")  # of draws, by the network alone
-        there = self._in_room(np.ones(shape.parameters, np.float32))
-        self.there = Tensor(there, device, name="there")
+        is_used = self._in_bucket(np.ones(shape.parameters, np.float32))
+        self.is_used = Tensor(is_used, device, name="is_used")
         self.members = Tensor(self._members(), device, name="members")
         ones = np.ones(len(self.counts), np.float32)
         self.means = Tensor(ones, device, name="means")  # magnitudes of each tensor's weights
@@ -152,10 +152,10 @@ class LearningStep(Resumable):
     def _table(self, samples: int) -> Array:
         """float32 [samples, features], and more rows where the compiler would treat so few apart.
 
-        Then the kernels are those of any other picture. Features that only the room has are 0.
+        Then the kernels are those of any other picture. Features that only the bucket has are 0.
         """
         found = feature_table(self.shape.frequencies, samples)
-        more = 2 * (self.room.frequencies - self.shape.frequencies)
+        more = 2 * (self.bucket.frequencies - self.shape.frequencies)
         return np.pad(found, ((0, max(0, self.batch - samples)), (0, more)))
 
     def _initial(self) -> Tensor:
@@ -172,13 +172,13 @@ class LearningStep(Resumable):
             stream = (self.seed, number)
             draw = Tensor.normal((math.prod(size),), stream, variance=variance, device=host)
             parts.append(draw)
-        drawn = self._in_room(Tensor.concat(parts).numpy())
+        drawn = self._in_bucket(Tensor.concat(parts).numpy())
         return Tensor(drawn, self.device, name="parameters")
 
-    def _in_room(self, values: Array) -> Array:
-        """[parameters of the network] -> [those of the room], 0 where that has more."""
-        found = np.zeros(self.room.parameters, values.dtype)
-        found[self.places] = values
+    def _in_bucket(self, values: Array) -> Array:
+        """[parameters of the network] -> [those of the bucket], 0 where that has more."""
+        found = np.zeros(self.bucket.parameters, values.dtype)
+        found[self.parameter_indices] = values
         return found
 
     @property
@@ -199,10 +199,10 @@ class LearningStep(Resumable):
         samples = self.pixels.gather(row * self.size[1] + column).cast(dtype.f32)
         step = self.sizes.exp2().gather(self.owner)  # [parameters]
         drawn = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2))
-        draw = (drawn.contiguous().gather(self.numbers) - 0.5) * self.there
+        draw = (drawn.contiguous().gather(self.numbers) - 0.5) * self.is_used
         rounded = (_rounded(self.flat / step) * step - self.flat) * told.rounding
         used = self.flat + step * draw * told.noise + rounded
-        answer = forward(used, self.room, features)
+        answer = forward(used, self.bucket, features)
         difference = answer - (samples * (1 / 255) - 0.5)
         if self.channels in (2, 4):
             difference = difference * (samples - UNSEEN).minimum(1.0)
@@ -229,10 +229,10 @@ class LearningStep(Resumable):
         return by_weight, self.sums_of * (self.means / mean) * -lmbda
 
     def _members(self) -> Array:
-        """int32 [tensors, most of the room]: the parameters of each tensor, then -1."""
-        most = max(math.prod(size) for size in self.room.shapes)
+        """int32 [tensors, most of the bucket]: the parameters of each tensor, then -1."""
+        most = max(math.prod(size) for size in self.bucket.shapes)
         rows = np.full((len(self.counts), most), -1, np.int32)
-        for row, places in zip(rows, self._parts(self.places), strict=True):
+        for row, places in zip(rows, self._parts(self.parameter_indices), strict=True):
             row[: len(places)] = places
         return rows
 
@@ -260,10 +260,10 @@ class LearningStep(Resumable):
         return named
 
     def state(self) -> dict[str, Array]:
-        """As it would be without a room, so that a step with another one can go on from there."""
+        """As it would be without a bucket, so that a step with another one can go on from there."""
         size = self.flat.shape
         return {
-            name: array[self.places] if array.shape == size else array
+            name: array[self.parameter_indices] if array.shape == size else array
             for name, array in super().state().items()
         }
 
@@ -271,19 +271,19 @@ class LearningStep(Resumable):
         size = self.flat.shape
         super().restore(
             {
-                name: self._in_room(arrays[name]) if tensor.shape == size else arrays[name]
+                name: self._in_bucket(arrays[name]) if tensor.shape == size else arrays[name]
                 for name, tensor in self._moving().items()
             }
         )
 
     def split(self, flat: Array) -> list[Array]:
-        """The room's flat parameters as the arrays that those of the network are."""
-        parts = self._parts(flat[self.places])
+        """The bucket's flat parameters as the arrays that those of the network are."""
+        parts = self._parts(flat[self.parameter_indices])
         return [part.reshape(size) for part, size in zip(parts, self.shape.shapes, strict=True)]
 
     def load(self, arrays: Sequence[Array]) -> None:
         """Go on with such arrays."""
-        self.flat.write(self._in_room(np.concatenate([array.ravel() for array in arrays])))
+        self.flat.write(self._in_bucket(np.concatenate([array.ravel() for array in arrays])))
 
     def _parts(self, values: Array) -> list[Array]:
         """[parameters of the network], cut into its tensors."""
@@ -296,14 +296,14 @@ def too_large(
     shape: Shape,
     device: AnyDevice,
     batch: int = BATCH,
-    room: Shape | None = None,
+    bucket: Shape | None = None,
 ) -> OutOfMemoryError:
     """What to say where the step does not fit in a device's memory, and which picture would."""
     height, width, channels = pixels.shape
 
     def build(width: int, height: int, device: AnyDevice) -> LearningStep:
         empty = np.zeros((height, width, channels), np.uint8)
-        return LearningStep(empty, shape, 0, device, batch, room)
+        return LearningStep(empty, shape, 0, device, batch, bucket)
 
     what = f"training network {shape} on {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from imgmlp.codec.mlp.buckets import usual_frequencies
 from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
-from imgmlp.codec.mlp.rooms import usual_frequencies
 from imgmlp.codec.training.target import Goal
 
 BITS = 5.3  # for a weight

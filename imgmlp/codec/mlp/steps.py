@@ -1,4 +1,4 @@
-"""The step that trains a network of one picture: made anew only where another one is needed."""
+"""Caches the training step of a picture, so that runs of the same network share it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from imgmlp.image import Picture
 Array = np.ndarray[Any, Any]
 
 
-class Steps:
-    """Those of a picture's networks, of which the latest one is kept."""
+class StepCache:
+    """The training steps of one picture's networks; it keeps the latest."""
 
     def __init__(self, picture: Picture, device: AnyDevice) -> None:
         self._pixels, self._device = picture.pixels, device
         self._latest: tuple[Shape, int, Shape, LearningStep, dict[str, Array]] | None = None
 
-    def of(self, shape: Shape, wider: int, room: Shape) -> LearningStep:
-        """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""
-        if self._latest is None or self._latest[:3] != (shape, wider, room):
-            self._latest = None  # whose memory is free, unless a trainer goes on from it
-            pixels, where = self._pixels, (self._device, BATCH * wider, room)
+    def get(self, shape: Shape, wider: int, bucket: Shape) -> LearningStep:
+        """The step of a network in a bucket, in its initial state. Raises OutOfMemoryError."""
+        if self._latest is None or self._latest[:3] != (shape, wider, bucket):
+            self._latest = None  # frees its memory, unless a trainer still uses it
+            pixels, where = self._pixels, (self._device, BATCH * wider, bucket)
             step = within_memory(
                 partial(LearningStep, pixels, shape, SEED, *where),
                 lambda error: too_large(error, pixels, shape, *where),
             )
-            self._latest = shape, wider, room, step, step.state()
+            self._latest = shape, wider, bucket, step, step.state()
         *_, step, start = self._latest
         step.restore(start)
         return step

@@ -146,19 +146,19 @@ def test_the_size_of_a_picture_is_no_part_of_the_source() -> None:
     assert len({step.program.stages.source for step in steps}) == 1
 
 
-def test_a_room_trains_as_the_network_alone() -> None:
+def test_a_bucket_trains_as_the_network_alone() -> None:
     """What it has more stays 0, also of noise, and costs no bits."""
-    room, start = Shape(4, 2, 16, 3), np.array([-4, -3, -5, -4, -4, -3], np.float32)
+    bucket, start = Shape(4, 2, 16, 3), np.array([-4, -3, -5, -4, -4, -3], np.float32)
     for control in (Control(50, noise=True, lmbda=1e-2), Control(50, rounding=True, lmbda=1e-2)):
         alone, wide = (
-            LearningStep(small_pixels(), SHAPE, 0, open_device("numpy"), room=each)
-            for each in (None, room)
+            LearningStep(small_pixels(), SHAPE, 0, open_device("numpy"), bucket=each)
+            for each in (None, bucket)
         )
         for step in (alone, wide):
             step.sizes.write(start)
             step.weigh()
             losses(step, control, 20)
-        assert (np.delete(wide.flat.numpy(), wide.places) == 0).all()
+        assert (np.delete(wide.flat.numpy(), wide.parameter_indices) == 0).all()
         expected, found = alone.state(), wide.state()
         for name, array in expected.items():
             assert found[name].shape == array.shape
@@ -166,10 +166,10 @@ def test_a_room_trains_as_the_network_alone() -> None:
         assert found["sizes"] != pytest.approx(start, abs=1e-3) or control.rounding
 
 
-def test_any_room_goes_on_where_another_is() -> None:
+def test_any_bucket_goes_on_where_another_is() -> None:
     device = open_device("numpy")
-    rooms = [Shape(4, 2, 16, 3), None, Shape(3, 2, 8, 3)]
-    steps = [LearningStep(small_pixels(), SHAPE, 0, device, room=room) for room in rooms]
+    buckets = [Shape(4, 2, 16, 3), None, Shape(3, 2, 8, 3)]
+    steps = [LearningStep(small_pixels(), SHAPE, 0, device, bucket=bucket) for bucket in buckets]
     control = Control(40, noise=True, lmbda=1e-3)
     losses(steps[0], control, 5)
     for before, step in pairwise(steps):
@@ -188,8 +188,8 @@ def test_any_room_goes_on_where_another_is() -> None:
         assert (found == array).all()
 
 
-def test_networks_of_a_room_have_one_program() -> None:
-    device, room = open_device("numpy:uops"), Shape(16, 5, 32, 3)
+def test_networks_of_a_bucket_have_one_program() -> None:
+    device, bucket = open_device("numpy:uops"), Shape(16, 5, 32, 3)
     shapes = [Shape(6, 5, 12, 3), Shape(14, 5, 28, 3), Shape(16, 5, 32, 3)]
-    steps = [LearningStep(small_pixels(), shape, 0, device, room=room) for shape in shapes]
+    steps = [LearningStep(small_pixels(), shape, 0, device, bucket=bucket) for shape in shapes]
     assert len({step.program.stages.source for step in steps}) == 1

@@ -13,12 +13,12 @@ from conftest import MAPPINGS, open_mapping, open_opencl, small_pixels
 
 from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.mlp import (
+    buckets,
     estimate,
     float_render,
     integer_inference,
     opening,
     rate_model,
-    rooms,
 )
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.bit_allocation import network as rounded
@@ -33,7 +33,7 @@ from imgmlp.image import Picture
 
 PROCESSOR: Any = SimpleNamespace(lanes="one", info=SimpleNamespace(memory=1 << 30))
 CARD: Any = SimpleNamespace(lanes="group", info=SimpleNamespace(memory=1 << 33))
-OPENING_STEPS = rooms.opening_steps
+OPENING_STEPS = buckets.opening_steps
 TINY: Any = SimpleNamespace(lanes="one", info=SimpleNamespace(memory=1 << 25))
 
 
@@ -45,72 +45,78 @@ def random_network(shape: Shape, seed: int = 0) -> Network:
 
 def test_few_programs_serve_all_networks_that_are_chosen() -> None:
     chosen = rate_model.shapes(3)
-    found = {rooms.shared(shape) for shape in chosen}
+    found = {buckets.shared_shape(shape) for shape in chosen}
     assert len(chosen) > 50
-    assert len(found) == 1 + len(rooms.WIDTHS)
+    assert len(found) == 1 + len(buckets.WIDTHS)
     small = [shape for shape in chosen if shape.parameters < 20_000]
-    assert len({rooms.shared(shape) for shape in small}) == 3
+    assert len({buckets.shared_shape(shape) for shape in small}) == 3
     for shape in chosen:
-        room = rooms.shared(shape)
-        assert (room.hidden, room.channels) == (shape.hidden, shape.channels)
-        assert room.width >= shape.width
-        assert room.frequencies >= shape.frequencies
-        assert room.parameters < 3 * shape.parameters or room.width <= rooms.WIDTHS[0]
+        bucket = buckets.shared_shape(shape)
+        assert (bucket.hidden, bucket.channels) == (shape.hidden, shape.channels)
+        assert bucket.width >= shape.width
+        assert bucket.frequencies >= shape.frequencies
+        assert bucket.parameters < 3 * shape.parameters or bucket.width <= buckets.WIDTHS[0]
 
 
-def test_every_network_of_a_file_has_a_room() -> None:
+def test_every_network_of_a_file_has_a_bucket() -> None:
     for shape in (Shape(1, 1, 1, 1), Shape(64, 16, 1024, 4), Shape(33, 2, 5, 2)):
-        room = rooms.shared(shape)
-        assert len(set(rooms.places(shape, room))) == shape.parameters
+        bucket = buckets.shared_shape(shape)
+        assert len(set(buckets.parameter_indices(shape, bucket))) == shape.parameters
 
 
 def test_a_networks_numbers_have_the_places_of_their_inputs_and_outputs() -> None:
-    shape, room = Shape(1, 1, 2, 1), Shape(2, 1, 3, 1)
-    places = rooms.places(shape, room)
+    shape, bucket = Shape(1, 1, 2, 1), Shape(2, 1, 3, 1)
+    indices = buckets.parameter_indices(shape, bucket)
     # features of x are those of rows 0 to 3, of y 4 to 7; 3 values in a row, biases after them
-    assert places.tolist() == [0, 1, 3, 4, 12, 13, 15, 16, 24, 25, 27, 28, 30]
+    assert indices.tolist() == [0, 1, 3, 4, 12, 13, 15, 16, 24, 25, 27, 28, 30]
 
 
-def test_rooms_are_where_something_is_compiled_and_has_memory() -> None:
+def test_buckets_are_where_something_is_compiled_and_has_memory() -> None:
     shape = Shape(16, 5, 104, 3)
     for device in (TINY, open_device("numpy")):
-        assert rooms.training(shape, device) == rooms.decoding(shape, device, 10**4) == shape
-        assert rooms.opening_steps(shape, device, 10**9, BATCH) == 0
+        assert (
+            buckets.training_shape(shape, device)
+            == buckets.decoding_shape(shape, device, 10**4)
+            == shape
+        )
+        assert buckets.opening_steps(shape, device, 10**9, BATCH) == 0
     for device in (PROCESSOR, CARD):
-        assert rooms.training(shape, device).width == 128
-        assert rooms.decoding(shape, device, 10**4).width == 128
+        assert buckets.training_shape(shape, device).width == 128
+        assert buckets.decoding_shape(shape, device, 10**4).width == 128
 
 
 def test_long_runs_go_over_to_a_program_of_their_own() -> None:
     def opening_of(width: int, steps: int) -> int:
-        return rooms.opening_steps(Shape(16, 5, width, 3), PROCESSOR, steps, BATCH)
+        return buckets.opening_steps(Shape(16, 5, width, 3), PROCESSOR, steps, BATCH)
 
     assert opening_of(72, 3750) == opening_of(28, 30_000) == opening_of(128, 10**6) == 0
     assert 500 < opening_of(104, 60_000) == opening_of(104, 10**6) < 1000
     assert opening_of(104, 7500) == opening_of(120, 60_000)
-    many, few = (rooms.decoding(Shape(16, 5, 104, 3), PROCESSOR, n).width for n in (10**7, 10**5))
+    many, few = (
+        buckets.decoding_shape(Shape(16, 5, 104, 3), PROCESSOR, n).width for n in (10**7, 10**5)
+    )
     assert (few, many) == (128, 104)
 
 
 def test_longer_ones_have_it_at_once_on_graphics_cards() -> None:
     def begins_in(width: int, steps: int) -> int:
         shape = Shape(16, 5, width, 3)
-        assert rooms.opening_steps(shape, CARD, steps, BATCH) == 0
-        return rooms.training(shape, CARD, steps, BATCH).width
+        assert buckets.opening_steps(shape, CARD, steps, BATCH) == 0
+        return buckets.training_shape(shape, CARD, steps, BATCH).width
 
     assert [begins_in(144, steps) for steps in (0, 60_000, 180_000)] == [192, 192, 144]
     assert begins_in(28, 480_000) == 32
     shape = Shape(16, 5, 104, 3)
-    widths = [rooms.decoding(shape, CARD, n).width for n in (10**5, 10**7, 10**9, 10**10)]
+    widths = [buckets.decoding_shape(shape, CARD, n).width for n in (10**5, 10**7, 10**9, 10**10)]
     assert widths == [128, 128, 128, 104]
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
-def test_a_room_decodes_the_same_bits(mapping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_decodes_the_same_bits(mapping: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device, found = open_mapping(mapping), []
     networks = [random_network(Shape(3, 3, 6, 3)), random_network(Shape(4, 3, 14, 3), 1)]
-    for room in (lambda shape, *_: shape, lambda shape, *_: rooms.shared(shape)):
-        monkeypatch.setattr(rooms, "decoding", room)
+    for bucket in (lambda shape, *_: shape, lambda shape, *_: buckets.shared_shape(shape)):
+        monkeypatch.setattr(buckets, "decoding_shape", bucket)
         decoder = integer_inference.Decoder(13, 9, device)
         found.append([decoder.decode(network) for network in networks])
     for alone, shared in zip(*found, strict=True):
@@ -118,19 +124,19 @@ def test_a_room_decodes_the_same_bits(mapping: str, monkeypatch: pytest.MonkeyPa
         assert (alone == shared).all()
 
 
-def test_a_room_renders_the_same_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_renders_the_same_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     device, network, found = open_device("numpy"), random_network(Shape(3, 3, 6, 3)), []
-    for room in (lambda shape, *_: shape, lambda shape, *_: rooms.shared(shape)):
-        monkeypatch.setattr(rooms, "decoding", room)
+    for bucket in (lambda shape, *_: shape, lambda shape, *_: buckets.shared_shape(shape)):
+        monkeypatch.setattr(buckets, "decoding_shape", bucket)
         found.append(float_render.render(network, (13, 9), (26, 18), device).astype(int))
     assert found[0].std() > 1
     assert np.abs(found[0] - found[1]).max() <= 1
 
 
-def test_the_second_network_of_a_room_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_network_of_a_bucket_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to train nor to decode, of a picture of another size."""
     device = open_opencl()
-    monkeypatch.setattr(rooms, "training", lambda shape, *_: rooms.shared(shape))
+    monkeypatch.setattr(buckets, "training_shape", lambda shape, *_: buckets.shared_shape(shape))
     sources, built = set[str](), device._compile
 
     def compiled(source: str, options: Any) -> Any:
@@ -141,8 +147,8 @@ def test_the_second_network_of_a_room_compiles_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(device, "_programs", {})
     counts = []
     for size, shape in (((40, 50), Shape(7, 3, 15, 3)), ((60, 33), Shape(5, 3, 11, 3))):
-        pixels, room = np.zeros((*size, 3), np.uint8), rooms.training(shape, device)
-        LearningStep(pixels, shape, 0, device, room=room).run(1)
+        pixels, bucket = np.zeros((*size, 3), np.uint8), buckets.training_shape(shape, device)
+        LearningStep(pixels, shape, 0, device, bucket=bucket).run(1)
         integer_inference.decode(random_network(shape), size[1], size[0], device)
         counts.append(len(sources))
     assert counts[0] == counts[1] > 1
@@ -174,20 +180,20 @@ class Compiler:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shape, int]]:
-    """Rooms in which steps were made, and how many were done there; runs go over after 50, and
+    """Buckets in which steps were made, and how many were done there; runs go over after 50, and
     nobody has time for more than one network."""
     made: list[tuple[Shape, int]] = []
     taken = LearningStep.run
 
     def run(step: LearningStep, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
-        if not made or made[-1][0] != step.room:
-            made.append((step.room, 0))
-        made[-1] = step.room, made[-1][1] + count
+        if not made or made[-1][0] != step.bucket:
+            made.append((step.bucket, 0))
+        made[-1] = step.bucket, made[-1][1] + count
         return taken(step, count, enough)
 
     monkeypatch.setattr(LearningStep, "run", run)
-    monkeypatch.setattr(rooms, "are_on", lambda _: True)
-    monkeypatch.setattr(rooms, "opening_steps", lambda *run: 50 if run[2] else 0)
+    monkeypatch.setattr(buckets, "are_used_on", lambda _: True)
+    monkeypatch.setattr(buckets, "opening_steps", lambda *run: 50 if run[2] else 0)
     monkeypatch.setattr(opening, "compiler", Compiler)
     monkeypatch.setattr(estimate, "BRIEF", 0.0)
     Compiler.made.clear()
@@ -203,11 +209,11 @@ def made_by(run: Run | None = None, seconds: float | None = None, lanes: Any = "
     return encode(PICTURE, WANTED, workload, device, run or Run(), codec="mlp")
 
 
-def test_a_long_run_begins_in_a_room_and_goes_over(begun: list[tuple[Shape, int]]) -> None:
+def test_a_long_run_begins_in_a_bucket_and_goes_over(begun: list[tuple[Shape, int]]) -> None:
     found = made_by()
     (shared, first), (alone, rest) = begun
     assert (first, rest) == (50, 70)
-    assert shared == rooms.shared(alone) != alone
+    assert shared == buckets.shared_shape(alone) != alone
     assert [one.waited for one in Compiler.made] == [1]
     assert found.metrics["steps"] == 120
     assert found.metrics["network"] == str(alone)
@@ -231,13 +237,13 @@ def test_a_run_that_was_stopped_goes_over_where_one_does_that_was_not(
     found = made_by(Run(checkpoint=checkpoint))
     assert found.bytes == whole.bytes
     assert steps <= found.resumed < steps + 4
-    assert [room for room, _ in begun][-1] == Shape(4, 3, 9, 3)
+    assert [bucket for bucket, _ in begun][-1] == Shape(4, 3, 9, 3)
 
 
 def test_with_a_time_limit_a_run_stays_as_it_began(begun: list[tuple[Shape, int]]) -> None:
     found = made_by(seconds=6)
     assert not Compiler.made
-    assert len({room for room, _ in begun}) == 1
+    assert len({bucket for bucket, _ in begun}) == 1
     assert found.metrics["steps"] > 50
 
 
@@ -245,14 +251,14 @@ def test_with_a_time_limit_a_run_stays_as_it_began(begun: list[tuple[Shape, int]
 def test_on_a_card_a_long_run_without_a_limit_begins_in_its_own(
     seconds: float | None, begun: list[tuple[Shape, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rooms, "opening_steps", OPENING_STEPS)
-    monkeypatch.setattr(rooms, "SPARED", {"group": 1.0})
+    monkeypatch.setattr(buckets, "opening_steps", OPENING_STEPS)
+    monkeypatch.setattr(buckets, "MIN_OPERATIONS_SAVED", {"group": 1.0})
     found = made_by(seconds=seconds, lanes="group")
     assert not Compiler.made
-    ((room, _),) = begun
+    ((bucket, _),) = begun
     own = Shape(4, 3, 9, 3)
     assert found.metrics["network"] == str(own)
-    assert room == (own if seconds is None else rooms.shared(own))
+    assert bucket == (own if seconds is None else buckets.shared_shape(own))
 
 
 def test_the_other_process_compiles_what_a_run_goes_over_to() -> None:
