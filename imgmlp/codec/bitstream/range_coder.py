@@ -310,9 +310,8 @@ class Decoder:
         words = np.frombuffer(rest, ">u2", len(rest) // 2).astype(np.uint16)
         self._words = array("H", words.tobytes())
         self._position = 0  # of the next word to read
-        self._code = int.from_bytes(
-            padded[:_STATE_BYTES], "big"
-        )  # the coded number, relative to the interval's low end
+        # The coded number, relative to the interval's low end.
+        self._code = int.from_bytes(padded[:_STATE_BYTES], "big")
         self._width = 1 << _STATE_BITS
         self._byte_count = len(data)
         self._remaining = MAX_SYMBOLS_PER_BYTE * (len(data) + 2)

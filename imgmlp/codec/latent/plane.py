@@ -23,9 +23,8 @@ Span = tuple[int, int]  # first, and the one after the last
 Size = tuple[int, int]  # rows and columns
 Slices = tuple[slice, slice]  # of rows and columns
 
-AROUND = (
-    NEIGHBOUR_RADIUS + 1
-)  # rows that hold all neighbours above a row, and what its first ones are left of
+# Rows that hold all neighbours above a row, and what its first ones are left of.
+AROUND = NEIGHBOUR_RADIUS + 1
 ALIGN = 16  # elements that a row's pitch is a multiple of
 TILE = 256  # positions that all that are computed together are a multiple of
 # Sides that programs are made for: powers of two up to SMALL_SIDE, then multiples of SIDE_UNIT.

@@ -54,9 +54,8 @@ class Prologue:
         self.groups = groups
         self.copies: dict[Node, Node] = {}  # views of weights, and the running group's copy
         self.saved: dict[Node, Node] = {}  # states, and the running group's copy
-        self.copied_before: dict[
-            Node, Node
-        ] = {}  # states, and a copy made by a launch before the block
+        # States, and a copy made by a launch before the block.
+        self.copied_before: dict[Node, Node] = {}
 
     def copy(self, node: Node) -> Node | None:
         """The running group's copy of a view; None if all copies would be too large."""
