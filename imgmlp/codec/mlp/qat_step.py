@@ -1,13 +1,14 @@
-"""Training a network that will be rounded: one step that knows noise, rounding and their lambda.
+"""The quantisation-aware training step of a network: one program for all three phases.
 
 The step minimises the mean squared error on [0, 1] plus lambda times bits per pixel. First the
-weights are free. Then each tensor's weights are moved by noise as wide as its step, and the step
-itself is learned: the noise says what it costs, the rate what it saves. At last the steps stand
-still and the weights are rounded. `Control` says which of these holds, so that one compiled
-program serves all three. Features and activation are those of `integer_inference`, in floats.
+weights are free. Then uniform noise, as wide as each tensor's step size, is added to its weights,
+and the step size is learned: the noise shows what it costs, the rate what it saves. Finally step
+sizes are fixed and weights are rounded. `Control` says which of these holds, as data, so that one
+compiled program serves all three. Features and activation are those of integer_inference.py, in
+floats.
 
-A step may be made for a wider network than the one that it trains (buckets.py): what that has more
-is 0 and stays so, as its gradients are 0, and noise is kept from it.
+The program may be that of a bucket, a wider network (buckets.py). The additional parameters are 0
+and stay 0: their gradients are 0, and no noise is added to them.
 """
 
 from __future__ import annotations
@@ -34,74 +35,83 @@ from imgmlp.image import has_alpha, visible_fraction
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-BATCH = 1024  # pixels in a step, if nothing else is wanted
-RATE = 6e-3  # learning rate of networks 88 wide; wider ones need a smaller one
-USUAL_STEPS = 60_000  # longer runs need a smaller one too
-_BY_BATCH, _BY_LENGTH = 0.3, 0.25  # powers by which it grows with the batch, falls with the length
-STEP_RATE = 3.0  # times the learning rate: that of the steps' logarithms
-WARM_UP = 200  # steps in which the learning rate rises, of a short run a twentieth
-BETAS = (0.9, 0.99)
-UNSEEN = -1  # a sample that does not count
-DECAY = 0.01  # of weights: without it they grow, and with them the values of layers, which then die
-EPSILON = 1e-12  # gradients of single weights can be as small as 1e-8
-_LEAST = 0.2  # steps by which the mean magnitude is taken to be larger when rates are counted
+BATCH = 1024  # pixels in a training step, unless an effort or a time limit means more
+# The learning rate of a network of REFERENCE_WIDTH, in batches of BATCH pixels, in runs of up to
+# REFERENCE_STEPS. It falls with the square root of the width, grows with the batch, and falls with
+# the steps of longer runs, to these powers.
+LEARNING_RATE = 6e-3
+REFERENCE_WIDTH = 88
+REFERENCE_STEPS = 60_000
+_LR_BATCH_EXPONENT = 0.3
+_LR_LENGTH_EXPONENT = 0.25
+STEP_SIZE_LR_FACTOR = 3.0  # the learning rate of the step sizes' logarithms, in that of weights
+# The learning rate rises during so many steps, or the first 1 / RUN_PER_WARM_UP of a short run.
+MAX_WARM_UP_STEPS = 200
+RUN_PER_WARM_UP = 20
+BETAS = (0.9, 0.99)  # of Adam
+EPSILON = 1e-12  # of Adam; gradients of single weights can be as small as 1e-8
+# Without weight decay, weights and the values of layers grow until units die.
+WEIGHT_DECAY = 0.01
+INVISIBLE = -1  # marks a sample under alpha 0, which has no error
+_MAGNITUDE_OFFSET = 0.2  # step sizes added to the mean magnitude when the rate is estimated
 
 
 class Steering(NamedTuple, Generic[T]):
-    """What `Control` comes to for a step: one float32 array on the device, in this order."""
+    """The values of `Control` in the form that the program reads: one float32 array on the device,
+    in this order."""
 
-    noise: T  # as in Control, 0 or 1
-    rounding: T
-    lmbda: T  # lambda, for each pixel
-    rate: T  # factor of the learning rates
-    per_run: T  # part of the run that a step is
-    per_warm_up: T  # and of the warm-up
-    weights: T  # their learning rate at its peak
-    sizes: T  # that of the steps' logarithms
+    noise: T  # 0 or 1, as in Control
+    rounding: T  # 0 or 1, as in Control
+    lmbda: T  # lambda of a bit in the whole picture
+    lr_factor: T  # factor of all learning rates
+    per_run: T  # 1 / steps of the run
+    per_warm_up: T  # 1 / steps of the warm-up
+    weight_lr: T  # peak learning rate of the weights
+    step_size_lr: T  # peak learning rate of the step sizes' logarithms
 
 
 @dataclass
 class Control:
-    """What the host decides while the step is replayed."""
+    """What the host decides between steps."""
 
-    steps: int  # of the whole run: the learning rate falls as half a cosine
-    noise: bool = False
-    rounding: bool = False
-    lmbda: float = 0.0  # lambda
-    rate: float = 1.0  # factor of the learning rate
+    steps: int  # of the whole run, in which the learning rate falls by half a cosine
+    noise: bool = False  # adds noise to weights and learns step sizes
+    rounding: bool = False  # rounds weights
+    lmbda: float = 0.0  # lambda of a bit per pixel
+    lr_factor: float = 1.0  # factor of all learning rates
 
     def array(self, pixels: int, peak: float) -> Array:
-        """float32 [8], the Steering of a step of so many pixels, whose weights have this learning
-        rate at most."""
+        """float32 [8]: the Steering for a picture of so many pixels and a peak learning rate."""
         steering = Steering(
             noise=float(self.noise),
             rounding=float(self.rounding),
             lmbda=self.lmbda / pixels,
-            rate=self.rate * min(1.0, USUAL_STEPS / self.steps) ** _BY_LENGTH,
+            lr_factor=self.lr_factor
+            * min(1.0, REFERENCE_STEPS / self.steps) ** _LR_LENGTH_EXPONENT,
             per_run=1 / self.steps,
-            per_warm_up=1 / max(1.0, min(WARM_UP, self.steps / 20)),
-            weights=peak,
-            sizes=peak * STEP_RATE,
+            per_warm_up=1 / max(1.0, min(MAX_WARM_UP_STEPS, self.steps / RUN_PER_WARM_UP)),
+            weight_lr=peak,
+            step_size_lr=peak * STEP_SIZE_LR_FACTOR,
         )
         return np.array(steering, np.float32)
 
 
 def forward(flat: Tensor, shape: Shape, features: Tensor) -> Tensor:
-    """[rows, features] -> [rows, channels]; black is -1/2, white 1/2."""
+    """The network: [rows, features] -> [rows, channels]; black is -1/2, white 1/2."""
     return perceptron(features, nn.slices(flat, shape.shapes))
 
 
 def feature_table(count: int, samples: int) -> Array:
-    """float32 [samples, 2 * count]: the features that decoding will compute, as numbers."""
+    """float32 [samples, 2 * count]: the features of decoding, as floats."""
     table = integer_inference.features(count, samples, 0, samples)
     return (table / integer_inference.ONE).astype(np.float32)
 
 
 class LearningStep(Resumable):
-    """State on the device, and the program that moves it.
+    """The training state on a device, and the program that updates it.
 
-    Tensors of the network, W0, b0, W1, b1 ..., have one step size each. The program is that of a
-    `bucket`, the network itself if none is given.
+    Each tensor of the network, W0, b0, W1, b1 ..., has one step size. Parameters are padded to
+    those of `bucket`, if it is given.
     """
 
     def __init__(
@@ -123,45 +133,58 @@ class LearningStep(Resumable):
             Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
         )
         self.pixels = Tensor(_marked(pixels).reshape(-1, self.channels), device, name="pixels")
-        self.counted: float = visible_fraction(pixels)
+        self.visible_fraction: float = visible_fraction(pixels)
         self.size = size_of(self.height, self.width, device)
         self.parameter_indices = buckets.parameter_indices(shape, self.bucket)
         counts = [math.prod(size) for size in self.bucket.shapes]
         owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        self.owner = Tensor(owner, device, name="owner")  # the tensor of each parameter
+        self.tensor_of_parameter = Tensor(owner, device, name="owner")
         numbers = self._in_bucket(np.arange(shape.parameters, dtype=np.int32))
-        self.numbers = Tensor(numbers, device, name="numbers")  # of draws, by the network alone
+        # Parameters draw noise by their positions in the network, whatever the bucket is.
+        self.draw_numbers = Tensor(numbers, device, name="numbers")
+        # float32 [parameters of the bucket]: 1 for those of the network, 0 for padding
         is_used = self._in_bucket(np.ones(shape.parameters, np.float32))
         self.is_used = Tensor(is_used, device, name="is_used")
-        self.members = Tensor(self._members(), device, name="members")
+        self.tensor_parameters = Tensor(self._tensor_parameters(), device, name="members")
         ones = np.ones(len(self.counts), np.float32)
-        self.means = Tensor(ones, device, name="means")  # magnitudes of each tensor's weights
+        self.mean_magnitudes = Tensor(ones, device, name="means")  # of each tensor's parameters
         self.flat = self._initial()
-        self.sizes = Tensor(np.zeros(len(self.counts), np.float32), device, name="log2_steps")
-        self.sums_of = Tensor(np.array(self.counts, np.float32), device, name="counts")
+        self.log_step_sizes = Tensor(
+            np.zeros(len(self.counts), np.float32), device, name="log2_steps"
+        )
+        self.parameter_counts = Tensor(np.array(self.counts, np.float32), device, name="counts")
         self.control = Tensor(np.zeros(len(Steering._fields), np.float32), device, name="control")
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
-        self.peak = RATE * math.sqrt(88 / shape.width) * (batch / BATCH) ** _BY_BATCH
-        told = self.steering
-        self.adam = optim.AdamW([self.flat], self._rate(told.weights), BETAS, DECAY, EPSILON)
-        moving = self._rate(told.sizes) * told.noise
-        self.adam_sizes = optim.Adam([self.sizes], moving, BETAS, EPSILON)
+        self.peak = (
+            LEARNING_RATE
+            * math.sqrt(REFERENCE_WIDTH / shape.width)
+            * (batch / BATCH) ** _LR_BATCH_EXPONENT
+        )
+        steering = self.steering
+        self.adam = optim.AdamW(
+            [self.flat], self._learning_rate(steering.weight_lr), BETAS, WEIGHT_DECAY, EPSILON
+        )
+        step_size_lr = self._learning_rate(steering.step_size_lr) * steering.noise
+        self.adam_step_sizes = optim.Adam([self.log_step_sizes], step_size_lr, BETAS, EPSILON)
         self.program: Program = compile(self._step, device)
 
     def _table(self, samples: int) -> Array:
-        """float32 [samples, features], and more rows where the compiler would treat so few apart.
+        """float32 [samples, features of the bucket], padded with zeros.
 
-        Then the kernels are those of any other picture. Features that only the bucket has are 0.
+        It has at least as many rows as the batch, since the compiler treats smaller tables
+        differently, and pictures of all sizes should share kernels.
         """
-        found = feature_table(self.shape.frequencies, samples)
-        more = 2 * (self.bucket.frequencies - self.shape.frequencies)
-        return np.pad(found, ((0, max(0, self.batch - samples)), (0, more)))
+        table = feature_table(self.shape.frequencies, samples)
+        more_rows = max(0, self.batch - samples)
+        more_features = 2 * (self.bucket.frequencies - self.shape.frequencies)
+        return np.pad(table, ((0, more_rows), (0, more_features)))
 
     def _initial(self) -> Tensor:
-        """Weights of variance 2 / inputs, of the last layer half of it; biases 0.
+        """Initial parameters: weights of variance 2 / inputs, or half of it in the last layer, and
+        zero biases.
 
-        NumPy draws them: a kernel that is used once takes longer to compile.
+        NumPy draws them, as a kernel that runs once would take longer to compile.
         """
         parts, shapes, host = list[Tensor](), self.shape.shapes, NumpyDevice("numpy")
         for number, size in enumerate(shapes):
@@ -176,91 +199,94 @@ class LearningStep(Resumable):
         return Tensor(drawn, self.device, name="parameters")
 
     def _in_bucket(self, values: Array) -> Array:
-        """[parameters of the network] -> [those of the bucket], 0 where that has more."""
-        found = np.zeros(self.bucket.parameters, values.dtype)
-        found[self.parameter_indices] = values
-        return found
+        """[parameters of the network] -> [parameters of the bucket], padded with zeros."""
+        padded = np.zeros(self.bucket.parameters, values.dtype)
+        padded[self.parameter_indices] = values
+        return padded
 
     @property
     def steering(self) -> Steering[Tensor]:
-        """What it is told, on the device."""
+        """The current Control, on the device."""
         return Steering(*(self.control[n] for n in range(len(Steering._fields))))
 
-    def _rate(self, peak: Tensor) -> Tensor:
-        told, done = self.steering, self.count.cast(dtype.f32)
-        cosine = ((done * told.per_run * math.pi).cos() + 1.0) * 0.5
-        warm = ((done + 1.0) * told.per_warm_up).minimum(1.0)
-        return warm * cosine * told.rate * peak
+    def _learning_rate(self, peak: Tensor) -> Tensor:
+        steering, done = self.steering, self.count.cast(dtype.f32)
+        cosine = ((done * steering.per_run * math.pi).cos() + 1.0) * 0.5
+        warm = ((done + 1.0) * steering.per_warm_up).minimum(1.0)
+        return warm * cosine * steering.lr_factor * peak
 
     def _step(self) -> dict[str, Tensor]:
-        told = self.steering
+        steering = self.steering
         row, column = random_places(self.batch, self.size, self.seed, self.count)
         features = pixel_features(self.x, self.y, column, row)  # [batch, features]
         samples = self.pixels.gather(row * self.size[1] + column).cast(dtype.f32)
-        step = self.sizes.exp2().gather(self.owner)  # [parameters]
+        step = self.log_step_sizes.exp2().gather(self.tensor_of_parameter)  # [parameters]
         drawn = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2))
-        draw = (drawn.contiguous().gather(self.numbers) - 0.5) * self.is_used
-        rounded = (_rounded(self.flat / step) * step - self.flat) * told.rounding
-        used = self.flat + step * draw * told.noise + rounded
+        draw = (drawn.contiguous().gather(self.draw_numbers) - 0.5) * self.is_used
+        rounded = (_rounded(self.flat / step) * step - self.flat) * steering.rounding
+        used = self.flat + step * draw * steering.noise + rounded
         answer = forward(used, self.bucket, features)
         difference = answer - (samples * (1 / 255) - 0.5)
         if self.channels in (2, 4):
-            difference = difference * (samples - UNSEEN).minimum(1.0)
-        share = 1 / math.prod(difference.shape)  # files depend on this product, which no mean is
-        error = difference.square().sum() * share
-        (slope,) = error.gradient([used])
-        by_weight, by_size = self._rate_gradients(step, told.lmbda)
-        self.adam.apply([slope + by_weight])
-        by_noise = self._sums(slope * (used - self.flat)) * math.log(2)
-        self.adam_sizes.apply([by_noise + by_size])
+            difference = difference * (samples - INVISIBLE).minimum(1.0)
+        per_sample = 1 / math.prod(difference.shape)
+        # Not mean(), which rounds differently: files depend on the bits of this product.
+        error = difference.square().sum() * per_sample
+        (gradient,) = error.gradient([used])
+        rate_by_weight, rate_by_size = self._rate_gradients(step, steering.lmbda)
+        self.adam.apply([gradient + rate_by_weight])
+        by_noise = self._sums(gradient * (used - self.flat)) * math.log(2)
+        self.adam_step_sizes.apply([by_noise + rate_by_size])
         smooth = self.smooth * SMOOTHING + error * (1 - SMOOTHING)
         self.smooth.assign(smooth)
         self.count.assign(self.count + 1)
         return {"smooth": smooth}
 
     def _rate_gradients(self, step: Tensor, lmbda: Tensor) -> tuple[Tensor, Tensor]:
-        """Of lambda times bits, by the weights and by the logarithms of the steps.
+        """Gradients of lambda times bits, by the parameters and by the step sizes' logarithms.
 
-        Weights of a tensor with mean magnitude m cost about log2(m / step + a little) bits each;
-        `weigh` has looked at m.
+        A weight of a tensor of mean magnitude m costs about log2(m / step size + offset) bits;
+        `measure_magnitudes` has updated m.
         """
-        mean = self.means + self.sizes.exp2() * _LEAST  # [tensors]
-        by_weight = self.flat.sign() * (lmbda / math.log(2)) / mean.gather(self.owner)
-        return by_weight, self.sums_of * (self.means / mean) * -lmbda
+        mean = self.mean_magnitudes + self.log_step_sizes.exp2() * _MAGNITUDE_OFFSET  # [tensors]
+        rate_by_weight = (
+            self.flat.sign() * (lmbda / math.log(2)) / mean.gather(self.tensor_of_parameter)
+        )
+        return rate_by_weight, self.parameter_counts * (self.mean_magnitudes / mean) * -lmbda
 
-    def _members(self) -> Array:
-        """int32 [tensors, most of the bucket]: the parameters of each tensor, then -1."""
+    def _tensor_parameters(self) -> Array:
+        """int32 [tensors, largest tensor of the bucket]: the parameters of each tensor, then -1."""
         most = max(math.prod(size) for size in self.bucket.shapes)
         rows = np.full((len(self.counts), most), -1, np.int32)
-        for row, places in zip(rows, self._parts(self.parameter_indices), strict=True):
-            row[: len(places)] = places
+        for row, indices in zip(rows, self._parts(self.parameter_indices), strict=True):
+            row[: len(indices)] = indices
         return rows
 
     def _sums(self, values: Tensor) -> Tensor:
-        """[parameters] -> [tensors], in a single reduction."""
-        found = values.contiguous().gather(self.members.maximum(0))
-        return Tensor.where(self.members < 0, 0.0, found).sum(axis=1)
+        """[parameters] -> [tensors]: sums over each tensor, in a single reduction."""
+        found = values.contiguous().gather(self.tensor_parameters.maximum(0))
+        return Tensor.where(self.tensor_parameters < 0, 0.0, found).sum(axis=1)
 
     # --- from and to the host ---
 
     def steer(self, control: Control) -> None:
-        """What the steps from now on obey."""
+        """Set the Control of the following steps."""
         self.control.write(control.array(self.width * self.height, self.peak))
 
-    def weigh(self) -> None:
-        """Look at how large weights are, on which their lambda depends: they change slowly."""
+    def measure_magnitudes(self) -> None:
+        """Update the mean magnitudes that the rate is estimated with; they change slowly."""
         means = [np.abs(array).mean(dtype=np.float64) for array in self.split(self.flat.numpy())]
-        self.means.write(np.array(means, np.float32) + np.float32(1e-9))
+        self.mean_magnitudes.write(np.array(means, np.float32) + np.float32(1e-9))
 
     def _moving(self) -> dict[str, Tensor]:
-        named = {"flat": self.flat, "sizes": self.sizes, "means": self.means}
+        named = {"flat": self.flat, "sizes": self.log_step_sizes, "means": self.mean_magnitudes}
         named |= {"count": self.count, "smooth": self.smooth}
-        for prefix, adam in (("weights", self.adam), ("sizes", self.adam_sizes)):
+        for prefix, adam in (("weights", self.adam), ("sizes", self.adam_step_sizes)):
             named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
         return named
 
     def state(self) -> dict[str, Array]:
-        """As it would be without a bucket, so that a step with another one can go on from there."""
+        """The state without padding, so that a step with another bucket can continue from it."""
         size = self.flat.shape
         return {
             name: array[self.parameter_indices] if array.shape == size else array
@@ -277,16 +303,16 @@ class LearningStep(Resumable):
         )
 
     def split(self, flat: Array) -> list[Array]:
-        """The bucket's flat parameters as the arrays that those of the network are."""
+        """Padded flat parameters -> the arrays W0, b0, W1, b1 ... of the network."""
         parts = self._parts(flat[self.parameter_indices])
         return [part.reshape(size) for part, size in zip(parts, self.shape.shapes, strict=True)]
 
     def load(self, arrays: Sequence[Array]) -> None:
-        """Go on with such arrays."""
+        """Replace the parameters by these arrays, as `split` returns them."""
         self.flat.write(self._in_bucket(np.concatenate([array.ravel() for array in arrays])))
 
     def _parts(self, values: Array) -> list[Array]:
-        """[parameters of the network], cut into its tensors."""
+        """[parameters of the network] -> the part of each tensor."""
         return np.split(values, np.cumsum(self.counts)[:-1])
 
 
@@ -298,7 +324,7 @@ def too_large(
     batch: int = BATCH,
     bucket: Shape | None = None,
 ) -> OutOfMemoryError:
-    """What to say where the step does not fit in a device's memory, and which picture would."""
+    """The error for a step that exceeds a device's memory; it names a size of picture that fits."""
     height, width, channels = pixels.shape
 
     def build(width: int, height: int, device: AnyDevice) -> LearningStep:
@@ -311,17 +337,17 @@ def too_large(
 
 
 def _marked(pixels: Array) -> Array:
-    """Pixels [height, width, channels] with UNSEEN for colours under alpha 0, if there is alpha.
+    """Pixels [height, width, channels] with INVISIBLE for colours under alpha 0, if there is alpha.
 
-    A mark in the samples themselves costs no kernel of its own, as weights beside them would.
+    A mark in the samples themselves needs no additional kernel, as separate weights would.
     """
     if not has_alpha(pixels):
         return pixels
-    found = pixels.astype(np.int32)
-    found[pixels[:, :, -1] == 0, :-1] = UNSEEN
-    return found
+    marked = pixels.astype(np.int32)
+    marked[pixels[:, :, -1] == 0, :-1] = INVISIBLE
+    return marked
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """To the nearest whole number."""
+    """Rounded to the nearest integer, halves away from 0."""
     return (x.abs() + 0.5).cast(dtype.i32).cast(dtype.f32).copysign(x)

@@ -198,7 +198,9 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def _loss(self) -> float:
         """The mean squared error on [0, 1] of the samples that are visible."""
-        return mean_loss(float(self.step.smooth.item()), self.step.done) / self.step.counted
+        return (
+            mean_loss(float(self.step.smooth.item()), self.step.done) / self.step.visible_fraction
+        )
 
     def _advance(self, done: int, psnr: float) -> None:
         """Begin the next phase if its time has come."""
@@ -229,17 +231,17 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             is_bias = array.ndim == 1
             steps = _INITIAL_STEPS_PER_BIAS_DEVIATION if is_bias else _INITIAL_STEPS_PER_DEVIATION
             sizes.append(deviation / steps + 2.0**-20)
-        self.step.sizes.write(np.log2(sizes).astype(np.float32))
-        self.step.weigh()
+        self.step.log_step_sizes.write(np.log2(sizes).astype(np.float32))
+        self.step.measure_magnitudes()
         self.state.phase = Phase.NOISE
         self._steer()
 
     def fix_step_sizes(self) -> None:
         """Give every layer a step size of the file format; from here on weights are rounded."""
-        learned = self.step.sizes.numpy()
+        learned = self.step.log_step_sizes.numpy()
         choices = settle(self.arrays(), learned, self.state.budget)
         self.state.choices = [[c.step, c.finer] for c in choices]
-        self.step.sizes.write(log_sizes(choices))
+        self.step.log_step_sizes.write(log_sizes(choices))
         self.state.phase = Phase.ROUNDING
         self._steer()
 
@@ -264,7 +266,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         state = self.state
         if state.phase == Phase.FREE:
             return
-        self.step.weigh()
+        self.step.measure_magnitudes()
         factor = (self._bits() / state.budget) ** 2
         is_noisy = state.phase == Phase.NOISE
         most = _MAX_LMBDA_CHANGE_IN_NOISE if is_noisy else _MAX_LMBDA_CHANGE_IN_ROUNDING
@@ -280,7 +282,9 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def _step_sizes(self) -> list[float]:
         """The step size of each tensor."""
-        return [float(size) for size in np.exp2(self.step.sizes.numpy().astype(np.float64))]
+        return [
+            float(size) for size in np.exp2(self.step.log_step_sizes.numpy().astype(np.float64))
+        ]
 
     def _steer(self) -> None:
         state = self.state

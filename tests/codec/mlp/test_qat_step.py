@@ -43,7 +43,7 @@ def test_opencl_agrees_with_numpy() -> None:
     control = Control(50, noise=True, lmbda=1e-3)
     step, reference = make("one"), make()
     for one in (step, reference):
-        one.sizes.write(np.full(6, -4, np.float32))
+        one.log_step_sizes.write(np.full(6, -4, np.float32))
         losses(one, control, 3)
     for name, array in reference.state().items():
         assert close(step.state()[name], array, roundings=1024), name
@@ -76,25 +76,29 @@ def test_weights_that_no_answer_needs_decay() -> None:
     step.load(arrays)
     losses(step, Control(60), 60)
     after = np.abs(step.split(step.flat.numpy())[2][:, 0]).sum()
-    peak = qat_step.RATE * np.sqrt(88 / SHAPE.width)
-    assert 1 - 60 * peak * qat_step.DECAY < after / before < 1 - 10 * peak * qat_step.DECAY
+    peak = qat_step.LEARNING_RATE * np.sqrt(qat_step.REFERENCE_WIDTH / SHAPE.width)
+    assert (
+        1 - 60 * peak * qat_step.WEIGHT_DECAY
+        < after / before
+        < 1 - 10 * peak * qat_step.WEIGHT_DECAY
+    )
 
 
 def test_rounding_computes_with_multiples_of_the_steps() -> None:
     sizes = np.full(6, -3, np.float32)
     rounded, plain = make(), make()
-    rounded.sizes.write(sizes)
+    rounded.log_step_sizes.write(sizes)
     plain.flat.write(np.rint(plain.flat.numpy() * 8) / np.float32(8))
-    still = Control(10, rounding=True, rate=0.0)
-    assert losses(rounded, still, 1) == pytest.approx(losses(plain, Control(10, rate=0.0), 1))
+    still = Control(10, rounding=True, lr_factor=0.0)
+    assert losses(rounded, still, 1) == pytest.approx(losses(plain, Control(10, lr_factor=0.0), 1))
 
 
 def test_steps_follow_what_a_bit_costs() -> None:
     def moved(lmbda: float) -> float:
         step = make()
-        step.sizes.write(np.full(6, -4, np.float32))
+        step.log_step_sizes.write(np.full(6, -4, np.float32))
         losses(step, Control(1000, noise=True, lmbda=lmbda), 60)
-        return float((step.sizes.numpy()[:5:2] + 4).mean())
+        return float((step.log_step_sizes.numpy()[:5:2] + 4).mean())
 
     assert moved(1.0) > 0.05
     assert moved(0.0) < 0.6 * moved(1.0)
@@ -103,11 +107,11 @@ def test_steps_follow_what_a_bit_costs() -> None:
 def test_steps_move_by_what_the_noise_costs() -> None:
     def error(sizes: np.ndarray) -> tuple[LearningStep, float]:
         step = make()
-        step.sizes.write(sizes.astype(np.float32))
-        return step, losses(step, Control(10, noise=True, rate=0.0), 1)
+        step.log_step_sizes.write(sizes.astype(np.float32))
+        return step, losses(step, Control(10, noise=True, lr_factor=0.0), 1)
 
     sizes = np.array([-3, -2, -3, -2, -3, -2], np.float64)
-    first_moment = error(sizes)[0].adam_sizes.first[0].numpy()
+    first_moment = error(sizes)[0].adam_step_sizes.first[0].numpy()
     for n in range(6):
         delta = np.eye(6)[n] / 16
         slope = (error(sizes + delta)[1] - error(sizes - delta)[1]) * 8
@@ -116,9 +120,9 @@ def test_steps_move_by_what_the_noise_costs() -> None:
 
 def test_steps_stand_still_without_noise() -> None:
     step = make()
-    step.sizes.write(np.full(6, -4, np.float32))
+    step.log_step_sizes.write(np.full(6, -4, np.float32))
     losses(step, Control(1000, rounding=True, lmbda=1.0), 5)
-    assert (step.sizes.numpy() == -4).all()
+    assert (step.log_step_sizes.numpy() == -4).all()
 
 
 def test_a_restored_state_goes_on_with_the_same_bits() -> None:
@@ -155,8 +159,8 @@ def test_a_bucket_trains_as_the_network_alone() -> None:
             for each in (None, bucket)
         )
         for step in (alone, wide):
-            step.sizes.write(start)
-            step.weigh()
+            step.log_step_sizes.write(start)
+            step.measure_magnitudes()
             losses(step, control, 20)
         assert (np.delete(wide.flat.numpy(), wide.parameter_indices) == 0).all()
         expected, found = alone.state(), wide.state()

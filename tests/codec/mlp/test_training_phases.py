@@ -67,7 +67,7 @@ def test_it_ends_rounded_and_near_its_budget(whole: MlpTrainer) -> None:
 
 
 def test_rounding_raises_the_learning_rate(whole: MlpTrainer) -> None:
-    before, after = (Steering(*t.step.control.numpy()).rate for t in (make(), whole))
+    before, after = (Steering(*t.step.control.numpy()).lr_factor for t in (make(), whole))
     assert after == pytest.approx(ROUNDING_LR_FACTOR * before)
 
 
