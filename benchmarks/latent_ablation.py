@@ -46,7 +46,7 @@ from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import AnyDevice, Tensor, list_devices, open_device, optim
 
-NOR_MOVED = "networks do not harden, nor are single weights moved"
+NOT_QUANTISED = "no progressive quantisation, no moves of single weights"
 NEAREST = 14  # neighbours of those that see fewer
 SHAMPOO_BETA = 0.95  # decay of the running means that SOAP computes its bases from
 AVERAGED = 0.01  # share of a run, by which the mean of networks forgets
@@ -126,10 +126,10 @@ class Variant:
     step: dict[str, Any] = field(default_factory=dict)  # attributes of Without
     averaged: bool = False  # networks, in the end
     hyper: bool = False
-    start: bool = True
-    guess: bool = True  # of latents to begin with
-    searched: bool = True  # the networks' steps
-    hardened: bool = True
+    pretrained: bool = True
+    predicted: bool = True  # initial latents
+    searched: bool = True  # the networks' step sizes
+    quantised: bool = True
     refined: bool = True  # single weights moved
     budget: Budget | None = None  # instead of what a run of so many steps has
 
@@ -150,40 +150,50 @@ def variants() -> list[Variant]:
     step = latent_step
     soap = [
         Variant(
-            f"SOAP on the networks, rate {rate:g}, bases of every {every} steps",
+            f"SOAP for the networks, learning rate {rate:g}, bases every {every} steps",
             {(schedule, "NETWORK_LR"): rate},
             {"refreshed": every},
         )
         for every, rate in ((10, 3e-3), (10, 7e-3), (10, 1.5e-2), (50, 7e-3))
     ]
     return [
-        Variant("all"),
-        Variant("single weights are not moved", refined=False),
-        Variant("latents are not moved", budget=NO_BUDGET),
-        Variant("latents are looked for in 6 sweeps of 12 looks", budget=Budget(6, 12)),
-        Variant("networks do not harden", hardened=False),
-        Variant(NOR_MOVED, hardened=False, refined=False),
+        Variant("all ingredients"),
+        Variant("no moves of single weights", refined=False),
+        Variant("no rate-distortion optimised quantisation of latents", budget=NO_BUDGET),
         Variant(
-            f"{NOR_MOVED}, nor steps looked for", searched=False, hardened=False, refined=False
+            "rate-distortion optimised quantisation of latents in 6 sweeps of 12 checks",
+            budget=Budget(6, 12),
         ),
-        Variant("no last phase with rounded latents", {(schedule, "ROUNDED"): 1.0}),
+        Variant("no progressive quantisation", quantised=False),
+        Variant(NOT_QUANTISED, quantised=False, refined=False),
+        Variant(
+            f"{NOT_QUANTISED}, no search of quantisation steps",
+            searched=False,
+            quantised=False,
+            refined=False,
+        ),
+        Variant(
+            "no last phase with rounded latents",
+            {(module, "ROUNDED_FROM"): 1.0 for module in (schedule, latent_trainer)},
+        ),
         Variant("no noise", _steered(lambda c, _: replace(c, noise_scale=0.0))),
         Variant("uniform noise", {(schedule, "NOISE_SHAPES"): (1.0, 1.0)}),
-        Variant("fresh noise in every step", step={"lacks": "mirrored noise"}),
-        Variant("a temperature of 0.3 to the end", {(schedule, "TEMPERATURES"): (0.3, 0.3)}),
+        Variant("new noise in every step", step={"lacks": "mirrored noise"}),
+        Variant("rounding temperature of 0.3 to the end", {(schedule, "TEMPERATURES"): (0.3, 0.3)}),
         Variant(
-            "a temperature of 0.15 from the beginning", {(schedule, "TEMPERATURES"): (0.15,) * 2}
+            "rounding temperature of 0.15 from the beginning",
+            {(schedule, "TEMPERATURES"): (0.15,) * 2},
         ),
-        Variant("learning rates that stay", _steered(_constant)),
-        Variant("weights cost nothing in the loss", {(step, "DIFFERENCE_RATE_FACTOR"): 0.0}),
+        Variant("constant learning rates", _steered(_constant)),
+        Variant("no rate of the weights in the loss", {(step, "DIFFERENCE_RATE_FACTOR"): 0.0}),
         Variant(
-            "squared gradients forgotten by 0.999",
+            "Adam's beta2 of 0.999",
             {(step, "BETA2"): 0.999, (schedule, "NETWORK_BETA2S"): (0.999, 0.999)},
         ),
-        Variant("gradients are not clipped", {(step, "MAX_GRADIENT_NORM"): 1e9}),
-        Variant("networks begin with random weights", start=False),
-        Variant("latents begin from zero", guess=False),
-        Variant("upsampling is bicubic", step={"lacks": "upsampling"}),
+        Variant("no gradient clipping", {(step, "MAX_GRADIENT_NORM"): 1e9}),
+        Variant("random instead of pretrained networks", pretrained=False),
+        Variant("initial latents of zero", predicted=False),
+        Variant("bicubic upsampling", step={"lacks": "upsampling"}),
         Variant(
             "no filter of the finest grid",
             {(step, "FILTERED_FROM_WIDTH"): latent_step.SYNTHESIS_WIDTH + 1},
@@ -191,16 +201,16 @@ def variants() -> list[Variant]:
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
         Variant(
-            f"{NEAREST} neighbours instead of {len(NEIGHBOUR_OFFSETS)}",
+            f"context of {NEAREST} neighbours instead of {len(NEIGHBOUR_OFFSETS)}",
             step={"lacks": "neighbours"},
         ),
         Variant("another seed", {(forms, "SEED"): forms.SEED + 1}),  # how far chance goes
         *soap,
-        Variant("rate of latents half as much again", {(schedule, "LATENT_LR"): 0.3}),
-        Variant("latents forget by 0.9 and 0.98", {(step, "LATENT_BETA1"): 0.9}),
-        Variant("latents forget by 0.8 and 0.95", {(step, "BETA2"): 0.95}),
-        Variant("latents forget by 0.8 and 0.99", {(step, "BETA2"): 0.99}),
-        Variant("networks are means of the last ones", averaged=True),
+        Variant("latent learning rate times 1.5", {(schedule, "LATENT_LR"): 0.3}),
+        Variant("beta1 = 0.9, beta2 = 0.98 for the latents", {(step, "LATENT_BETA1"): 0.9}),
+        Variant("beta1 = 0.8, beta2 = 0.95 for the latents", {(step, "BETA2"): 0.95}),
+        Variant("beta1 = 0.8, beta2 = 0.99 for the latents", {(step, "BETA2"): 0.99}),
+        Variant("weight averaging over the last networks", averaged=True),
         Variant("hyperlatents", hyper=True),
     ]
 
@@ -223,12 +233,12 @@ def cost(
     """D + lambda R of a file."""
     with changed(variant.constants):
         hidden, entropy = found = forms.widths(pixels.shape, np.inf)
-        start = newest_pretrained(found) if variant.start else 0
+        start = newest_pretrained(found) if variant.pretrained else 0
         kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
         kind = type("Step", (Without,), {**variant.step, "kept": kept})
         sizes = {"hidden": hidden, "entropy": entropy}
         step = kind(pixels, forms.SEED, device, start=start, hyper=variant.hyper, **sizes)
-        if variant.guess:
+        if variant.predicted:
             initialisation.initialise(step, pixels, lmbda, steps)
         trainer = Refreshing(step, latent_trainer.LatentTrainerState(steps, lmbda))
         trainer.rescale()
@@ -236,7 +246,7 @@ def cost(
         step.finish()
         search = bit_allocation.Search(step)
         networks = search.run(lmbda) if variant.searched else search._rounded(search.exponents)
-        if variant.hardened:
+        if variant.quantised:
             count = min(round(QUANTISATION_FRACTION * steps), MAX_QUANTISATION_STEPS)
             networks = search.quantised(networks, lmbda, count)
         budget = rdoq_budget(steps, device.lanes) if variant.budget is None else variant.budget

@@ -1,9 +1,9 @@
-"""Find the weights by which the latent codec guesses latents to begin with, from samples.
+"""Fit the linear predictor from which the latent codec takes initial latents.
 
     python benchmarks/latent_initial.py PICTURE... --start 3 --out initial-latents-3.bin
 
-Latents of every picture are trained with the networks of a start, which stand still; weights are
-those with the least squares between what they make of the samples around a place and its latent.
+Latents of every picture are trained with pretrained networks, which are fixed. The weights minimise
+the squared difference between the latents and what they predict from the samples around them.
 The file belongs beside codec/latent/initial_latents.py, which applies them.
 """
 
