@@ -62,7 +62,8 @@ class Without(LatentStep):
     def _optimizers(self) -> tuple[optim.Adam, Any]:
         latents, networks = super()._optimizers()
         if self.refreshed:
-            rest = latent_step.BETAS, SHAMPOO_BETA, latent_step.EPSILON, self.shapes
+            betas = latent_step.NETWORK_BETA1, latent_step.BETA2
+            rest = betas, SHAMPOO_BETA, latent_step.ADAM_EPSILON, self.shapes
             return latents, optim.SOAP([self.flat], self.steering.network_lr, *rest)
         return latents, networks
 
