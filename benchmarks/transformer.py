@@ -84,7 +84,7 @@ def _encoder(ours: TransformerEncoder, sizes: Sizes) -> nn.TransformerEncoderLay
     assert into.bias is not None
     layer.self_attn.in_proj_weight.copy_(torch.from_numpy(into.weight.numpy()).T)
     layer.self_attn.in_proj_bias.copy_(torch.from_numpy(into.bias.numpy()))
-    _load(layer.self_attn.out_proj, ours.attention.out)
+    _load(layer.self_attn.out_proj, ours.attention.projection_out)
     _load(layer.linear1, ours.first)
     _load(layer.linear2, ours.second)
     for theirs, norm in zip((layer.norm1, layer.norm2), ours.norms, strict=True):
