@@ -74,7 +74,7 @@ def _network_bytes(picture: Picture, widest: int) -> Sequence[int]:
             s for s in rate_model.shapes(picture.channels) if buckets.shared_shape(s).width == width
         )
         shape = max(among, key=lambda s: s.parameters)
-        bits = rate_model.BITS * shape.parameters
+        bits = rate_model.BITS_PER_WEIGHT * shape.parameters
         found.append(round(overhead(picture, shape) + bits / 8))
     return found
 

@@ -23,7 +23,7 @@ from imgmlp.codec.mlp.estimate import (
 from imgmlp.codec.mlp.lengths import Lengths
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
-from imgmlp.codec.mlp.rate_model import GLANCE, GLANCED_STEPS, Seen
+from imgmlp.codec.mlp.rate_model import EARLY_CHECK_FRACTION, MIN_EARLY_CHECK_STEPS, RunResult
 from imgmlp.codec.mlp.rounding_search import Rounding, Trial, read_back
 from imgmlp.codec.mlp.steps import StepCache
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
@@ -113,7 +113,7 @@ class _Encoder:
             self._run(trainer)
             self.lengths.note_pace(trainer)
             weights, steps = trainer.step.shape.parameters, trainer.state.steps
-            self.lengths.learn(Seen(float(weights), float(steps), trainer.quality))
+            self.lengths.learn(RunResult(float(weights), float(steps), trainer.quality))
 
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
@@ -145,14 +145,14 @@ class _Encoder:
 
         Itself, or the trainer of another network that had better take its place.
         """
-        state, glance = trainer.state, math.ceil(GLANCE * trainer.state.steps)
+        state, glance = trainer.state, math.ceil(EARLY_CHECK_FRACTION * trainer.state.steps)
         first = self._aims() and self.sizes.glances and not self.sizes.attempts
-        if not first or state.steps < GLANCED_STEPS or trainer.step.done >= glance:
+        if not first or state.steps < MIN_EARLY_CHECK_STEPS or trainer.step.done >= glance:
             return trainer, "done"
         trainer.pause = glance
         ended = self._run(trainer)
         steps = trainer.state.steps  # which may be others by now
-        tells = MISSED < glance / (GLANCE * steps) < 1 / MISSED
+        tells = MISSED < glance / (EARLY_CHECK_FRACTION * steps) < 1 / MISSED
         seen = ended == "done" and trainer.paused and tells
         trainer.pause = None
         if not seen or not self.lengths.exchanges(trainer.step.shape, steps, trainer.quality):
@@ -199,7 +199,7 @@ class _Encoder:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
         paid = first.size - self.rounding.overhead(first.network.shape)
         size = float(first.network.shape.parameters)
-        self.sizes.tried(max(8 * paid / rate_model.BITS, 1.0), first.psnr, size)
+        self.sizes.tried(max(8 * paid / rate_model.BITS_PER_WEIGHT, 1.0), first.psnr, size)
         hit = self.wanted.hit_by(found.size, found.psnr)
         beyond = CLOSE if size < SMALL else BEYOND
         self.hit = hit and -TOLERANCE <= first.psnr - self.wanted.value <= beyond
@@ -234,7 +234,7 @@ class _Encoder:
         if self.best is None:
             return False
         size, quality = len(self.best.bytes), self.best.metrics["psnr"]
-        needed = self.sizes.weights * rate_model.BITS / 8
+        needed = self.sizes.weights * rate_model.BITS_PER_WEIGHT / 8
         needed += self.rounding.overhead(self.sizes.shape())
         return self.wanted.misses(size, quality) is None and size <= NEAR * needed
 

@@ -60,7 +60,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
 
 def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
     """What a picture of the middling kind needs for a target, and training can teach."""
-    most = 8 * picture.pixels.nbytes / rate_model.BITS
+    most = 8 * picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
     if wanted.kind == "bytes":
         return min(paid_weights(picture, wanted.value), most)
     taught = max(SMALL, workload.steps * workload.wider * BATCH / SEEN)

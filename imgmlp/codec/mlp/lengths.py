@@ -18,7 +18,7 @@ from imgmlp.codec.mlp.estimate import (
 )
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
-from imgmlp.codec.mlp.rate_model import Seen
+from imgmlp.codec.mlp.rate_model import RunResult
 from imgmlp.codec.mlp.rounding_search import FINE, LONG, TRIED, Rounding, paid_weights
 from imgmlp.codec.mlp.size_search import BRIEF, LEAST, PILOT_RATE, SizeSearch, pilot_weights
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
@@ -99,7 +99,7 @@ class Lengths:
 
     def _most_weights(self) -> float:
         """Those that the pixels themselves would pay for, and not more than training can teach."""
-        most = 8 * self.picture.pixels.nbytes / rate_model.BITS
+        most = 8 * self.picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
         if self.wanted.kind == "bytes" or self.workload.seconds is not None:
             return most
         return min(most, max(SMALL, self.workload.steps * self.workload.wider * BATCH / SEEN))
@@ -115,7 +115,9 @@ class Lengths:
 
     def _guessed(self) -> float:
         """How many weights the target seems to need, where there is no time for short runs."""
-        found = PILOT_RATE * self.samples / rate_model.BITS  # there may be no time for another one
+        found = (
+            PILOT_RATE * self.samples / rate_model.BITS_PER_WEIGHT
+        )  # there may be no time for another one
         usual = rate_model.usual_weights(self.wanted, self.samples)
         return max(LEAST, min(max(usual, found / 2**WITHIN), found * 2**WITHIN))
 
@@ -172,7 +174,7 @@ class Lengths:
         self.searched = self.searched or (self.seconds is None and self.sizes.searched())
         return self.searched
 
-    def learn(self, pilot: Seen) -> None:
+    def learn(self, pilot: RunResult) -> None:
         """What a short run says of the network's size."""
         self.sizes.pilots.append(pilot)
         if self.seconds is not None:
@@ -188,7 +190,7 @@ class Lengths:
 
     def short(self, shape: Shape) -> MlpTrainerState:
         """The beginning of a short run; without a limit of two, the first is half as long."""
-        lmbda = rate_model.first_lmbda(shape.parameters, self.samples)
+        lmbda = rate_model.initial_lmbda(shape.parameters, self.samples)
         if self.seconds is not None:
             steps = int(ONE_SHORT * self.seconds / self.pace(shape, 1))
             return MlpTrainerState(min(max(steps, LEAST_BRIEF), STEPS), lmbda)
@@ -202,7 +204,7 @@ class Lengths:
             fitting = self._for_first(shape) / self.pace(shape, wider)
             steps = max(1, min(steps, int(fitting)))
         return MlpTrainerState(
-            steps, rate_model.first_lmbda(self.sizes.weights, self.samples), wider=wider
+            steps, rate_model.initial_lmbda(self.sizes.weights, self.samples), wider=wider
         )
 
     def deadline(self, shape: Shape) -> tuple[float | None, int]:
@@ -229,17 +231,17 @@ class Lengths:
         return self._checks(check) * check + min(TRIED * check, LONG)
 
     def exchanges(self, shape: Shape, steps: int, reached: float) -> bool:
-        """Whether to go on with another network, by what a run has `reached` at its GLANCE.
+        """Whether to go on with another network, by the dB that a run has `reached` early on.
 
         With a larger one only where so large ones were seen, and there is time for enough steps.
         """
-        found = rate_model.expected(reached, shape.parameters, steps)
+        found = rate_model.expected_final_psnr(reached, shape.parameters, steps)
         weights = self.sizes.better_suited(shape.parameters, found)
         if weights is None or self._compiling(self.sizes.shape_of(weights)) > 0:
             return False
         if weights > shape.parameters and (
-            shape.parameters > rate_model.GLANCED_WEIGHTS
-            or self.fitting(weights) < rate_model.GLANCED_STEPS
+            shape.parameters > rate_model.MAX_EARLY_CHECK_WEIGHTS
+            or self.fitting(weights) < rate_model.MIN_EARLY_CHECK_STEPS
         ):
             return False
         self.sizes.weights, self.sizes.exchanged = weights, True
@@ -334,8 +336,8 @@ class Lengths:
         A network has about as many weights as the target needs, and just their bits.
         """
         if not self.searched:
-            return rate_model.BITS * shape.parameters
-        bits = rate_model.BITS * self.sizes.weights
+            return rate_model.BITS_PER_WEIGHT * shape.parameters
+        bits = rate_model.BITS_PER_WEIGHT * self.sizes.weights
         if self.wanted.kind == "bytes":
             bits = 8 * (AIMED_BYTES_FRACTION * self.wanted.value - self.rounding.overhead(shape))
         return min(max(8.0, bits), FINE * shape.parameters)

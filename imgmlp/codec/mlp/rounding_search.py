@@ -47,10 +47,10 @@ def overhead(picture: Picture, shape: Shape) -> int:
 
 def paid_weights(picture: Picture, size: float) -> float:
     """Weights that so many bytes pay for, as many as a file of a quality has in them."""
-    found = 8 * size / rate_model.BITS
+    found = 8 * size / rate_model.BITS_PER_WEIGHT
     for _ in range(2):  # what is beside weights hangs on how many layers these have
         beside = overhead(picture, rate_model.network_shape(found, picture.channels))
-        found = max(1.0, 8 * (size - beside) / rate_model.BITS)
+        found = max(1.0, 8 * (size - beside) / rate_model.BITS_PER_WEIGHT)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.rate_model import Known, Seen
+from imgmlp.codec.mlp.rate_model import RunResult, SizeResult
 from imgmlp.codec.training.search import MAX_PSNR
 from imgmlp.codec.training.target import TOLERANCE, Goal, Kind
 
@@ -46,7 +46,7 @@ COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 def pilot_weights(samples: int) -> float:
     """Those of the first short run, the same for many pictures: there it is compiled just once."""
-    doublings = math.log2(max(1.0, PILOT_RATE * samples / rate_model.BITS / LEAST))
+    doublings = math.log2(max(1.0, PILOT_RATE * samples / rate_model.BITS_PER_WEIGHT / LEAST))
     return float(LEAST * 2 ** (APART * round(doublings / APART)))
 
 
@@ -73,7 +73,7 @@ class SizeSearch:
     most: float
     weights: float  # that are paid for, BITS each
     size: float | None = None  # weights of the network, if it has more, of fewer bits each
-    pilots: list[Seen] = field(default_factory=list)  # short runs
+    pilots: list[RunResult] = field(default_factory=list)  # short runs
     attempts: list[Attempt] = field(default_factory=list)
     rivals: int = 0  # attempts with networks beside the one that was found
     exchanged: bool = False  # whether another one took the place of the first
@@ -87,7 +87,7 @@ class SizeSearch:
     def restore(self, values: Mapping[str, Any]) -> None:
         for name in self.KEPT:
             setattr(self, name, values[name])
-        self.pilots = [Seen(*one) for one in values["pilots"]]
+        self.pilots = [RunResult(*one) for one in values["pilots"]]
         self.attempts = [Attempt(*one) for one in values["attempts"]]
 
     def shape(self) -> Shape:
@@ -147,17 +147,19 @@ class SizeSearch:
         """
         known = self._known(steps)
         if self.wanted.kind == "psnr":
-            wished = rate_model.weights_for(self.wanted.value + MARGIN, known)
+            wished = rate_model.weights_for_psnr(self.wanted.value + MARGIN, known)
         else:
-            wished = rate_model.weights_worth(self.wanted.value, self.samples, known)
+            wished = rate_model.weights_for_lmbda(self.wanted.value, self.samples, known)
         if not self.attempts:
             tried, reach = self.pilots[-1].weights, 2**FARTHEST
             wished = min(max(wished, tried / reach), tried * reach)
         self.weights = min(max(wished, self.shape_of(1.0).parameters), self.most)
         self.size = self._proven()
         if self.size is not None:
-            same = [Known(one.paid, one.psnr) for one in self.attempts if one.size == self.size]
-            self.weights = min(rate_model.weights_for(self.wanted.value, same), self.most)
+            same = [
+                SizeResult(one.paid, one.psnr) for one in self.attempts if one.size == self.size
+            ]
+            self.weights = min(rate_model.weights_for_psnr(self.wanted.value, same), self.most)
 
     def again(self, best: float, steps: Callable[[float], float]) -> bool:
         """Resize after an attempt; whether another one may bring what `best`, in dB, lacks."""
@@ -215,10 +217,10 @@ class SizeSearch:
     def _needs(self) -> dict[float, float]:
         """The weights to pay for until networks of these sizes have the dB, by attempts near it,
         and by those that had more for no more than these need."""
-        known, goal = dict[float, list[Known]](), self.wanted.value
+        known, goal = dict[float, list[SizeResult]](), self.wanted.value
         for one in self.attempts:
-            known.setdefault(one.size, []).append(Known(one.paid, one.psnr))
-        needs = {size: rate_model.weights_for(goal, of) for size, of in known.items()}
+            known.setdefault(one.size, []).append(SizeResult(one.paid, one.psnr))
+        needs = {size: rate_model.weights_for_psnr(goal, of) for size, of in known.items()}
         near = [n for n, of in known.items() if any(abs(o.psnr - goal) < NEARBY for o in of)]
         most = AS_MANY * min((needs[size] for size in near), default=0.0)
         return {
@@ -235,17 +237,17 @@ class SizeSearch:
         """Take the network that is compiled, with as many bits as the wanted one would have."""
         if self.pilots:
             self.size = self.pilots[-1].weights
-            self.weights = max(self.weights, self.size * COARSEST / rate_model.BITS)
+            self.weights = max(self.weights, self.size * COARSEST / rate_model.BITS_PER_WEIGHT)
 
-    def _known(self, steps: Callable[[float], float]) -> list[Known]:
+    def _known(self, steps: Callable[[float], float]) -> list[SizeResult]:
         """Of attempts, or else what short runs would have given if they were as long."""
         if self.attempts:
-            return [Known(one.paid, one.psnr) for one in self.attempts]
-        found = list[Known]()
+            return [SizeResult(one.paid, one.psnr) for one in self.attempts]
+        found = list[SizeResult]()
         for before, after in zip(self.pilots[::2], self.pilots[1::2], strict=True):
             longer = math.log2(max(1.0, steps(before.weights) / after.steps))
-            more = rate_model.more_steps(after.psnr - before.psnr, longer)
-            found.append(Known(before.weights, after.psnr + more))
+            more = rate_model.gain_of_more_steps(after.psnr - before.psnr, longer)
+            found.append(SizeResult(before.weights, after.psnr + more))
         return found
 
     def _proven(self) -> float | None:

@@ -177,7 +177,7 @@ def test_bytes_have_the_network_of_a_quality_that_has_as_many(weights: float) ->
     quality = _Encoder(picture, Goal("lambda", 1e-3), SHORT, device, Run())
     quality.sizes.weights = weights
     shape = quality.sizes.shape()
-    size = math.ceil(rate_model.BITS * weights / 8 + quality.rounding.overhead(shape))
+    size = math.ceil(rate_model.BITS_PER_WEIGHT * weights / 8 + quality.rounding.overhead(shape))
     encoder = _Encoder(picture, Goal("bytes", size), SHORT, device, Run())
     assert encoder.sizes.shape() == shape
     assert encoder.sizes.weights == pytest.approx(weights, rel=2e-3)
@@ -351,7 +351,7 @@ def test_small_pictures_may_have_more_weights_than_pixels() -> None:
     encoder = _Encoder(picture, Goal("psnr", 50), Workload(3750), open_device("numpy"), Run())
     encoder.sizes.attempts = [Attempt(700.0, 30.0, 700.0)]
     encoder.sizes.resize(encoder.lengths.whole)
-    assert encoder.sizes.weights == picture.pixels.nbytes * 8 / rate_model.BITS
+    assert encoder.sizes.weights == picture.pixels.nbytes * 8 / rate_model.BITS_PER_WEIGHT
 
 
 def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Encoded:
@@ -370,7 +370,7 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
 
     def best(self: Rounding, trained: Any, choices: Any, shape: Shape) -> Any:
         steps, budget = trained
-        fewer = math.log2(budget / rate_model.BITS / shape.parameters)
+        fewer = math.log2(budget / rate_model.BITS_PER_WEIGHT / shape.parameters)
         psnr = quality(shape, steps) + 2 * fewer
         first = SimpleNamespace(psnr=psnr, network=SimpleNamespace(shape=shape))
         first.size = self.overhead(shape) + round(budget / 8)
@@ -402,7 +402,7 @@ def test_a_quality_takes_the_fewest_weights_that_have_it(
     assert abs(found.metrics["psnr"] - wanted) <= 0.1
     picture = Picture(np.resize(small_pixels(), (128, 128, 3)))
     beside = overhead(picture, rate_model.network_shape(weights, 3))
-    assert len(found.bytes) < 1.05 * (weights * rate_model.BITS / 8 + beside)
+    assert len(found.bytes) < 1.05 * (weights * rate_model.BITS_PER_WEIGHT / 8 + beside)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_there_are_more_attempts_where_none_came_near(
 def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_model, "weights_for", lambda _, known: known[-1].weights / 2)
+    monkeypatch.setattr(rate_model, "weights_for_psnr", lambda _, known: known[-1].weights / 2)
     monkeypatch.setattr("imgmlp.codec.mlp.size_search.PILOT_RATE", 40 * PILOT_RATE)
     begun: list[int] = []
     attempt = _Encoder.attempt

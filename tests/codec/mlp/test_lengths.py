@@ -30,7 +30,7 @@ from imgmlp.codec.mlp.lengths import (
     Lengths,
 )
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.rate_model import Seen
+from imgmlp.codec.mlp.rate_model import RunResult
 from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, even
 from imgmlp.codec.mlp.size_search import COARSEST, Attempt
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
@@ -440,7 +440,7 @@ def test_a_second_short_run_leaves_most_of_the_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     arguments = Picture(small_pixels()), Goal("psnr", 20), Workload(100, seconds=60)
     lengths = _Encoder(*arguments, open_device("numpy"), Run(began=100.0)).lengths
-    lengths.sizes.pilots.append(Seen(4000.0, 1000.0, 30.0))
+    lengths.sizes.pilots.append(RunResult(4000.0, 1000.0, 30.0))
     lengths.sizes.weights = 100.0  # of which a run of so many says little
     clock[0] = 123.0
     assert not lengths.known_enough()
@@ -502,11 +502,11 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=10)
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
     encoder.lengths.searched = True
-    encoder.sizes.pilots, encoder.sizes.weights = [Seen(4000.0, 50.0, 22.0)], 3000.0
+    encoder.sizes.pilots, encoder.sizes.weights = [RunResult(4000.0, 50.0, 22.0)], 3000.0
     encoder.lengths.afford()
     shape = encoder.sizes.shape()
     assert shape == rate_model.network_shape(4000.0, 3)
-    assert encoder.lengths.budget(shape) == 3000 * rate_model.BITS
+    assert encoder.lengths.budget(shape) == 3000 * rate_model.BITS_PER_WEIGHT
     encoder.sizes.weights = 500.0
     encoder.lengths.afford()
     assert encoder.sizes.shape() == shape

@@ -9,13 +9,13 @@ import pytest
 
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.rate_model import (
-    FEW_STEPS,
-    TO_SPARE,
-    Known,
-    Seen,
+    MIN_USEFUL_STEPS,
+    PSNR_RESERVE,
+    RunResult,
+    SizeResult,
     best_weights,
-    expected,
-    predicted,
+    expected_final_psnr,
+    predicted_psnr,
 )
 from imgmlp.codec.training.target import Goal
 
@@ -53,45 +53,45 @@ def test_networks_stay_within_the_format() -> None:
 
 
 def test_a_quality_takes_the_weights_that_what_is_known_leads_to() -> None:
-    one = Known(1000, 30.0)
-    assert rate_model.weights_for(30.0, [one]) == 1000
-    two = [one, Known(2000, 33.0)]
-    assert rate_model.weights_for(34.5, two) == pytest.approx(2000 * 2**0.5)
-    assert rate_model.weights_for(27.0, two) == pytest.approx(500)
-    assert rate_model.weights_for(31.5, two) == pytest.approx(1000 * 2**0.5)
+    one = SizeResult(1000, 30.0)
+    assert rate_model.weights_for_psnr(30.0, [one]) == 1000
+    two = [one, SizeResult(2000, 33.0)]
+    assert rate_model.weights_for_psnr(34.5, two) == pytest.approx(2000 * 2**0.5)
+    assert rate_model.weights_for_psnr(27.0, two) == pytest.approx(500)
+    assert rate_model.weights_for_psnr(31.5, two) == pytest.approx(1000 * 2**0.5)
 
 
 def test_chance_does_not_hide_the_fewest_weights_that_are_enough() -> None:
-    known = [Known(8000, 44.5), Known(1000, 40.0), Known(4000, 44.6)]
-    assert 1000 < rate_model.weights_for(44.0, known) < 4000
+    known = [SizeResult(8000, 44.5), SizeResult(1000, 40.0), SizeResult(4000, 44.6)]
+    assert 1000 < rate_model.weights_for_psnr(44.0, known) < 4000
 
 
 def test_runs_that_say_nonsense_are_not_believed() -> None:
-    same = [Known(1000, 30.0), Known(2000, 29.0)]
-    assert 500 > rate_model.weights_for(25.0, same) > 10
+    same = [SizeResult(1000, 30.0), SizeResult(2000, 29.0)]
+    assert 500 > rate_model.weights_for_psnr(25.0, same) > 10
 
 
 def test_a_lambda_is_paid_as_long_as_more_weights_save_more_than_they_cost() -> None:
     """Against the least of squared error + lambda * bits a pixel, over all numbers of weights."""
-    known, lmbda, pixels = [Known(1000, 30.0), Known(2000, 33.0)], 2e-3, 16_384
+    known, lmbda, pixels = [SizeResult(1000, 30.0), SizeResult(2000, 33.0)], 2e-3, 16_384
 
     def cost(weights: float) -> float:
         error = 10 ** (-(30 + 3 * math.log2(weights / 1000)) / 10)
-        return error + lmbda * rate_model.BITS * weights / pixels
+        return error + lmbda * rate_model.BITS_PER_WEIGHT * weights / pixels
 
     best = min((100 * 1.01**n for n in range(800)), key=cost)
-    found = rate_model.weights_worth(lmbda, pixels, known)
+    found = rate_model.weights_for_lmbda(lmbda, pixels, known)
     assert found == pytest.approx(best, rel=0.02)
     quality = 30 + 3 * math.log2(found / 1000)
     assert rate_model.lmbda_of(found, quality, pixels, known) == pytest.approx(lmbda)
 
 
 def test_more_steps_bring_less_and_less() -> None:
-    gains = [rate_model.more_steps(2.0, n) for n in range(20)]
+    gains = [rate_model.gain_of_more_steps(2.0, n) for n in range(20)]
     assert gains[0] == 0
     assert all(b > a for a, b in pairwise(gains))
     assert gains[1] < 2 < gains[-1] < 4
-    assert rate_model.more_steps(-1.0, 3) == 0
+    assert rate_model.gain_of_more_steps(-1.0, 3) == 0
 
 
 # --- in a limited time, by one short run ---
@@ -106,31 +106,31 @@ def steps(weights: float) -> float:
 
 
 def test_what_was_seen_is_what_is_predicted_for_the_same_run() -> None:
-    seen = Seen(5_643, 2_284, 18.94)
-    assert predicted(5_643, 2_284, PHOTO, seen) == pytest.approx(18.94)
+    seen = RunResult(5_643, 2_284, 18.94)
+    assert predicted_psnr(5_643, 2_284, PHOTO, seen) == pytest.approx(18.94)
 
 
 @pytest.mark.parametrize(
     ("samples", "short", "weights", "length", "reached"),
     [
-        (PHOTO, Seen(5_643, 2_284, 18.94), 14_563, 6_126, 21.31),  # kodim05
-        (PHOTO, Seen(5_643, 2_284, 26.34), 14_563, 6_126, 29.57),  # kodim23
-        (128**2, Seen(3_083, 2_284, 24.40), 3_083, 17_135, 26.52),  # a piece of kodim05
-        (128**2, Seen(3_083, 2_284, 29.34), 9_283, 6_126, 36.88),  # of kodim15
+        (PHOTO, RunResult(5_643, 2_284, 18.94), 14_563, 6_126, 21.31),  # kodim05
+        (PHOTO, RunResult(5_643, 2_284, 26.34), 14_563, 6_126, 29.57),  # kodim23
+        (128**2, RunResult(3_083, 2_284, 24.40), 3_083, 17_135, 26.52),  # a piece of kodim05
+        (128**2, RunResult(3_083, 2_284, 29.34), 9_283, 6_126, 36.88),  # of kodim15
     ],
 )
 def test_photographs_came_near_to_what_is_predicted(
-    samples: int, short: Seen, weights: float, length: float, reached: float
+    samples: int, short: RunResult, weights: float, length: float, reached: float
 ) -> None:
-    assert predicted(weights, length, samples, short) == pytest.approx(reached, abs=1.6)
+    assert predicted_psnr(weights, length, samples, short) == pytest.approx(reached, abs=1.6)
 
 
 @pytest.mark.parametrize(
     ("weights", "length", "end"), [(2_091, 40_419, 31.17), (5_643, 33_533, 36.35)]
 )
 def test_a_short_run_says_less_of_long_ones(weights: float, length: float, end: float) -> None:
-    seen = Seen(4_267, 1_000, 28.6)  # 128x128 pixels of kodim15
-    assert predicted(weights, length, 128**2, seen) == pytest.approx(end, abs=0.55)
+    seen = RunResult(4_267, 1_000, 28.6)  # 128x128 pixels of kodim15
+    assert predicted_psnr(weights, length, 128**2, seen) == pytest.approx(end, abs=0.55)
 
 
 @pytest.mark.parametrize(
@@ -144,48 +144,48 @@ def test_a_short_run_says_less_of_long_ones(weights: float, length: float, end: 
 def test_small_pictures_came_near_to_what_their_beginning_said(
     reached: float, weights: float, length: float, end: float
 ) -> None:
-    assert expected(reached, weights, length) == pytest.approx(end, abs=1.0)
-    assert expected(reached, 100, length) == reached  # which learn no more
+    assert expected_final_psnr(reached, weights, length) == pytest.approx(end, abs=1.0)
+    assert expected_final_psnr(reached, 100, length) == reached  # which learn no more
 
 
 def test_more_steps_and_no_change_of_the_weights_never_bring_less() -> None:
-    seen = Seen(5_643, 2_284, 18.94)
-    found = [predicted(5_643, 2.0**n, PHOTO, seen) for n in range(10, 20)]
+    seen = RunResult(5_643, 2_284, 18.94)
+    found = [predicted_psnr(5_643, 2.0**n, PHOTO, seen) for n in range(10, 20)]
     assert found == sorted(found)
 
 
 @pytest.mark.parametrize("samples", [64**2, 128**2, PHOTO, 2**21, 2**23, 24 * 10**6, 2**28])
 def test_larger_networks_and_longer_runs_are_never_foreseen_to_be_worse(samples: int) -> None:
     """Of pictures far larger and smaller than those that were measured as well."""
-    seen = Seen(4_267, 1_000, 20.0)
+    seen = RunResult(4_267, 1_000, 20.0)
     sizes = [500 * 2 ** (n / 2) for n in range(17)]
-    by_size = [predicted(size, 10_000, samples, seen) for size in sizes]
+    by_size = [predicted_psnr(size, 10_000, samples, seen) for size in sizes]
     assert by_size == sorted(by_size)
     for size in sizes:
-        by_steps = [predicted(size, 10.0 * 2**n, samples, seen) for n in range(15)]
+        by_steps = [predicted_psnr(size, 10.0 * 2**n, samples, seen) for n in range(15)]
         assert by_steps == sorted(by_steps), size
     found = best_weights(Goal("psnr", 24), samples, (500, 100_000), lambda w: 1e9 / w, seen)
     assert found > 1_500
 
 
 def test_a_quality_has_the_fewest_weights_that_reach_it() -> None:
-    seen = Seen(5_643, 2_284, 18.94)
+    seen = RunResult(5_643, 2_284, 18.94)
     few = best_weights(Goal("psnr", 19), PHOTO, WITHIN, steps, seen)
     more = best_weights(Goal("psnr", 20.5), PHOTO, WITHIN, steps, seen)
     assert few < more
-    given = predicted(more, steps(more), PHOTO, seen)
-    assert given == pytest.approx(20.5 + TO_SPARE, abs=0.2)
+    given = predicted_psnr(more, steps(more), PHOTO, seen)
+    assert given == pytest.approx(20.5 + PSNR_RESERVE, abs=0.2)
 
 
 def test_a_quality_out_of_reach_has_the_best_network_rather_than_the_largest() -> None:
     """The largest one would hardly be trained in the time that there is."""
-    seen = Seen(5_643, 2_284, 18.94)
+    seen = RunResult(5_643, 2_284, 18.94)
     found = best_weights(Goal("psnr", 40), PHOTO, WITHIN, steps, seen)
     assert 5_643 < found < WITHIN[1] / 2
-    assert steps(found) >= FEW_STEPS
+    assert steps(found) >= MIN_USEFUL_STEPS
 
 
 def test_the_dearer_bits_are_the_fewer_weights_are_worth_them() -> None:
-    seen = Seen(5_643, 2_284, 18.94)
+    seen = RunResult(5_643, 2_284, 18.94)
     found = [best_weights(Goal("lambda", p), PHOTO, WITHIN, steps, seen) for p in (1e-3, 1e-2)]
     assert found[0] > found[1]

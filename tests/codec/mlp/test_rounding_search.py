@@ -31,7 +31,9 @@ def test_what_bytes_pay_for_is_what_a_file_has_beside_the_rest(size: int) -> Non
         picture = Picture(np.zeros((64, 64, 3), np.uint8), found)
         weights = paid_weights(picture, size)
         shape = rate_model.network_shape(weights, 3)
-        assert overhead(picture, shape) + weights * rate_model.BITS / 8 == pytest.approx(size)
+        assert overhead(picture, shape) + weights * rate_model.BITS_PER_WEIGHT / 8 == pytest.approx(
+            size
+        )
 
 
 def test_what_was_compiled_for_few_bits_does_not_take_more_from_networks(
@@ -56,13 +58,13 @@ def test_what_was_compiled_for_few_bits_does_not_take_more_from_networks(
         """Of the second layer."""
         return rounding._rounded(fine, choices, shape).network.layers[1].step
 
-    for bits in (rate_model.BITS, 3.0, rate_model.BITS):
+    for bits in (rate_model.BITS_PER_WEIGHT, 3.0, rate_model.BITS_PER_WEIGHT):
         rounding.seconds(shape, bits)
     assert len(compiled) == 1
     assert step() > 40  # as far as that takes
-    for bits in (FINE, rate_model.BITS):
+    for bits in (FINE, rate_model.BITS_PER_WEIGHT):
         rounding.seconds(shape, bits)
-    rounding.seconds(other, rate_model.BITS)
+    rounding.seconds(other, rate_model.BITS_PER_WEIGHT)
     assert compiled[1] == integer_inference.PARTS
     assert len(compiled) == 3
     assert step() == 40

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from imgmlp.codec.mlp import rate_model
-from imgmlp.codec.mlp.rate_model import Seen
+from imgmlp.codec.mlp.rate_model import RunResult
 from imgmlp.codec.mlp.size_search import COARSEST, LEAST, Attempt, SizeSearch, pilot_weights
 from imgmlp.codec.training.target import Goal
 
@@ -86,10 +86,10 @@ def test_too_large_a_network_keeps_some_bits_for_each_weight() -> None:
     found = search(Goal("psnr", 30.0), 1000.0)
     found.make_do()
     assert found.size is None  # nothing is compiled
-    found.pilots = [Seen(4000.0, 50.0, 30.0)]
+    found.pilots = [RunResult(4000.0, 50.0, 30.0)]
     found.make_do()
     assert found.shape() == rate_model.network_shape(4000.0, 3)
-    assert found.weights * rate_model.BITS == pytest.approx(COARSEST * 4000)
+    assert found.weights * rate_model.BITS_PER_WEIGHT == pytest.approx(COARSEST * 4000)
 
 
 @pytest.mark.parametrize("goal", [Goal("bytes", 3400), Goal("lambda", 1e-3)])
@@ -182,7 +182,7 @@ def test_nothing_beside_it_is_tried_before_a_quality_is_near() -> None:
 
 def test_what_is_kept_in_a_checkpoint_goes_on_from_there() -> None:
     found = search(Goal("psnr", 30.0))
-    found.pilots = [Seen(500.0, 750.0, 25.0)] * 2
+    found.pilots = [RunResult(500.0, 750.0, 25.0)] * 2
     found.attempts = [Attempt(5000.0, 30.4, 4931.0)]
     found.again(30.4, steps)
     found.challenge(4)
