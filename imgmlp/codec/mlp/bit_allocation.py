@@ -17,8 +17,8 @@ from imgmlp.codec.mlp.integer_inference import is_exact
 from imgmlp.codec.mlp.network import LAST_STEP, MAX_FINER, Layer, Network, Shape
 from imgmlp.errors import FormatError
 
-LEAST = 0.993  # of a budget that is to be used
-_ROUNDS = 24  # for each layer
+MIN_BUDGET_USE = 0.993  # of a budget that is to be used
+_MAX_CHANGES_PER_LAYER = 24  # for each layer
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +35,9 @@ class Choice:
         return size, size / 2**self.finer
 
 
-def settle(arrays: Sequence[Array], wished: Array, budget: float | None = None) -> list[Choice]:
+def choose_step_sizes(
+    arrays: Sequence[Array], wished: Array, budget: float | None = None
+) -> list[Choice]:
     """Steps for W0, b0, W1, b1 ... near `wished`, the logarithms (base 2) of those from training.
 
     With a budget, in bits, the layers whose steps are furthest on the wrong side of the wish
@@ -45,11 +47,11 @@ def settle(arrays: Sequence[Array], wished: Array, budget: float | None = None) 
     choices = [_nearest(wished, n, _coarsest(n, layers)) for n in range(layers)]
     if budget is None:
         return choices
-    known = _Known(arrays)
+    known = _BitsCache(arrays)
     bits = known.bits(choices)
     tried = {_distance(bits, budget): choices}
-    for _ in range(_ROUNDS * layers):
-        if LEAST * budget <= bits <= budget:
+    for _ in range(_MAX_CHANGES_PER_LAYER * layers):
+        if MIN_BUDGET_USE * budget <= bits <= budget:
             return choices
         off = [np.log2(step_size(c.step)) - wished[2 * n] for n, c in enumerate(choices)]
         more = bits > budget
@@ -60,7 +62,7 @@ def settle(arrays: Sequence[Array], wished: Array, budget: float | None = None) 
     return tried[min(tried)]
 
 
-class _Known:
+class _BitsCache:
     """What layers cost with the choices that were tried, each computed once."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:

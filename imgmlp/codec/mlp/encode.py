@@ -13,8 +13,8 @@ import numpy as np
 
 from imgmlp.codec.mlp import buckets, opening, rate_model
 from imgmlp.codec.mlp.estimate import (
-    ATTEMPTS,
-    SMALL,
+    SMALL_NETWORK_WEIGHTS,
+    USUAL_ATTEMPTS,
     decoding_program,
     operations,
     rivals,
@@ -37,14 +37,22 @@ from imgmlp.image import Picture
 
 Array = np.ndarray[Any, Any]
 
-MOST_ATTEMPTS = 6  # networks that are tried for a quality, if none came near
-NEAR = 1.05  # times the bytes that the quality seems to need, which a file may have
-BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
-CLOSE = 0.05  # the same of small networks, which are soon trained again
-PASSES, PASS = 4, 0.05  # at the end of a limited time, and the share of a run's steps of one
-MISSED = 0.7  # of the share of a run that tells how it ends, or more, and that inverse, or less
-TOO_FEW = 10  # steps of a limited time, after which pixels are far from what they can be
-LITTLE, HELPS = 1.5, 0.1  # dB that such passes may change, and that one must bring for another
+MAX_ATTEMPTS = 6  # networks that are tried for a quality, if none came near
+MAX_SIZE_RATIO = 1.05  # times the bytes that the quality seems to need, which a file may have
+MAX_SURPLUS_PSNR = 0.2  # dB beyond its target of a network that needs no other attempt
+MAX_SMALL_SURPLUS_PSNR = 0.05  # the same of small networks, which are soon trained again
+MAX_PASSES, PASS_FRACTION = (
+    4,
+    0.05,
+)  # at the end of a limited time, and the share of a run's steps of one
+MIN_EARLY_CHECK_ACCURACY = (
+    0.7  # of the share of a run that tells how it ends, or more, and that inverse, or less
+)
+MIN_SENSIBLE_STEPS = 10  # steps of a limited time, after which pixels are far from what they can be
+MAX_PASS_PSNR, MIN_PASS_GAIN = (
+    1.5,
+    0.1,
+)  # dB that such passes may change, and that one must bring for another
 
 
 def untrained(
@@ -128,7 +136,11 @@ class _Encoder:
         if ended == "done":
             ended = self._run(trainer)
         seconds = before + time.perf_counter() - began
-        if self.lengths.limit is not None and trainer.state.steps < TOO_FEW and self.best is None:
+        if (
+            self.lengths.limit is not None
+            and trainer.state.steps < MIN_SENSIBLE_STEPS
+            and self.best is None
+        ):
             self.run.say("too little time for this picture, which had hardly any steps; give more")
         if trainer.state.phase < Phase.ROUNDING:  # it diverged, or was too short for looks
             trainer.fix_step_sizes()
@@ -146,13 +158,17 @@ class _Encoder:
         Itself, or the trainer of another network that had better take its place.
         """
         state, glance = trainer.state, math.ceil(EARLY_CHECK_FRACTION * trainer.state.steps)
-        first = self._aims() and self.sizes.glances and not self.sizes.attempts
+        first = self._aims() and self.sizes.checks_early and not self.sizes.attempts
         if not first or state.steps < MIN_EARLY_CHECK_STEPS or trainer.step.done >= glance:
             return trainer, "done"
         trainer.pause = glance
         ended = self._run(trainer)
         steps = trainer.state.steps  # which may be others by now
-        tells = MISSED < glance / (EARLY_CHECK_FRACTION * steps) < 1 / MISSED
+        tells = (
+            MIN_EARLY_CHECK_ACCURACY
+            < glance / (EARLY_CHECK_FRACTION * steps)
+            < 1 / MIN_EARLY_CHECK_ACCURACY
+        )
         seen = ended == "done" and trainer.paused and tells
         trainer.pause = None
         if not seen or not self.lengths.exchanges(trainer.step.shape, steps, trainer.quality):
@@ -171,18 +187,18 @@ class _Encoder:
 
         After a stop in a pass that one is gone on with, and then this begins anew.
         """
-        steps, shape = math.ceil(PASS * trainer.state.steps), trainer.step.shape
+        steps, shape = math.ceil(PASS_FRACTION * trainer.state.steps), trainer.step.shape
         nearest: tuple[tuple[bool, float], Snapshot] | None = None
         before = math.inf  # dB that were missing
-        for passes in range(PASSES + 1):
+        for passes in range(MAX_PASSES + 1):
             reached = self.rounding.reached(trainer.arrays(), trainer.choices(), shape)
             missing, seconds = self.wanted.value - reached, self.lengths.for_training(shape)
             distance = missing > TOLERANCE, abs(missing)
             if nearest is None or distance < nearest[0]:
                 nearest = distance, trainer.snapshot()
             fitting = int(seconds / self.lengths.pace(shape, trainer.state.wider))
-            over = passes == PASSES or not TOLERANCE < abs(missing) <= LITTLE
-            if over or fitting < steps or (missing > 0 and before - missing < HELPS):
+            over = passes == MAX_PASSES or not TOLERANCE < abs(missing) <= MAX_PASS_PSNR
+            if over or fitting < steps or (missing > 0 and before - missing < MIN_PASS_GAIN):
                 break
             before = missing if missing > 0 else math.inf
             trainer.extend(steps, missing, time.perf_counter() + seconds)
@@ -199,9 +215,9 @@ class _Encoder:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
         paid = first.size - self.rounding.overhead(first.network.shape)
         size = float(first.network.shape.parameters)
-        self.sizes.tried(max(8 * paid / rate_model.BITS_PER_WEIGHT, 1.0), first.psnr, size)
+        self.sizes.add_attempt(max(8 * paid / rate_model.BITS_PER_WEIGHT, 1.0), first.psnr, size)
         hit = self.wanted.hit_by(found.size, found.psnr)
-        beyond = CLOSE if size < SMALL else BEYOND
+        beyond = MAX_SMALL_SURPLUS_PSNR if size < SMALL_NETWORK_WEIGHTS else MAX_SURPLUS_PSNR
         self.hit = hit and -TOLERANCE <= first.psnr - self.wanted.value <= beyond
 
     def distance(self, found: Draft) -> tuple[bool, float]:
@@ -212,13 +228,13 @@ class _Encoder:
         tried = len(self.sizes.attempts) - self.sizes.rivals
         if self.sizes.challenge(self._rivals()):
             return True
-        over = self.wanted.kind != "psnr" or tried == MOST_ATTEMPTS
+        over = self.wanted.kind != "psnr" or tried == MAX_ATTEMPTS
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
         hit = self.hit or (self.sizes.rivals > 0 and self.wanted.value - best <= TOLERANCE)
         if over or hit:
             return False
         other = self.sizes.again(best, self.lengths.whole)
-        return other and not (tried >= ATTEMPTS and self._near()) and self.lengths.fits()
+        return other and not (tried >= USUAL_ATTEMPTS and self._near()) and self.lengths.fits()
 
     def _rivals(self) -> int:
         """How many attempts beside the one that is wanted there may be, by how long the latest
@@ -236,7 +252,7 @@ class _Encoder:
         size, quality = len(self.best.bytes), self.best.metrics["psnr"]
         needed = self.sizes.weights * rate_model.BITS_PER_WEIGHT / 8
         needed += self.rounding.overhead(self.sizes.shape())
-        return self.wanted.misses(size, quality) is None and size <= NEAR * needed
+        return self.wanted.misses(size, quality) is None and size <= MAX_SIZE_RATIO * needed
 
     def _start(self, begin: Callable[[Shape], MlpTrainerState]) -> MlpTrainer:
         """A trainer at its beginning, or where a checkpoint left it."""

@@ -6,27 +6,31 @@ from imgmlp.codec.mlp import buckets, rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rounding_search import paid_weights
-from imgmlp.codec.mlp.size_search import PILOTS, beside, pilot_weights
+from imgmlp.codec.mlp.size_search import MAX_PILOTS, neighbours_to_try, pilot_weights
 from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.target import Goal, Kind, Workload
 from imgmlp.engine import AnyDevice, NumpyDevice
 from imgmlp.image import Picture
 
-ATTEMPTS = 4  # networks that are tried for a quality, unless none came near
-PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
-LEAST_PILOT = 1_500  # steps: after fewer little can be said of many
-SEEN = 55  # pixels that training sees for each weight; with fewer, weights are not worth their time
-SMALL = 2_000.0  # weights, of which fewer take hardly less time
+USUAL_ATTEMPTS = 4  # networks that are tried for a quality, unless none came near
+STEPS_PER_PILOT_STEP = (
+    10  # a run's steps for each step of a short one that shows how hard a picture is
+)
+MIN_PILOT_STEPS = 1_500  # steps: after fewer little can be said of many
+MIN_PIXELS_PER_WEIGHT = (
+    55  # pixels that training sees for each weight; with fewer, weights are not worth their time
+)
+SMALL_NETWORK_WEIGHTS = 2_000.0  # weights, of which fewer take hardly less time
 # Operations of an attempt so short that others follow with the networks beside its own, of which
 # chance makes one up to 0.5 dB better: about 10 s of two cores of a processor.
-BRIEF = 1e12
-RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 10}  # such attempts, at most
+MAX_BRIEF_OPERATIONS = 1e12
+MAX_RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 10}  # such attempts, at most
 # The same of attempts so short that they hardly count, of the smallest networks.
-MOMENT, MORE_RIVALS = 2.5e10, 4
+MAX_MOMENT_OPERATIONS, MAX_MOMENT_RIVALS = 2.5e10, 4
 # Seconds of a step that NumPy takes for any network: 1.1 to 2 ms of one with 123 to 963 weights
 # were seen on an AMD EPYC, family 25, at 2.4 GHz.
 INTERPRETED_STEP = 1.8e-3
-CHECKS = 2  # times that files are decoded once training is over, as a rule
+FILE_CHECKS = 2  # times that files are decoded once training is over, as a rule
 
 
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
@@ -37,13 +41,13 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     shapes, runs = [shape], 1.0
     others = 0 if workload.seconds is not None else rivals(wanted.kind, operations(weights, steps))
     if others:
-        shapes, runs = beside(shape, wanted.kind)[: 1 + others], runs + others
+        shapes, runs = neighbours_to_try(shape, wanted.kind)[: 1 + others], runs + others
     elif wanted.kind == "psnr":
-        runs += ATTEMPTS / 2 - 1
+        runs += USUAL_ATTEMPTS / 2 - 1
     told = workload.steps if workload.seconds is None else 0
     programs = [step_program(shape, workload.wider, device, told) for shape in shapes]
     if wanted.kind != "bytes":
-        runs += PILOTS / 2 * 1.5 * pilot_steps(workload.steps) / max(workload.steps, 1)
+        runs += MAX_PILOTS / 2 * 1.5 * pilot_steps(workload.steps) / max(workload.steps, 1)
         first = rate_model.network_shape(pilot_weights(samples), channels)
         programs.append(step_program(first, workload.wider, device, pilot_steps(told)))
     programs += [decoding_program(shape, device, samples) for shape in shapes]
@@ -52,7 +56,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     if buckets.opening_steps(shape, device, *run):
         bucket = shape  # for most of them
     read = buckets.decoding_shape(shape, device, samples).parameters
-    computed = operations(bucket.parameters, runs * steps) + 2 * CHECKS * read * samples
+    computed = operations(bucket.parameters, runs * steps) + 2 * FILE_CHECKS * read * samples
     trained = runs * workload.steps
     fixed = INTERPRETED_STEP * trained if isinstance(device, NumpyDevice) else 0.0
     return Work(trained, computed, tuple(dict.fromkeys(programs)), fixed)
@@ -63,14 +67,16 @@ def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
     most = 8 * picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
     if wanted.kind == "bytes":
         return min(paid_weights(picture, wanted.value), most)
-    taught = max(SMALL, workload.steps * workload.wider * BATCH / SEEN)
+    taught = max(
+        SMALL_NETWORK_WEIGHTS, workload.steps * workload.wider * BATCH / MIN_PIXELS_PER_WEIGHT
+    )
     usual = rate_model.usual_weights(wanted, picture.width * picture.height)
     return min(usual, most, taught)
 
 
 def pilot_steps(steps: int) -> int:
     """Of a short run before one of so many."""
-    return max(steps // PILOT, min(LEAST_PILOT, steps // 2))
+    return max(steps // STEPS_PER_PILOT_STEP, min(MIN_PILOT_STEPS, steps // 2))
 
 
 def step_program(shape: Shape, wider: int, device: AnyDevice, steps: int) -> str:
@@ -87,8 +93,8 @@ def decoding_program(shape: Shape, device: AnyDevice, pixels: int) -> str:
 
 def rivals(kind: Kind, computed: float) -> int:
     """Attempts, at most, that follow one of so many operations with the networks beside its own."""
-    least = MORE_RIVALS if computed <= MOMENT else 0
-    return max(RIVALS[kind], least) if computed <= BRIEF else 0
+    least = MAX_MOMENT_RIVALS if computed <= MAX_MOMENT_OPERATIONS else 0
+    return max(MAX_RIVALS[kind], least) if computed <= MAX_BRIEF_OPERATIONS else 0
 
 
 def operations(weights: float, steps: float) -> float:

@@ -127,7 +127,7 @@ class Decoder:
         return sampled(partial(self._piece, network), self._device, self._size, PIXELS_AT_ONCE)
 
     @cached_property
-    def share(self) -> float:
+    def judged_fraction(self) -> float:
         """Of a picture's decoding, what `parts` take."""
         return sampled_share(self._device, self._size, PIXELS_AT_ONCE)
 

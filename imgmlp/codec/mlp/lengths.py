@@ -10,8 +10,8 @@ from typing import Any
 
 from imgmlp.codec.mlp import buckets, rate_model
 from imgmlp.codec.mlp.estimate import (
-    SEEN,
-    SMALL,
+    MIN_PIXELS_PER_WEIGHT,
+    SMALL_NETWORK_WEIGHTS,
     decoding_program,
     pilot_steps,
     step_program,
@@ -19,8 +19,20 @@ from imgmlp.codec.mlp.estimate import (
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rate_model import RunResult
-from imgmlp.codec.mlp.rounding_search import FINE, LONG, TRIED, Rounding, paid_weights
-from imgmlp.codec.mlp.size_search import BRIEF, LEAST, PILOT_RATE, SizeSearch, pilot_weights
+from imgmlp.codec.mlp.rounding_search import (
+    MAX_BITS_PER_WEIGHT,
+    MAX_TIMING_SECONDS,
+    TIMED_DECODINGS,
+    Rounding,
+    paid_weights,
+)
+from imgmlp.codec.mlp.size_search import (
+    MIN_PILOT_WEIGHTS,
+    PILOT_RATE,
+    TIMED_PILOT_WEIGHTS,
+    SizeSearch,
+    pilot_weights,
+)
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import usual_speed
@@ -31,25 +43,38 @@ from imgmlp.codec.training.target import STEPS, Goal, Kind, Workload
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.image import Picture
 
-ONE_SHORT = 0.05  # of a limited time, that of a short run; four times as much where steps are slow
-MAIN = 0.8  # of the time left after short runs, that for the steps of what they found
-HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
-BARELY = 2_000  # the same where a smaller network would miss its quality
-LEAST_BRIEF = 1_000  # steps of a short run in a limited time: fewer say little
+PILOT_TIME_FRACTION = (
+    0.05  # of a limited time, that of a short run; four times as much where steps are slow
+)
+MAIN_TIME_FRACTION = 0.8  # of the time left after short runs, that for the steps of what they found
+MIN_TIMED_STEPS = 5_000  # steps of a run, where only its time is known; it should not have fewer
+MIN_TIMED_STEPS_FOR_PSNR = 2_000  # the same where a smaller network would miss its quality
+MIN_TIMED_PILOT_STEPS = 1_000  # steps of a short run in a limited time: fewer say little
 # Of the time for an attempt's steps, those before it is seen how far from a quality it ends.
-FIRST: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 0.9}
-HURRY = 20.0  # seconds of a limit, from which on there is time to compile for short runs
-SHORTEST = 1.5  # seconds of a limit, below which short runs would leave too little for others
-MOST_SHORT, ONE_ENOUGH = 0.5, 0.4  # of a limit, after which no short run begins, nor a second one
-FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
+FIRST_PART_FRACTIONS: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 0.9}
+MIN_SECONDS_TO_COMPILE_PILOTS = (
+    20.0  # seconds of a limit, from which on there is time to compile for short runs
+)
+MIN_SECONDS_FOR_PILOTS = (
+    1.5  # seconds of a limit, below which short runs would leave too little for others
+)
+MAX_PILOT_TIME_FRACTION, MAX_SECOND_PILOT_TIME_FRACTION = (
+    0.5,
+    0.4,
+)  # of a limit, after which no short run begins, nor a second one
+MIN_STEPS_FRACTION = (
+    0.6  # of the steps that an attempt should have, at least, for which it is begun
+)
 # Of what a step of a network takes, at least, one of a far smaller one: on processors (90 µs of 470
 # were seen on two cores of an AMD EPYC, family 25) and elsewhere, where launches count.
-LEAST_PACE, SAME_PACE = 0.2, 0.5
-DECODED = 0.5  # of what a step takes for a pixel, what decoding takes, about
-TRIALS = 8  # files of which one of a quality is chosen, as a rule
-SLOWER = 1.25  # times as long as it was timed that the last decoding may take
-CHOOSING = 0.2  # of the time left that this may take, or there are fewer
-WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
+MIN_PACE_RATIO_ON_CPUS, MIN_PACE_RATIO_ELSEWHERE = 0.2, 0.5
+DECODING_PACE_RATIO = 0.5  # of what a step takes for a pixel, what decoding takes, about
+USUAL_TRIALS = 8  # files of which one of a quality is chosen, as a rule
+DECODING_TIME_MARGIN = 1.25  # times as long as it was timed that the last decoding may take
+MAX_CHOOSING_TIME_FRACTION = 0.2  # of the time left that this may take, or there are fewer
+MAX_PILOT_DOUBLINGS = (
+    1.5  # doublings of the usual number of weights within which a first short run's are
+)
 
 
 class Lengths:
@@ -102,7 +127,13 @@ class Lengths:
         most = 8 * self.picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
         if self.wanted.kind == "bytes" or self.workload.seconds is not None:
             return most
-        return min(most, max(SMALL, self.workload.steps * self.workload.wider * BATCH / SEEN))
+        return min(
+            most,
+            max(
+                SMALL_NETWORK_WEIGHTS,
+                self.workload.steps * self.workload.wider * BATCH / MIN_PIXELS_PER_WEIGHT,
+            ),
+        )
 
     def _first_weights(self) -> float:
         """How many weights the network should have; unless bytes say so, that of a short run."""
@@ -111,7 +142,7 @@ class Lengths:
         return self._short_weights() if not self.searched else self._guessed()
 
     def _short_weights(self) -> float:
-        return pilot_weights(self.samples) if self.seconds is None else BRIEF
+        return pilot_weights(self.samples) if self.seconds is None else TIMED_PILOT_WEIGHTS
 
     def _guessed(self) -> float:
         """How many weights the target seems to need, where there is no time for short runs."""
@@ -119,16 +150,19 @@ class Lengths:
             PILOT_RATE * self.samples / rate_model.BITS_PER_WEIGHT
         )  # there may be no time for another one
         usual = rate_model.usual_weights(self.wanted, self.samples)
-        return max(LEAST, min(max(usual, found / 2**WITHIN), found * 2**WITHIN))
+        return max(
+            MIN_PILOT_WEIGHTS,
+            min(max(usual, found / 2**MAX_PILOT_DOUBLINGS), found * 2**MAX_PILOT_DOUBLINGS),
+        )
 
     def _has_short_runs(self) -> bool:
         """Whether a limit leaves time to compile what short runs need and an attempt may not."""
-        if self.seconds is None or self.seconds >= HURRY:
+        if self.seconds is None or self.seconds >= MIN_SECONDS_TO_COMPILE_PILOTS:
             return True
-        return self.seconds >= SHORTEST and self._compiled_short()
+        return self.seconds >= MIN_SECONDS_FOR_PILOTS and self._compiled_short()
 
     def _compiled_short(self) -> bool:
-        shape = rate_model.network_shape(BRIEF, self.picture.channels)
+        shape = rate_model.network_shape(TIMED_PILOT_WEIGHTS, self.picture.channels)
         return self._compiling(shape) == 0
 
     def share_out(self) -> None:
@@ -141,26 +175,29 @@ class Lengths:
     def afford(self) -> None:
         """Take a smaller network where the time is too short for training one so large.
 
-        Below HASTY steps twice the steps bring more than twice the weights, which take as long.
+        Below MIN_TIMED_STEPS, twice the steps bring more than twice the weights, which take as
+        long.
         """
         shape, before = self.sizes.shape(), self.sizes.weights
         if self.limit is None or self.sizes.attempts:  # for which there is time
             return
         seconds, compiling = self._left(), self._compiling(shape)
-        if seconds < HURRY and self.sizes.pilots and compiling > 0:
-            self.sizes.make_do()
+        if seconds < MIN_SECONDS_TO_COMPILE_PILOTS and self.sizes.pilots and compiling > 0:
+            self.sizes.use_compiled()
             return
-        if before <= SMALL or self.sizes.pilots:  # which have told how large it should be
+        if (
+            before <= SMALL_NETWORK_WEIGHTS or self.sizes.pilots
+        ):  # which have told how large it should be
             return
-        barely = min(BARELY, self.workload.steps)
-        least = barely if self.wanted.kind == "psnr" else HASTY
+        barely = min(MIN_TIMED_STEPS_FOR_PSNR, self.workload.steps)
+        least = barely if self.wanted.kind == "psnr" else MIN_TIMED_STEPS
         pace, share = self._likely_pace(shape), 1.0
         for _ in range(3):  # as choosing a file of a quality takes as long with any network
             taken = share * least * pace + self._foreseen_checks(share * pace)
             share *= (seconds - compiling) / taken
         if share >= 1:
             return
-        self.sizes.weights = self.sizes.most = max(SMALL, before * share)
+        self.sizes.weights = self.sizes.most = max(SMALL_NETWORK_WEIGHTS, before * share)
         what = f"{seconds:.3g} seconds are too few for training {before:,.0f} weights"
         self.run.say(f"{what}: taking {self.sizes.weights:,.0f}, which give a better picture")
 
@@ -178,22 +215,24 @@ class Lengths:
         """What a short run says of the network's size."""
         self.sizes.pilots.append(pilot)
         if self.seconds is not None:
-            self.sizes.foresee(self.fitting)
+            self.sizes.choose_for_time_limit(self.fitting)
         elif len(self.sizes.pilots) % 2 == 0:
             self.sizes.resize(self.whole)
 
     def _too_late_for_short_runs(self) -> bool:
         assert self.seconds is not None
-        most = ONE_ENOUGH if self.sizes.pilots else MOST_SHORT
+        most = MAX_SECOND_PILOT_TIME_FRACTION if self.sizes.pilots else MAX_PILOT_TIME_FRACTION
         late = self._left() < (1 - most) * self.seconds
-        return late or (self.seconds < HURRY and self._compiling(self.sizes.shape()) > 0)
+        return late or (
+            self.seconds < MIN_SECONDS_TO_COMPILE_PILOTS and self._compiling(self.sizes.shape()) > 0
+        )
 
     def short(self, shape: Shape) -> MlpTrainerState:
         """The beginning of a short run; without a limit of two, the first is half as long."""
         lmbda = rate_model.initial_lmbda(shape.parameters, self.samples)
         if self.seconds is not None:
-            steps = int(ONE_SHORT * self.seconds / self.pace(shape, 1))
-            return MlpTrainerState(min(max(steps, LEAST_BRIEF), STEPS), lmbda)
+            steps = int(PILOT_TIME_FRACTION * self.seconds / self.pace(shape, 1))
+            return MlpTrainerState(min(max(steps, MIN_TIMED_PILOT_STEPS), STEPS), lmbda)
         steps = pilot_steps(self.workload.steps) >> 1 - len(self.sizes.pilots) % 2
         return MlpTrainerState(max(1, steps), lmbda, wider=self.workload.wider)
 
@@ -212,7 +251,7 @@ class Lengths:
         if self.limit is None:
             return None, 0
         if not self.searched:
-            return time.perf_counter() + 4 * ONE_SHORT * self._left(), 0
+            return time.perf_counter() + 4 * PILOT_TIME_FRACTION * self._left(), 0
         return time.perf_counter() + self._for_first(shape), STEPS
 
     def whole(self, _weights: float) -> float:
@@ -223,12 +262,12 @@ class Lengths:
         """The same in a limited time, by what steps take that were tried."""
         pace = self._likely_pace(self.sizes.shape_of(weights))
         seconds = self._left() - self._foreseen_checks(pace)
-        return min(max(MAIN * seconds / pace, 1.0), STEPS)
+        return min(max(MAIN_TIME_FRACTION * seconds / pace, 1.0), STEPS)
 
     def _foreseen_checks(self, pace: float) -> float:
         """Seconds that checks take, and timing the first one, by what a step does."""
-        check = DECODED * pace * self.samples / BATCH
-        return self._checks(check) * check + min(TRIED * check, LONG)
+        check = DECODING_PACE_RATIO * pace * self.samples / BATCH
+        return self._checks(check) * check + min(TIMED_DECODINGS * check, MAX_TIMING_SECONDS)
 
     def exchanges(self, shape: Shape, steps: int, reached: float) -> bool:
         """Whether to go on with another network, by the dB that a run has `reached` early on.
@@ -236,7 +275,7 @@ class Lengths:
         With a larger one only where so large ones were seen, and there is time for enough steps.
         """
         found = rate_model.expected_final_psnr(reached, shape.parameters, steps)
-        weights = self.sizes.better_suited(shape.parameters, found)
+        weights = self.sizes.replacement(shape.parameters, found)
         if weights is None or self._compiling(self.sizes.shape_of(weights)) > 0:
             return False
         if weights > shape.parameters and (
@@ -252,7 +291,7 @@ class Lengths:
         """Whether there is time for an attempt with the network that is wanted."""
         if self.limit is None:
             return True
-        shape, least = self.sizes.shape(), FEWER * self.workload.steps
+        shape, least = self.sizes.shape(), MIN_STEPS_FRACTION * self.workload.steps
         seconds = least * self._likely_pace(shape) + self._compiling(shape)
         if seconds >= self._left():
             return False  # before what decodes it is compiled
@@ -261,7 +300,7 @@ class Lengths:
     def too_late(self) -> bool:
         """Whether there is just time for the checks of a file that is there."""
         shape = self.sizes.shape()
-        last = SLOWER + self.rounding.share
+        last = DECODING_TIME_MARGIN + self.rounding.judged_fraction
         return self.limit is not None and self._left() < last * self._checking(shape)
 
     def for_training(self, shape: Shape) -> float:
@@ -270,7 +309,7 @@ class Lengths:
 
     def _for_first(self, shape: Shape) -> float:
         """The same before it is seen how far from a quality it ends."""
-        return FIRST[self.wanted.kind] * self.for_training(shape)
+        return FIRST_PART_FRACTIONS[self.wanted.kind] * self.for_training(shape)
 
     def _settling(self, shape: Shape) -> float:
         """Seconds that choosing and checking a file take once a network is trained."""
@@ -279,10 +318,16 @@ class Lengths:
 
     def _checks(self, check: float) -> float:
         """Times that files are decoded then, where each takes so many seconds."""
-        share = self.rounding.share
+        share = self.rounding.judged_fraction
         if self.wanted.kind != "psnr":
-            return SLOWER + share
-        return 1 + SLOWER + min(TRIALS * share, CHOOSING * self._left() / max(check, 1e-9))
+            return DECODING_TIME_MARGIN + share
+        return (
+            1
+            + DECODING_TIME_MARGIN
+            + min(
+                USUAL_TRIALS * share, MAX_CHOOSING_TIME_FRACTION * self._left() / max(check, 1e-9)
+            )
+        )
 
     def _checking(self, shape: Shape) -> float:
         """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
@@ -322,7 +367,7 @@ class Lengths:
             buckets.training_shape(one, self.device).parameters for one in (shape, tried)
         ]
         processor = isinstance(self.device, Device) and self.device.lanes != "group"
-        least = LEAST_PACE if processor else SAME_PACE
+        least = MIN_PACE_RATIO_ON_CPUS if processor else MIN_PACE_RATIO_ELSEWHERE
         return self.pace(tried, 1) * max(bucket_parameters[0] / bucket_parameters[1], least)
 
     def _compiling(self, shape: Shape) -> float:
@@ -340,4 +385,4 @@ class Lengths:
         bits = rate_model.BITS_PER_WEIGHT * self.sizes.weights
         if self.wanted.kind == "bytes":
             bits = 8 * (AIMED_BYTES_FRACTION * self.wanted.value - self.rounding.overhead(shape))
-        return min(max(8.0, bits), FINE * shape.parameters)
+        return min(max(8.0, bits), MAX_BITS_PER_WEIGHT * shape.parameters)

@@ -25,17 +25,21 @@ from imgmlp.image import Picture, has_alpha, psnr, visible_fraction
 
 Array = np.ndarray[Any, Any]
 
-INWARDS = 0.3  # of a step: how far rounding towards zero may go
-FINE = 10.0  # bits of a weight, above which no picture gets better
-LACKING = 1.0  # dB that no finer steps bring
-TRIED = 2  # times that decoding is timed, but a part of it if that takes LONG
-LONG = 0.5  # seconds
-VISIBLE = 0.5  # of a picture's share of samples that anybody sees, what its parts must have
+MAX_SHIFT_TOWARDS_ZERO = 0.3  # of a step: how far rounding towards zero may go
+MAX_BITS_PER_WEIGHT = 10.0  # bits of a weight, above which no picture gets better
+MAX_MISSING_PSNR = 1.0  # dB that no finer steps bring
+TIMED_DECODINGS = (
+    2  # times that decoding is timed, but a part of it if that takes MAX_TIMING_SECONDS
+)
+MAX_TIMING_SECONDS = 0.5  # seconds
+MIN_VISIBLE_RATIO = (
+    0.5  # of a picture's share of samples that anybody sees, what its parts must have
+)
 # Of the bytes wanted, from which on a network is left as it was trained: steps that it was not
 # trained with, finer ones too, take from 0.3 to 1.2 dB for a percent of its bytes.
-FULL = 0.9
-_PEAK = 4.13  # 2**bits over the deviation of normal weights, in steps
-_EVEN = 52  # number of a step, 2**-9, with which biases are every level of 8 bits
+MIN_BYTES_FRACTION = 0.9
+_BITS_TO_DEVIATION = 4.13  # 2**bits over the deviation of normal weights, in steps
+_EXACT_LEVELS_STEP = 52  # number of a step, 2**-9, with which biases are every level of 8 bits
 
 
 def overhead(picture: Picture, shape: Shape) -> int:
@@ -126,7 +130,7 @@ class Rounding:
 
     def _timed(self, found: Network) -> tuple[float, int]:
         """Seconds that decoding takes, and how hidden layers are cut there."""
-        seconds = self._decoder.seconds(found, TRIED, LONG)
+        seconds = self._decoder.seconds(found, TIMED_DECODINGS, MAX_TIMING_SECONDS)
         cut = self._decoder.cut
         assert cut is not None
         return seconds, cut
@@ -142,16 +146,19 @@ class Rounding:
         wanted = self.wanted
         self._beyond.pop(shape, None)  # which may be of networks with less training
         first = self._rounded(arrays, choices, shape)
-        if wanted.kind == "bytes" and FULL * wanted.value <= first.size <= wanted.value:
+        if (
+            wanted.kind == "bytes"
+            and MIN_BYTES_FRACTION * wanted.value <= first.size <= wanted.value
+        ):
             return first, first
         sizes, bits = bit_allocation.log_sizes(choices), bit_allocation.total_bits(arrays, choices)
-        most = max(bits, min(1.6 * bits, FINE * shape.parameters))
-        if wanted.kind == "psnr" and wanted.value - first.psnr > LACKING:
+        most = max(bits, min(1.6 * bits, MAX_BITS_PER_WEIGHT * shape.parameters))
+        if wanted.kind == "psnr" and wanted.value - first.psnr > MAX_MISSING_PSNR:
             return first, first
         ends = (0.1 * bits, bits) if is_too_much(wanted, first) else (bits, most)
 
         def stepped(budget: float) -> Trial:
-            found = bit_allocation.settle(arrays, sizes, budget)
+            found = bit_allocation.choose_step_sizes(arrays, sizes, budget)
             return self._rounded(arrays, found, shape)
 
         tried = [first, *approached(wanted, first, ends, stepped, self._enough)]
@@ -162,7 +169,9 @@ class Rounding:
             def inwards(share: float) -> Trial:
                 return self._rounded(arrays, start.choices, shape, -share)
 
-            tried += approached(wanted, start, (-INWARDS, 0.0), inwards, self._enough)
+            tried += approached(
+                wanted, start, (-MAX_SHIFT_TOWARDS_ZERO, 0.0), inwards, self._enough
+            )
         return self._chosen(self._judged(tried)), first
 
     def _chosen(self, tried: list[Trial]) -> Trial:
@@ -195,15 +204,15 @@ class Rounding:
         return judged
 
     @property
-    def share(self) -> float:
+    def judged_fraction(self) -> float:
         """Of a picture's decoding, what judging a trial takes once one of its shape is known."""
-        return self._decoder.share
+        return self._decoder.judged_fraction
 
     def _with_psnr(self, trial: Trial) -> Trial:
         """A trial with its dB; of a large picture about, by parts of it. Where it is to have so
         many dB, what the first one of its shape has beyond that is added."""
         found = trial.network
-        about = None if self.share == 1 else self._psnr_of_parts(found)
+        about = None if self.judged_fraction == 1 else self._psnr_of_parts(found)
         if about is None:
             return replace(trial, psnr=self._whole_psnr(found))
         if self.wanted.kind != "psnr":  # which only compares
@@ -223,7 +232,7 @@ class Rounding:
             original.append(own.reshape(1, -1, channels))
         joined = [part.reshape(1, -1, part.shape[-1]) for _, part in parts]
         pixels = np.concatenate(original, 1)
-        if visible_fraction(pixels) < VISIBLE * visible_fraction(
+        if visible_fraction(pixels) < MIN_VISIBLE_RATIO * visible_fraction(
             self.picture.pixels
         ):  # as hardly anybody sees them
             return None
@@ -284,9 +293,14 @@ def _sections(network: Network) -> tuple[Section, Section]:
 
 def _usual(shape: Shape, bits: float) -> Network:
     """A network of chance whose weights take so many bits."""
-    chance, deviation = np.random.default_rng(0), 2**bits / _PEAK * step_size(_EVEN)
+    chance, deviation = (
+        np.random.default_rng(0),
+        2**bits / _BITS_TO_DEVIATION * step_size(_EXACT_LEVELS_STEP),
+    )
     arrays = [chance.normal(0.0, deviation, size) for size in shape.shapes]
-    return bit_allocation.network(arrays, [Choice(_EVEN, 0)] * (shape.hidden + 1), shape)
+    return bit_allocation.network(
+        arrays, [Choice(_EXACT_LEVELS_STEP, 0)] * (shape.hidden + 1), shape
+    )
 
 
 def _means(pixels: Array) -> Array:
@@ -304,4 +318,4 @@ def even(levels: Array) -> Network:
     shape = Shape(1, 1, 1, len(levels))
     arrays = [np.zeros(size) for size in shape.shapes]
     arrays[-1] = levels / 255 - 0.5
-    return bit_allocation.network(arrays, [Choice(_EVEN, 0)] * 2, shape)
+    return bit_allocation.network(arrays, [Choice(_EXACT_LEVELS_STEP, 0)] * 2, shape)

@@ -17,7 +17,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp import float_render
-from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
+from imgmlp.codec.mlp.bit_allocation import Choice, choose_step_sizes, log_sizes, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
 from imgmlp.codec.training.replay import decibels, mean_loss
 from imgmlp.codec.training.run import Progress
@@ -239,7 +239,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     def fix_step_sizes(self) -> None:
         """Give every layer a step size of the file format; from here on weights are rounded."""
         learned = self.step.log_step_sizes.numpy()
-        choices = settle(self.arrays(), learned, self.state.budget)
+        choices = choose_step_sizes(self.arrays(), learned, self.state.budget)
         self.state.choices = [[c.step, c.finer] for c in choices]
         self.step.log_step_sizes.write(log_sizes(choices))
         self.state.phase = Phase.ROUNDING

@@ -195,7 +195,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shape, int]]:
     monkeypatch.setattr(buckets, "are_used_on", lambda _: True)
     monkeypatch.setattr(buckets, "opening_steps", lambda *run: 50 if run[2] else 0)
     monkeypatch.setattr(opening, "compiler", Compiler)
-    monkeypatch.setattr(estimate, "BRIEF", 0.0)
+    monkeypatch.setattr(estimate, "MAX_BRIEF_OPERATIONS", 0.0)
     Compiler.made.clear()
     return made
 

@@ -19,9 +19,9 @@ from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import estimate, integer_inference, rate_model, size_search
-from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, _Encoder
+from imgmlp.codec.mlp.encode import MAX_ATTEMPTS, _Encoder
 from imgmlp.codec.mlp.network import Network, Shape
-from imgmlp.codec.mlp.rounding_search import FULL, Rounding, Trial, overhead
+from imgmlp.codec.mlp.rounding_search import MIN_BYTES_FRACTION, Rounding, Trial, overhead
 from imgmlp.codec.mlp.size_search import PILOT_RATE, Attempt
 from imgmlp.codec.mlp.training_phases import Phase
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -58,7 +58,7 @@ def test_for_bytes_only_results_of_attempts_are_decoded(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(integer_inference.Decoder, "decode", counted)
     run(Goal("bytes", 260), workload=Workload(20))
-    assert len(decoded) == 1 + estimate.MORE_RIVALS  # whose digests files have
+    assert len(decoded) == 1 + estimate.MAX_MOMENT_RIVALS  # whose digests files have
 
 
 @pytest.mark.parametrize("what", ["weight", "bias", "step", "pixels"])
@@ -104,7 +104,7 @@ def test_of_short_attempts_with_networks_of_nearly_one_size_the_best_is_the_file
     costs = [10 ** (-one.metrics["psnr"] / 10) + lmbda * one.metrics["bpp"] for one in found]
     assert result.bytes == found[costs.index(min(costs))].bytes
     found.clear()
-    monkeypatch.setattr(estimate, "BRIEF", 0.0)
+    monkeypatch.setattr(estimate, "MAX_BRIEF_OPERATIONS", 0.0)
     run(wanted)
     assert len(found) == 1
 
@@ -119,7 +119,9 @@ def test_steps_that_a_network_was_not_trained_with_are_judged_by_their_quality(
     encoder._run(trainer)
     given = trainer.arrays(), trainer.choices(), trainer.step.shape
     first = encoder.rounding._rounded(*given)
-    rounding = Rounding(picture, Goal("bytes", math.ceil(first.size / FULL) - 1), device)
+    rounding = Rounding(
+        picture, Goal("bytes", math.ceil(first.size / MIN_BYTES_FRACTION) - 1), device
+    )
     assert rounding.best(*given)[0].sections == first.sections  # hardly less than wanted
     rounding = Rounding(picture, Goal("bytes", 2 * first.size), device)
     made: list[Trial] = []
@@ -142,7 +144,7 @@ def test_too_little_time_is_told(
     seconds: float | None, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = list[str]()
-    monkeypatch.setattr(mlp, "TOO_FEW", steps)
+    monkeypatch.setattr(mlp, "MIN_SENSIBLE_STEPS", steps)
     work = Workload(0 if seconds else 5, seconds)
     made = Picture(small_pixels()), Goal("bytes", 200.0), work, open_device("numpy")
     any_codec.encode(*made, Run(note=said.append), "mlp")
@@ -418,7 +420,7 @@ def test_there_are_more_attempts_where_none_came_near(
     encoder.sizes.attempts = [Attempt(*attempt, attempt[0]) for attempt in tried]
     encoder.sizes.weights, encoder.best = 5363.0, Draft(bytes(size), {"psnr": quality})
     assert encoder.again() is more
-    encoder.sizes.attempts += [Attempt(5500.0, 29.36, 5500.0)] * (MOST_ATTEMPTS - len(tried))
+    encoder.sizes.attempts += [Attempt(5500.0, 29.36, 5500.0)] * (MAX_ATTEMPTS - len(tried))
     assert not encoder.again()
 
 
@@ -447,14 +449,14 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
         encode(picture, wanted, Workload(40), device, Run(should_stop=stop, checkpoint=checkpoint))
     assert begun == [0, 1]
     found = encode(picture, wanted, Workload(40), device, Run(checkpoint=checkpoint))
-    assert begun == [0, 1, *range(1, MOST_ATTEMPTS)]
+    assert begun == [0, 1, *range(1, MAX_ATTEMPTS)]
     assert found.bytes == whole.bytes
     assert found.missed == whole.missed
     assert (found.pixels == whole.pixels).all()
 
 
 def test_the_shorter_an_attempt_is_the_more_networks_are_tried_beside_its_own() -> None:
-    short, long = estimate.MOMENT, estimate.BRIEF
+    short, long = estimate.MAX_MOMENT_OPERATIONS, estimate.MAX_BRIEF_OPERATIONS
     for kind, some in (("bytes", 2), ("lambda", 2), ("psnr", 10)):
         assert estimate.rivals(kind, short) == max(some, 4)  # type: ignore[arg-type]
         assert estimate.rivals(kind, 1.01 * short) == some  # type: ignore[arg-type]
@@ -475,7 +477,7 @@ def test_programs_of_all_networks_that_may_be_tried_are_counted(goal: Goal) -> N
     picture, device = Picture(small_pixels()), open_device("numpy")
     programs = estimate.work(picture, goal, SHORT, device).programs
     middle = rate_model.network_shape(estimate.usual_weights(picture, goal, SHORT), 3)
-    tried = size_search.beside(middle, goal.kind)
+    tried = size_search.neighbours_to_try(middle, goal.kind)
     assert len(tried) > 3
     for shape in tried:
         assert estimate.step_program(shape, 1, device, 0) in programs

@@ -18,21 +18,21 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import _Encoder
-from imgmlp.codec.mlp.estimate import SMALL
+from imgmlp.codec.mlp.estimate import SMALL_NETWORK_WEIGHTS
 from imgmlp.codec.mlp.lengths import (
-    BARELY,
-    CHOOSING,
-    HASTY,
-    LEAST_PACE,
-    SAME_PACE,
-    SLOWER,
-    TRIALS,
+    DECODING_TIME_MARGIN,
+    MAX_CHOOSING_TIME_FRACTION,
+    MIN_PACE_RATIO_ELSEWHERE,
+    MIN_PACE_RATIO_ON_CPUS,
+    MIN_TIMED_STEPS,
+    MIN_TIMED_STEPS_FOR_PSNR,
+    USUAL_TRIALS,
     Lengths,
 )
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rate_model import RunResult
-from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, even
-from imgmlp.codec.mlp.size_search import COARSEST, Attempt
+from imgmlp.codec.mlp.rounding_search import MAX_BITS_PER_WEIGHT, TIMED_DECODINGS, Rounding, even
+from imgmlp.codec.mlp.size_search import MIN_BITS_PER_WEIGHT, Attempt
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
 from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -79,8 +79,8 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
 
 def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imgmlp.codec.mlp.lengths.STEPS", 0)  # whatever the steps really take
-    monkeypatch.setattr("imgmlp.codec.mlp.lengths.HASTY", 20)
-    monkeypatch.setattr("imgmlp.codec.mlp.lengths.SMALL", 200)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.MIN_TIMED_STEPS", 20)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.SMALL_NETWORK_WEIGHTS", 200)
     monkeypatch.setattr("imgmlp.codec.mlp.lengths.usual_speed", lambda _: 6 * 1024 / 1e-3)
     monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: 1e-3 * shape.parameters)
     notes: list[str] = []
@@ -90,7 +90,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     assert "seconds are too few for training 3,369 weights: taking" in notes[0]
     assert 10 <= found.metrics["steps"] < 40
     assert len(found.bytes) < 10_000  # rather than filled with digits that nobody sees
-    assert found.metrics["bits_per_weight"] < 1.1 * FINE
+    assert found.metrics["bits_per_weight"] < 1.1 * MAX_BITS_PER_WEIGHT
     assert found.metrics["psnr"] > 10
 
 
@@ -117,7 +117,7 @@ def test_a_time_limit_finds_the_size_of_a_network_by_a_short_run(
 
     Nearly all of the time is left to the network that was found.
     """
-    monkeypatch.setattr("imgmlp.codec.mlp.lengths.LEAST_BRIEF", 1)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.MIN_TIMED_PILOT_STEPS", 1)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     monkeypatch.setattr(Lengths, "pace", lambda *_: 1e-2)
     monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
@@ -354,7 +354,7 @@ def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
 ) -> None:
     """In a short run and in the first attempt, on a machine that does less in the meantime."""
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
-    monkeypatch.setattr("imgmlp.codec.mlp.lengths.LEAST_BRIEF", 1)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.MIN_TIMED_PILOT_STEPS", 1)
     monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
     checkpoint = Checkpoint(tmp_path / "c", "k")
 
@@ -510,7 +510,7 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     encoder.sizes.weights = 500.0
     encoder.lengths.afford()
     assert encoder.sizes.shape() == shape
-    assert encoder.lengths.budget(shape) == 4000 * COARSEST
+    assert encoder.lengths.budget(shape) == 4000 * MIN_BITS_PER_WEIGHT
     monkeypatch.setattr(CompileTimes, "expected", lambda *_: 0.0)  # another was compiled before
     encoder.sizes.weights, encoder.sizes.size = 500.0, None
     encoder.lengths.afford()
@@ -534,8 +534,8 @@ def test_a_network_is_so_small_that_its_steps_and_its_checks_fit(
     encoder.workload = encoder.lengths.workload = Workload(10**5)
     encoder.lengths.afford()
     pace = 1e-6 * encoder.sizes.weights
-    steps = BARELY if wanted.kind == "psnr" else HASTY
-    assert encoder.sizes.weights > SMALL
+    steps = MIN_TIMED_STEPS_FOR_PSNR if wanted.kind == "psnr" else MIN_TIMED_STEPS
+    assert encoder.sizes.weights > SMALL_NETWORK_WEIGHTS
     assert 16 < steps * pace + encoder.lengths._foreseen_checks(pace) <= 20.2
 
 
@@ -549,16 +549,18 @@ def test_choosing_a_file_takes_a_share_of_the_time_at_most(
     def checks(wanted: Goal, check: float) -> float:
         limited = Workload(100, seconds=20)
         encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run())
-        return encoder.lengths._checks(check) - SLOWER
+        return encoder.lengths._checks(check) - DECODING_TIME_MARGIN
 
-    assert checks(Goal("psnr", 21), 1e-3) == pytest.approx(1 + share * TRIALS)
-    choosing = min(share * TRIALS, CHOOSING * 20 / 4)
+    assert checks(Goal("psnr", 21), 1e-3) == pytest.approx(1 + share * USUAL_TRIALS)
+    choosing = min(share * USUAL_TRIALS, MAX_CHOOSING_TIME_FRACTION * 20 / 4)
     assert checks(Goal("psnr", 21), 4.0) == pytest.approx(1 + choosing, rel=0.1)
     for wanted in (Goal("bytes", 300), Goal("lambda", 1)):
         assert checks(wanted, 4.0) == pytest.approx(share)
 
 
-@pytest.mark.parametrize(("pixels", "times"), [(1e-6, 1 + 12 * TRIED), (1e-3, 1 + 8), (1.0, 2)])
+@pytest.mark.parametrize(
+    ("pixels", "times"), [(1e-6, 1 + 12 * TIMED_DECODINGS), (1e-3, 1 + 8), (1.0, 2)]
+)
 def test_decoding_is_timed_by_as_much_as_takes_a_while(
     pixels: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,7 +627,12 @@ def test_a_time_limit_counts_from_when_the_command_began() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "share"), [("numpy", SAME_PACE), ("one", LEAST_PACE), ("group", SAME_PACE)]
+    ("form", "share"),
+    [
+        ("numpy", MIN_PACE_RATIO_ELSEWHERE),
+        ("one", MIN_PACE_RATIO_ON_CPUS),
+        ("group", MIN_PACE_RATIO_ELSEWHERE),
+    ],
 )
 def test_steps_of_far_smaller_networks_take_less_on_processors(form: str, share: float) -> None:
     """As little as a fifth there; elsewhere no less than half, as launches take their time."""

@@ -9,7 +9,13 @@ import pytest
 
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.bit_allocation import Choice
-from imgmlp.codec.mlp.rounding_search import FINE, Rounding, even, overhead, paid_weights
+from imgmlp.codec.mlp.rounding_search import (
+    MAX_BITS_PER_WEIGHT,
+    Rounding,
+    even,
+    overhead,
+    paid_weights,
+)
 from imgmlp.codec.training import chunked
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import open_device
@@ -62,7 +68,7 @@ def test_what_was_compiled_for_few_bits_does_not_take_more_from_networks(
         rounding.seconds(shape, bits)
     assert len(compiled) == 1
     assert step() > 40  # as far as that takes
-    for bits in (FINE, rate_model.BITS_PER_WEIGHT):
+    for bits in (MAX_BITS_PER_WEIGHT, rate_model.BITS_PER_WEIGHT):
         rounding.seconds(shape, bits)
     rounding.seconds(other, rate_model.BITS_PER_WEIGHT)
     assert compiled[1] == integer_inference.PARTS
@@ -81,7 +87,7 @@ def test_files_of_a_large_picture_are_judged_by_parts_of_it(
     picture = Picture(np.dstack([x * 0.8, y, 80 * np.sin(x / 9) + 100]).astype(np.uint8))
     wanted, device = Goal("psnr", 30), open_device("numpy")
     rounding = Rounding(picture, wanted, device)
-    assert 0.03 < rounding.share < 0.1
+    assert 0.03 < rounding.judged_fraction < 0.1
     arrays = [chance.normal(0.0, 0.2, size) for size in shape.shapes]
     decoded, decode = [], integer_inference.Decoder.decode
     monkeypatch.setattr(
@@ -100,7 +106,7 @@ def test_files_of_a_large_picture_are_judged_by_parts_of_it(
     best = whole.index(max(whole))
     assert (found.network, found.psnr) == (trials[best].network, pytest.approx(whole[best]))
     again = Rounding(Picture(picture.pixels[:40, :40]), wanted, device)
-    assert again.share == 1
+    assert again.judged_fraction == 1
 
 
 def test_hidden_parts_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,4 +120,4 @@ def test_hidden_parts_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trial.psnr == pytest.approx(psnr(pixels, rounding.decoded(trial.network)))
     assert not trial.about
     assert rounding._chosen([trial]) is trial
-    assert rounding.share < 1
+    assert rounding.judged_fraction < 1

@@ -9,7 +9,13 @@ import pytest
 
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.rate_model import RunResult
-from imgmlp.codec.mlp.size_search import COARSEST, LEAST, Attempt, SizeSearch, pilot_weights
+from imgmlp.codec.mlp.size_search import (
+    MIN_BITS_PER_WEIGHT,
+    MIN_PILOT_WEIGHTS,
+    Attempt,
+    SizeSearch,
+    pilot_weights,
+)
 from imgmlp.codec.training.target import Goal
 
 
@@ -51,29 +57,29 @@ def test_a_network_that_begins_too_well_or_too_badly_makes_room_for_another_one(
     found = search(Goal("psnr", 30.0))
     size = found.shape().parameters
     for expected in (29.6, 31.3, math.nan):  # other bits will do, or nobody knows
-        assert found.better_suited(size, expected) is None
-    less, more = (found.better_suited(size, expected) for expected in (32.0, 28.5))
+        assert found.replacement(size, expected) is None
+    less, more = (found.replacement(size, expected) for expected in (32.0, 28.5))
     assert less is not None
     assert more is not None
     assert size / 2 < less < size / 1.1
     assert 1.1 * size < more < 2 * size
-    assert found.better_suited(size, 33.0) < less  # type: ignore[operator]
-    assert found.better_suited(size, 27.0) > more  # type: ignore[operator]
+    assert found.replacement(size, 33.0) < less  # type: ignore[operator]
+    assert found.replacement(size, 27.0) > more  # type: ignore[operator]
     least = float(found.shape_of(1.0).parameters)
-    assert found.better_suited(size, 90.0) == least
-    assert found.better_suited(size, 1.0) == found.most
+    assert found.replacement(size, 90.0) == least
+    assert found.replacement(size, 1.0) == found.most
     found.weights = least
-    assert found.better_suited(least, 90.0) is None
+    assert found.replacement(least, 90.0) is None
 
 
 def test_a_run_for_dB_of_a_small_picture_may_exchange_its_network_once() -> None:
     goal = Goal("psnr", 30.0)
     small, large = (SizeSearch(goal, n, 3, 50_000.0, 5000.0) for n in (2**14, 2**14 + 1))
-    assert small.glances
-    assert not large.glances
-    assert not search(Goal("bytes", 3000)).glances
-    assert not SizeSearch(goal, 2**14, 3, 50_000.0, 3000.0, size=4267.0).glances
-    assert not SizeSearch(goal, 2**14, 3, 50_000.0, 3000.0, exchanged=True).glances
+    assert small.checks_early
+    assert not large.checks_early
+    assert not search(Goal("bytes", 3000)).checks_early
+    assert not SizeSearch(goal, 2**14, 3, 50_000.0, 3000.0, size=4267.0).checks_early
+    assert not SizeSearch(goal, 2**14, 3, 50_000.0, 3000.0, exchanged=True).checks_early
 
 
 def test_nothing_is_tried_that_would_be_the_same() -> None:
@@ -84,12 +90,12 @@ def test_nothing_is_tried_that_would_be_the_same() -> None:
 
 def test_too_large_a_network_keeps_some_bits_for_each_weight() -> None:
     found = search(Goal("psnr", 30.0), 1000.0)
-    found.make_do()
+    found.use_compiled()
     assert found.size is None  # nothing is compiled
     found.pilots = [RunResult(4000.0, 50.0, 30.0)]
-    found.make_do()
+    found.use_compiled()
     assert found.shape() == rate_model.network_shape(4000.0, 3)
-    assert found.weights * rate_model.BITS_PER_WEIGHT == pytest.approx(COARSEST * 4000)
+    assert found.weights * rate_model.BITS_PER_WEIGHT == pytest.approx(MIN_BITS_PER_WEIGHT * 4000)
 
 
 @pytest.mark.parametrize("goal", [Goal("bytes", 3400), Goal("lambda", 1e-3)])
@@ -195,5 +201,5 @@ def test_what_is_kept_in_a_checkpoint_goes_on_from_there() -> None:
 def test_first_networks_are_few_and_grow_with_the_picture() -> None:
     found = [pilot_weights(1 << n) for n in range(29)]
     assert found == sorted(found)
-    assert found[0] == LEAST
+    assert found[0] == MIN_PILOT_WEIGHTS
     assert len(set(found)) == 8
