@@ -1,7 +1,7 @@
-"""From trained numbers to whole ones: which steps of the format a network gets.
+"""Rounds trained parameters: chooses each layer's step size from those of the file format.
 
-Training finds steps as real numbers. Here each layer gets one that exists, all of them together
-within a budget of bits if there is one.
+Training learns step sizes as real numbers. Here each layer gets one of the format's, so that all of
+them together stay within a budget of bits, if there is one.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ from imgmlp.codec.mlp.integer_inference import is_exact
 from imgmlp.codec.mlp.network import LAST_STEP, MAX_FINER, Layer, Network, Shape
 from imgmlp.errors import FormatError
 
-MIN_BUDGET_USE = 0.993  # of a budget that is to be used
-_MAX_CHANGES_PER_LAYER = 24  # for each layer
+MIN_BUDGET_USE = 0.993  # of the bits; with fewer, finer step sizes are looked for
+_MAX_CHANGES_PER_LAYER = 24  # of its step size, on average, until the search ends
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A layer's step, and by how many halvings the step of its biases is smaller."""
+    """The step sizes of a layer."""
 
-    step: int
-    finer: int
+    step: int  # the number of the weights' step size in the format
+    finer: int  # halvings by which the biases' step size is smaller
 
     def sizes(self) -> tuple[float, float]:
+        """The step sizes of weights and biases."""
         size = step_size(self.step)
         return size, size / 2**self.finer
 
 
 def choose_step_sizes(
-    arrays: Sequence[Array], wished: Array, budget: float | None = None
+    arrays: Sequence[Array], learned: Array, budget: float | None = None
 ) -> list[Choice]:
-    """Steps for W0, b0, W1, b1 ... near `wished`, the logarithms (base 2) of those from training.
+    """Step sizes of the layers of W0, b0, W1, b1 ..., near those learned by training.
 
-    With a budget, in bits, the layers whose steps are furthest on the wrong side of the wish
-    change first, until the budget is kept and nearly used, or cannot be.
+    `learned` has their logarithms to base 2, [tensors]. With a budget in bits, step sizes change
+    one by one, first where they deviate most from the learned ones in the wrong direction, until
+    the budget is met and nearly used. If that cannot be, the nearest result is returned.
     """
     layers = len(arrays) // 2
-    choices = [_nearest(wished, n, _coarsest(n, layers)) for n in range(layers)]
+    choices = [_nearest(learned, n, _coarsest(n, layers)) for n in range(layers)]
     if budget is None:
         return choices
-    known = _BitsCache(arrays)
-    bits = known.bits(choices)
+    cache = _BitsCache(arrays)
+    bits = cache.bits(choices)
     tried = {_distance(bits, budget): choices}
     for _ in range(_MAX_CHANGES_PER_LAYER * layers):
         if MIN_BUDGET_USE * budget <= bits <= budget:
             return choices
-        off = [np.log2(step_size(c.step)) - wished[2 * n] for n, c in enumerate(choices)]
-        more = bits > budget
-        order = np.argsort(off) if more else np.argsort(off)[::-1]
-        choices = _moved(choices, [int(n) for n in order], 1 if more else -1, layers)
-        bits = known.bits(choices)
+        deviations = [np.log2(step_size(c.step)) - learned[2 * n] for n, c in enumerate(choices)]
+        exceeds = bits > budget
+        order = np.argsort(deviations) if exceeds else np.argsort(deviations)[::-1]
+        choices = _moved(choices, [int(n) for n in order], 1 if exceeds else -1, layers)
+        bits = cache.bits(choices)
         tried[_distance(bits, budget)] = choices
     return tried[min(tried)]
 
 
 class _BitsCache:
-    """What layers cost with the choices that were tried, each computed once."""
+    """Bits of layers, computed once for each choice."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = arrays
@@ -78,7 +80,7 @@ class _BitsCache:
 
 
 def _distance(bits: float, budget: float) -> tuple[bool, float]:
-    """How far from a budget; any that keeps it is nearer than one that does not."""
+    """Distance from a budget, as a sort key: all that meet it come before those that do not."""
     return bits > budget, abs(bits - budget)
 
 
@@ -86,14 +88,14 @@ def _coarsest(number: int, layers: int) -> int:
     return LAST_STEP if number == layers - 1 else STEPS - 1
 
 
-def _nearest(wished: Array, number: int, largest: int) -> Choice:
-    of_weights, of_biases = (float(w) for w in wished[2 * number : 2 * number + 2])
+def _nearest(learned: Array, number: int, largest: int) -> Choice:
+    of_weights, of_biases = (float(w) for w in learned[2 * number : 2 * number + 2])
     finer = min(max(round(of_weights - of_biases), 0), MAX_FINER)
     return Choice(nearest_step(2.0**of_weights, largest), finer)
 
 
 def _moved(choices: list[Choice], order: list[int], by: int, layers: int) -> list[Choice]:
-    """The first layer of an order that can has a coarser or finer step."""
+    """Choices in which the first layer of `order` that can be changed has another step size."""
     for n in order:
         step = choices[n].step + by
         if 0 <= step <= _coarsest(n, layers):
@@ -102,13 +104,13 @@ def _moved(choices: list[Choice], order: list[int], by: int, layers: int) -> lis
 
 
 def total_bits(arrays: Sequence[Array], choices: Sequence[Choice]) -> float:
-    """What all arrays cost with these steps, coded."""
+    """Bits of all arrays, rounded with these step sizes and coded."""
     sizes = [size for choice in choices for size in choice.sizes()]
     return sum(coded_bits(quantize(a, s)) for a, s in zip(arrays, sizes, strict=True))
 
 
 def log_sizes(choices: Sequence[Choice]) -> Array:
-    """float32 [tensors]: logarithms (base 2) of all steps."""
+    """float32 [tensors]: the logarithms to base 2 of all step sizes."""
     return np.log2([size for choice in choices for size in choice.sizes()]).astype(np.float32)
 
 
@@ -119,9 +121,10 @@ def network(
     towards_zero: float = 0.0,
     cut: int | None = None,
 ) -> Network:
-    """The network of whole numbers; steps grow where its sums would need more than 32 bits.
+    """The network of integers.
 
-    They do so too where decoding would not be exact with a cut of hidden layers, if one is given.
+    Step sizes become coarser where sums would need more than 32 bits, or where decoding hidden
+    layers with the given `cut` would not be exact.
     """
     layers = []
     for n, choice in enumerate(choices):

@@ -37,22 +37,19 @@ from imgmlp.image import Picture
 
 Array = np.ndarray[Any, Any]
 
-MAX_ATTEMPTS = 6  # networks that are tried for a quality, if none came near
-MAX_SIZE_RATIO = 1.05  # times the bytes that the quality seems to need, which a file may have
-MAX_SURPLUS_PSNR = 0.2  # dB beyond its target of a network that needs no other attempt
-MAX_SMALL_SURPLUS_PSNR = 0.05  # the same of small networks, which are soon trained again
-MAX_PASSES, PASS_FRACTION = (
-    4,
-    0.05,
-)  # at the end of a limited time, and the share of a run's steps of one
-MIN_EARLY_CHECK_ACCURACY = (
-    0.7  # of the share of a run that tells how it ends, or more, and that inverse, or less
-)
-MIN_SENSIBLE_STEPS = 10  # steps of a limited time, after which pixels are far from what they can be
-MAX_PASS_PSNR, MIN_PASS_GAIN = (
-    1.5,
-    0.1,
-)  # dB that such passes may change, and that one must bring for another
+# Attempts towards a PSNR.
+MAX_ATTEMPTS = 6
+MAX_SIZE_RATIO = 1.05  # of a file's bytes to those that the PSNR seems to need; larger: try again
+MAX_SURPLUS_PSNR = 0.2  # dB beyond the target that need no other attempt
+MAX_SMALL_SURPLUS_PSNR = 0.05  # the same of small networks, which are trained quickly
+# Passes at the end of a limited time, with other bits.
+MAX_PASSES = 4
+PASS_FRACTION = 0.05  # steps of a pass, as a fraction of the run's
+MAX_PASS_PSNR = 1.5  # dB that passes may change
+MIN_PASS_GAIN = 0.1  # dB that a pass has to bring for another to follow
+# The early check counts if it took place at EARLY_CHECK_FRACTION of the run, within this factor.
+MIN_EARLY_CHECK_ACCURACY = 0.7
+MIN_SENSIBLE_STEPS = 10  # after fewer steps in a limited time, users are told to allow more
 
 
 def untrained(

@@ -1,4 +1,4 @@
-"""What training for a target will take, before anything is known of the picture but its size."""
+"""Estimates the work of training for a target by the size of the picture alone."""
 
 from __future__ import annotations
 
@@ -12,29 +12,26 @@ from imgmlp.codec.training.target import Goal, Kind, Workload
 from imgmlp.engine import AnyDevice, NumpyDevice
 from imgmlp.image import Picture
 
-USUAL_ATTEMPTS = 4  # networks that are tried for a quality, unless none came near
-STEPS_PER_PILOT_STEP = (
-    10  # a run's steps for each step of a short one that shows how hard a picture is
-)
-MIN_PILOT_STEPS = 1_500  # steps: after fewer little can be said of many
-MIN_PIXELS_PER_WEIGHT = (
-    55  # pixels that training sees for each weight; with fewer, weights are not worth their time
-)
-SMALL_NETWORK_WEIGHTS = 2_000.0  # weights, of which fewer take hardly less time
-# Operations of an attempt so short that others follow with the networks beside its own, of which
-# chance makes one up to 0.5 dB better: about 10 s of two cores of a processor.
+USUAL_ATTEMPTS = 4  # towards a PSNR; more only if none came near it
+STEPS_PER_PILOT_STEP = 10  # an attempt's steps for each step of a pilot, which measures the picture
+MIN_PILOT_STEPS = 1_500  # fewer say little about long runs
+MIN_PIXELS_PER_WEIGHT = 55  # that training sees; with fewer, weights are not worth their time
+SMALL_NETWORK_WEIGHTS = 2_000.0  # networks of fewer take hardly less time
+# Attempts of up to so many operations, about 10 s of two cores, are followed by rivals, which are
+# networks of slightly more or fewer weights: chance makes one of them up to 0.5 dB better.
 MAX_BRIEF_OPERATIONS = 1e12
-MAX_RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 10}  # such attempts, at most
-# The same of attempts so short that they hardly count, of the smallest networks.
-MAX_MOMENT_OPERATIONS, MAX_MOMENT_RIVALS = 2.5e10, 4
-# Seconds of a step that NumPy takes for any network: 1.1 to 2 ms of one with 123 to 963 weights
-# were seen on an AMD EPYC, family 25, at 2.4 GHz.
+MAX_RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 10}
+# The same for attempts that take a moment only, of the smallest networks.
+MAX_MOMENT_OPERATIONS = 2.5e10
+MAX_MOMENT_RIVALS = 4
+# Seconds per step that NumPy takes for any network: 1.1 to 2 ms were measured for 123 to 963
+# weights on an AMD EPYC, family 25, at 2.4 GHz.
 INTERPRETED_STEP = 1.8e-3
-FILE_CHECKS = 2  # times that files are decoded once training is over, as a rule
+FILE_CHECKS = 2  # times that files are usually decoded after training
 
 
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
-    """What training for a target and checking files will take, about."""
+    """The estimated work of training for a target and of checking files."""
     samples = picture.width * picture.height
     weights, steps = usual_weights(picture, wanted, workload), workload.steps * workload.wider
     shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
@@ -63,7 +60,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
 
 
 def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
-    """What a picture of the middling kind needs for a target, and training can teach."""
+    """How many weights a typical picture needs for a target, and training can teach."""
     most = 8 * picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
     if wanted.kind == "bytes":
         return min(paid_weights(picture, wanted.value), most)
@@ -75,28 +72,28 @@ def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
 
 
 def pilot_steps(steps: int) -> int:
-    """Of a short run before one of so many."""
+    """Steps of a pilot before an attempt of so many."""
     return max(steps // STEPS_PER_PILOT_STEP, min(MIN_PILOT_STEPS, steps // 2))
 
 
 def step_program(shape: Shape, wider: int, device: AnyDevice, steps: int) -> str:
-    """What compile_times.py knows the step by that a network's training begins with, of so many; 0
-    where a limit decides."""
+    """The name in compile_times.py of the program that a run begins with; its `steps` are 0 with a
+    time limit."""
     batch = BATCH * wider
     return f"mlp step: {buckets.training_shape(shape, device, steps, batch)} {batch}"
 
 
 def decoding_program(shape: Shape, device: AnyDevice, pixels: int) -> str:
-    """The same of decoding so many."""
+    """The name of the program that decodes so many pixels."""
     return f"mlp decoding: {buckets.decoding_shape(shape, device, pixels)}"
 
 
 def rivals(kind: Kind, computed: float) -> int:
-    """Attempts, at most, that follow one of so many operations with the networks beside its own."""
+    """The most rivals that follow an attempt of so many operations."""
     least = MAX_MOMENT_RIVALS if computed <= MAX_MOMENT_OPERATIONS else 0
     return max(MAX_RIVALS[kind], least) if computed <= MAX_BRIEF_OPERATIONS else 0
 
 
 def operations(weights: float, steps: float) -> float:
-    """Operations of so many steps of a network."""
+    """Operations of so many training steps of a network."""
     return 6 * weights * steps * BATCH

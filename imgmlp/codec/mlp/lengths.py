@@ -1,5 +1,4 @@
-"""How long the networks of a picture are trained: what an effort or a time limit means for the runs
-that lead to one target, and for how large networks are."""
+"""How long networks are trained, and how large they may be, for an effort or a time limit."""
 
 from __future__ import annotations
 
@@ -43,44 +42,38 @@ from imgmlp.codec.training.target import STEPS, Goal, Kind, Workload
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.image import Picture
 
-PILOT_TIME_FRACTION = (
-    0.05  # of a limited time, that of a short run; four times as much where steps are slow
-)
-MAIN_TIME_FRACTION = 0.8  # of the time left after short runs, that for the steps of what they found
-MIN_TIMED_STEPS = 5_000  # steps of a run, where only its time is known; it should not have fewer
-MIN_TIMED_STEPS_FOR_PSNR = 2_000  # the same where a smaller network would miss its quality
-MIN_TIMED_PILOT_STEPS = 1_000  # steps of a short run in a limited time: fewer say little
-# Of the time for an attempt's steps, those before it is seen how far from a quality it ends.
+# Pilots (short runs) in a limited time. Fractions are of the whole limit.
+PILOT_TIME_FRACTION = 0.05  # of one pilot; up to four times as much where steps are slow
+MAX_PILOT_TIME_FRACTION = 0.5  # after which the first pilot does not begin
+MAX_SECOND_PILOT_TIME_FRACTION = 0.4  # after which the second one does not begin
+MIN_TIMED_PILOT_STEPS = 1_000  # fewer say little
+MIN_SECONDS_FOR_PILOTS = 1.5  # shorter limits have no time for them
+MIN_SECONDS_TO_COMPILE_PILOTS = 20.0  # shorter limits have no time to compile their program
+# Without pilots, the weights of a network are guessed within so many doublings of PILOT_RATE.
+MAX_PILOT_DOUBLINGS = 1.5
+
+# Attempts in a limited time.
+MAIN_TIME_FRACTION = 0.8  # of the time left after pilots, for an attempt's steps
+MIN_TIMED_STEPS = 5_000  # for which a smaller network is taken
+MIN_TIMED_STEPS_FOR_PSNR = 2_000  # the same towards a PSNR, which a smaller network might miss
+MIN_STEPS_FRACTION = 0.6  # of an attempt's steps, for which a further attempt is begun
+# The fraction of an attempt's time after which its distance from the target is measured.
 FIRST_PART_FRACTIONS: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 0.9}
-MIN_SECONDS_TO_COMPILE_PILOTS = (
-    20.0  # seconds of a limit, from which on there is time to compile for short runs
-)
-MIN_SECONDS_FOR_PILOTS = (
-    1.5  # seconds of a limit, below which short runs would leave too little for others
-)
-MAX_PILOT_TIME_FRACTION, MAX_SECOND_PILOT_TIME_FRACTION = (
-    0.5,
-    0.4,
-)  # of a limit, after which no short run begins, nor a second one
-MIN_STEPS_FRACTION = (
-    0.6  # of the steps that an attempt should have, at least, for which it is begun
-)
-# Of what a step of a network takes, at least, one of a far smaller one: on processors (90 µs of 470
-# were seen on two cores of an AMD EPYC, family 25) and elsewhere, where launches count.
-MIN_PACE_RATIO_ON_CPUS, MIN_PACE_RATIO_ELSEWHERE = 0.2, 0.5
-DECODING_PACE_RATIO = 0.5  # of what a step takes for a pixel, what decoding takes, about
-USUAL_TRIALS = 8  # files of which one of a quality is chosen, as a rule
-DECODING_TIME_MARGIN = 1.25  # times as long as it was timed that the last decoding may take
-MAX_CHOOSING_TIME_FRACTION = 0.2  # of the time left that this may take, or there are fewer
-MAX_PILOT_DOUBLINGS = (
-    1.5  # doublings of the usual number of weights within which a first short run's are
-)
+
+# Estimates of time. A step of a far smaller network takes at least this fraction of the time: 90 of
+# 470 µs were measured on two cores of an AMD EPYC, family 25. On other devices launches count.
+MIN_PACE_RATIO_ON_CPUS = 0.2
+MIN_PACE_RATIO_ELSEWHERE = 0.5
+DECODING_PACE_RATIO = 0.5  # time to decode a pixel, in that of training one
+USUAL_TRIALS = 8  # roundings of a network that are decoded towards a PSNR
+MAX_CHOOSING_TIME_FRACTION = 0.2  # of the time left, for these trials
+DECODING_TIME_MARGIN = 1.25  # factor by which the last decoding may be slower than measured
 
 
 class Lengths:
-    """The steps, weights and bits of each run, by what there is of time.
+    """The steps, weights and bits of each run, by the effort or the time that is left.
 
-    `begun` makes a trainer, whose pace is tried.
+    `begun` makes a trainer, whose speed is measured.
     """
 
     def __init__(
@@ -108,14 +101,14 @@ class Lengths:
         self.sizes = SizeSearch(wanted, self.samples, picture.channels, most, first)
 
     def values(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The state, for a checkpoint."""
         workload = self.workload.steps, self.workload.wider
         spent = self.spent + time.perf_counter() - self.run.began
         own = {"spent": spent, "searched": self.searched, "workload": workload}
         return self.sizes.values() | own
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on where another process was stopped, with the time that it left."""
+        """Continue the state of a process that was stopped, with the time that it left."""
         self.sizes.restore(values)
         steps, wider = values["workload"]  # as the time was shared out before
         self.workload = Workload(steps, None, wider)
@@ -123,7 +116,7 @@ class Lengths:
         self.limit = self.limit and self.limit - self.spent
 
     def _most_weights(self) -> float:
-        """Those that the pixels themselves would pay for, and not more than training can teach."""
+        """The most weights: as many as the bits of the raw pixels, and as training can teach."""
         most = 8 * self.picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
         if self.wanted.kind == "bytes" or self.workload.seconds is not None:
             return most
@@ -136,7 +129,7 @@ class Lengths:
         )
 
     def _first_weights(self) -> float:
-        """How many weights the network should have; unless bytes say so, that of a short run."""
+        """How many weights the first network should have: a pilot, unless bytes decide."""
         if self.wanted.kind == "bytes":
             return paid_weights(self.picture, self.wanted.value)
         return self._short_weights() if not self.searched else self._guessed()
@@ -145,7 +138,7 @@ class Lengths:
         return pilot_weights(self.samples) if self.seconds is None else TIMED_PILOT_WEIGHTS
 
     def _guessed(self) -> float:
-        """How many weights the target seems to need, where there is no time for short runs."""
+        """How many weights the target is likely to need, where there is no time for pilots."""
         found = (
             PILOT_RATE * self.samples / rate_model.BITS_PER_WEIGHT
         )  # there may be no time for another one
@@ -156,7 +149,7 @@ class Lengths:
         )
 
     def _has_short_runs(self) -> bool:
-        """Whether a limit leaves time to compile what short runs need and an attempt may not."""
+        """Whether there is time for pilots, and to compile the program that they need."""
         if self.seconds is None or self.seconds >= MIN_SECONDS_TO_COMPILE_PILOTS:
             return True
         return self.seconds >= MIN_SECONDS_FOR_PILOTS and self._compiled_short()
@@ -166,7 +159,7 @@ class Lengths:
         return self._compiling(shape) == 0
 
     def share_out(self) -> None:
-        """Have as many steps in the first attempt as there is time for."""
+        """Give the first attempt as many steps as there is time for."""
         shape = self.sizes.shape()
         pace = partial(self.pace, shape)
         steps, wider = self.workload.within(self._for_first(shape), pace)
@@ -202,7 +195,7 @@ class Lengths:
         self.run.say(f"{what}: taking {self.sizes.weights:,.0f}, which give a better picture")
 
     def known_enough(self) -> bool:
-        """Whether no more short runs are needed, or there is no time for them."""
+        """Whether no more pilots are needed, or there is no time for them."""
         if not self.searched and self.seconds is not None:
             self.searched = self._too_late_for_short_runs()
             if self.searched and not self.sizes.pilots:
@@ -212,7 +205,7 @@ class Lengths:
         return self.searched
 
     def learn(self, pilot: RunResult) -> None:
-        """What a short run says of the network's size."""
+        """Adapt the network's size to the result of a pilot."""
         self.sizes.pilots.append(pilot)
         if self.seconds is not None:
             self.sizes.choose_for_time_limit(self.fitting)
@@ -228,7 +221,7 @@ class Lengths:
         )
 
     def short(self, shape: Shape) -> MlpTrainerState:
-        """The beginning of a short run; without a limit of two, the first is half as long."""
+        """The initial state of a pilot. Without a limit, the first of two has half the steps."""
         lmbda = rate_model.initial_lmbda(shape.parameters, self.samples)
         if self.seconds is not None:
             steps = int(PILOT_TIME_FRACTION * self.seconds / self.pace(shape, 1))
@@ -237,7 +230,7 @@ class Lengths:
         return MlpTrainerState(max(1, steps), lmbda, wider=self.workload.wider)
 
     def beginning(self, shape: Shape) -> MlpTrainerState:
-        """Of an attempt."""
+        """The initial state of an attempt."""
         steps, wider = self.workload.steps, self.workload.wider
         if self.limit is not None:
             fitting = self._for_first(shape) / self.pace(shape, wider)
@@ -247,7 +240,7 @@ class Lengths:
         )
 
     def deadline(self, shape: Shape) -> tuple[float | None, int]:
-        """When a run that begins now is over, on the clock, and steps up to which it may grow."""
+        """When a run that begins now has to end, and the steps that it may be prolonged to."""
         if self.limit is None:
             return None, 0
         if not self.searched:
@@ -255,17 +248,17 @@ class Lengths:
         return time.perf_counter() + self._for_first(shape), STEPS
 
     def whole(self, _weights: float) -> float:
-        """How many steps an attempt with so many weights has."""
+        """Steps of an attempt without a time limit; they do not depend on the weights."""
         return float(self.workload.steps)
 
     def fitting(self, weights: float) -> float:
-        """The same in a limited time, by what steps take that were tried."""
+        """Steps of an attempt in a limited time, by the measured speeds."""
         pace = self._likely_pace(self.sizes.shape_of(weights))
         seconds = self._left() - self._foreseen_checks(pace)
         return min(max(MAIN_TIME_FRACTION * seconds / pace, 1.0), STEPS)
 
     def _foreseen_checks(self, pace: float) -> float:
-        """Seconds that checks take, and timing the first one, by what a step does."""
+        """Seconds to check files, and to time the first check, by the seconds of a step."""
         check = DECODING_PACE_RATIO * pace * self.samples / BATCH
         return self._checks(check) * check + min(TIMED_DECODINGS * check, MAX_TIMING_SECONDS)
 
@@ -288,7 +281,7 @@ class Lengths:
         return True
 
     def fits(self) -> bool:
-        """Whether there is time for an attempt with the network that is wanted."""
+        """Whether there is time for another attempt."""
         if self.limit is None:
             return True
         shape, least = self.sizes.shape(), MIN_STEPS_FRACTION * self.workload.steps
@@ -298,26 +291,26 @@ class Lengths:
         return seconds + self._settling(shape) < self._left()
 
     def too_late(self) -> bool:
-        """Whether there is just time for the checks of a file that is there."""
+        """Whether the time left is only enough to check the file that was found."""
         shape = self.sizes.shape()
         last = DECODING_TIME_MARGIN + self.rounding.judged_fraction
         return self.limit is not None and self._left() < last * self._checking(shape)
 
     def for_training(self, shape: Shape) -> float:
-        """Seconds that there are for an attempt's steps."""
+        """Seconds left for an attempt's steps."""
         return max(1e-3, self._left() - self._settling(shape))
 
     def _for_first(self, shape: Shape) -> float:
-        """The same before it is seen how far from a quality it ends."""
+        """Seconds of these before the distance from the target is measured."""
         return FIRST_PART_FRACTIONS[self.wanted.kind] * self.for_training(shape)
 
     def _settling(self, shape: Shape) -> float:
-        """Seconds that choosing and checking a file take once a network is trained."""
+        """Seconds that choosing and checking a file take after training."""
         check = self._checking(shape)
         return self._checks(check) * check
 
     def _checks(self, check: float) -> float:
-        """Times that files are decoded then, where each takes so many seconds."""
+        """How many times files are decoded then, if each takes `check` seconds."""
         share = self.rounding.judged_fraction
         if self.wanted.kind != "psnr":
             return DECODING_TIME_MARGIN + share
@@ -330,7 +323,7 @@ class Lengths:
         )
 
     def _checking(self, shape: Shape) -> float:
-        """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
+        """Seconds to check a file; compiles its program unless that is done."""
         seconds = self.rounding.seconds(shape, self.budget(shape) / shape.parameters)
         self.compiled.note(self._decoding_program(shape))
         return seconds
@@ -339,12 +332,12 @@ class Lengths:
         return decoding_program(shape, self.device, self.samples)
 
     def _left(self) -> float:
-        """Seconds."""
+        """Seconds left of the limit."""
         assert self.limit is not None
         return max(self.limit - time.perf_counter(), 1e-3)
 
     def pace(self, shape: Shape, wider: int) -> float:
-        """Seconds that a step takes in a limited time, tried the first time that it is asked."""
+        """Seconds per step in a limited time; measured at the first call."""
         if (shape, wider) not in self.paces:
             trial = self._begun(shape, MlpTrainerState(10**6, 0.0, wider=wider))
             most = min(0.5, self._left() / 100)
@@ -359,7 +352,7 @@ class Lengths:
             self.paces[trainer.step.shape, trainer.state.wider] = trainer.pace
 
     def _likely_pace(self, shape: Shape) -> float:
-        """Seconds that a step would take, by the largest network that was tried, if any was."""
+        """Seconds per step, estimated by the largest network that was measured, if any was."""
         if not self.paces:
             return 6 * shape.parameters * BATCH / usual_speed(self.device)
         tried = max((s for s, _ in self.paces), key=lambda s: s.parameters)
@@ -371,15 +364,13 @@ class Lengths:
         return self.pace(tried, 1) * max(bucket_parameters[0] / bucket_parameters[1], least)
 
     def _compiling(self, shape: Shape) -> float:
-        """Seconds that a network of a shape takes to compile for a limited time, about."""
+        """Estimated seconds to compile the programs of a network in a limited time."""
         step = step_program(shape, self.workload.wider, self.device, steps=0)
         return self.compiled.expected((step, self._decoding_program(shape)))
 
     def budget(self, shape: Shape) -> float:
-        """Bits for all weights, no more than they can use.
-
-        A network has about as many weights as the target needs, and just their bits.
-        """
+        """Bits of all weights: BITS_PER_WEIGHT of those that the target needs, or those left of the
+        wanted bytes, but no more than the weights can use."""
         if not self.searched:
             return rate_model.BITS_PER_WEIGHT * shape.parameters
         bits = rate_model.BITS_PER_WEIGHT * self.sizes.weights

@@ -1,4 +1,4 @@
-"""Of all files that trained numbers can be rounded to, the one that is nearest to a target."""
+"""Searches for the rounding of trained parameters whose file is nearest to a target."""
 
 from __future__ import annotations
 
@@ -25,34 +25,32 @@ from imgmlp.image import Picture, has_alpha, psnr, visible_fraction
 
 Array = np.ndarray[Any, Any]
 
-MAX_SHIFT_TOWARDS_ZERO = 0.3  # of a step: how far rounding towards zero may go
-MAX_BITS_PER_WEIGHT = 10.0  # bits of a weight, above which no picture gets better
-MAX_MISSING_PSNR = 1.0  # dB that no finer steps bring
-TIMED_DECODINGS = (
-    2  # times that decoding is timed, but a part of it if that takes MAX_TIMING_SECONDS
-)
-MAX_TIMING_SECONDS = 0.5  # seconds
-MIN_VISIBLE_RATIO = (
-    0.5  # of a picture's share of samples that anybody sees, what its parts must have
-)
-# Of the bytes wanted, from which on a network is left as it was trained: steps that it was not
-# trained with, finer ones too, take from 0.3 to 1.2 dB for a percent of its bytes.
+MAX_SHIFT_TOWARDS_ZERO = 0.3  # in step sizes; shifting costs quality and saves bits
+MAX_BITS_PER_WEIGHT = 10.0  # more make no picture better
+MAX_MISSING_PSNR = 1.0  # dB; finer steps cannot bring more
+# Decoding is timed so many times, or only in part if that takes longer than these seconds.
+TIMED_DECODINGS = 2
+MAX_TIMING_SECONDS = 0.5
+# Parts of a picture stand for all of it if their visible fraction is at least this factor of its.
+MIN_VISIBLE_RATIO = 0.5
+# A file with at least this fraction of the wanted bytes is left as it was trained. Step sizes other
+# than the trained ones, finer ones too, cost 0.3 to 1.2 dB per percent of its bytes.
 MIN_BYTES_FRACTION = 0.9
-_BITS_TO_DEVIATION = 4.13  # 2**bits over the deviation of normal weights, in steps
-_EXACT_LEVELS_STEP = 52  # number of a step, 2**-9, with which biases are every level of 8 bits
+_BITS_TO_DEVIATION = 4.13  # 2**bits / standard deviation of normal weights in step sizes
+_EXACT_LEVELS_STEP = 52  # number of the step size 2**-9, with which biases reach all 8-bit levels
 
 
 def overhead(picture: Picture, shape: Shape) -> int:
-    """Bytes of a file with a network of a shape that are no weights."""
+    """Bytes of a file with a network of this shape, without its weights."""
     head = bytes(4 + 4 * (shape.hidden + 1))
     parts = Section(container.NETWORK, head), Section(container.WEIGHTS, bytes(2))
     return draft.size(picture, "mlp", parts)
 
 
 def paid_weights(picture: Picture, size: float) -> float:
-    """Weights that so many bytes pay for, as many as a file of a quality has in them."""
+    """How many weights a file of `size` bytes has space for, at BITS_PER_WEIGHT each."""
     found = 8 * size / rate_model.BITS_PER_WEIGHT
-    for _ in range(2):  # what is beside weights hangs on how many layers these have
+    for _ in range(2):  # the overhead depends on the number of layers
         beside = overhead(picture, rate_model.network_shape(found, picture.channels))
         found = max(1.0, 8 * (size - beside) / rate_model.BITS_PER_WEIGHT)
     return found
@@ -60,14 +58,14 @@ def paid_weights(picture: Picture, size: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A network that could be the result, and the steps that it was rounded to."""
+    """A rounded network that could be the result."""
 
     network: Network
     choices: list[Choice]
     sections: tuple[Section, ...]
     size: int  # bytes of the whole file
-    psnr: float  # NaN where the target does not ask
-    about: bool = False  # whether that is by parts of the picture
+    psnr: float  # dB; NaN where the target does not need it
+    about: bool = False  # whether `psnr` is an estimate by parts of the picture
 
 
 class Rounding:
@@ -111,7 +109,7 @@ class Rounding:
         return self._trial(found, []) if enough or math.isinf(reached) else None
 
     def overhead(self, shape: Shape) -> int:
-        """Bytes of a file with a network of a shape that are no weights."""
+        """Bytes of a file with a network of this shape, without its weights."""
         return overhead(self.picture, shape)
 
     def seconds(self, shape: Shape, bits: float) -> float:
@@ -189,7 +187,7 @@ class Rounding:
         return found
 
     def reached(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> float:
-        """dB of these numbers as they are rounded."""
+        """The PSNR of the rounded network, in dB."""
         return self._rounded(arrays, choices, shape).psnr
 
     def _judged(self, tried: list[Trial]) -> list[Trial]:
@@ -224,7 +222,7 @@ class Rounding:
         return replace(trial, psnr=about + self._beyond[found.shape], about=True)
 
     def _psnr_of_parts(self, found: Network) -> float | None:
-        """dB of some parts of the picture; None if these are not like the rest of it."""
+        """PSNR of some parts of the picture; None if they do not represent it."""
         original, parts = [], self._decoder.parts(found)
         for (top, left), part in parts:
             rows, columns, channels = part.shape
@@ -250,14 +248,14 @@ class Rounding:
         return self._trial(found, choices)
 
     def _trial(self, found: Network, choices: list[Choice]) -> Trial:
-        """What a network would be as a file; it is decoded only if its quality matters."""
+        """The file of a network; it is decoded only if the target is a PSNR."""
         sections = _sections(found)
         size = draft.size(self.picture, "mlp", sections)
         trial = Trial(found, choices, sections, size, math.nan)
         return self._with_psnr(trial) if self.wanted.kind == "psnr" else trial
 
     def decoded(self, found: Network) -> Array:
-        """uint8 [height, width, channels]; not made once more for the latest numbers."""
+        """uint8 [height, width, channels]; the latest network's pixels are cached."""
         if self._latest is None or not alike(self._latest[0], found):
             began = time.perf_counter()
             self._latest = found, self._decoder.decode(found)
@@ -292,7 +290,7 @@ def _sections(network: Network) -> tuple[Section, Section]:
 
 
 def _usual(shape: Shape, bits: float) -> Network:
-    """A network of chance whose weights take so many bits."""
+    """A random network whose weights take so many bits each."""
     chance, deviation = (
         np.random.default_rng(0),
         2**bits / _BITS_TO_DEVIATION * step_size(_EXACT_LEVELS_STEP),

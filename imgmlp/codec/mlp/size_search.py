@@ -1,6 +1,7 @@
-"""How many weights a picture needs for a target, by what short runs and attempts have shown.
+"""Searches for the number of weights that a target needs, by the results of short runs (pilots) and
+of whole attempts.
 
-Knows no clock and no device: plain numbers, which a checkpoint keeps.
+It measures no time and knows no device: its state are plain numbers, which a checkpoint stores.
 """
 
 from __future__ import annotations
@@ -16,46 +17,50 @@ from imgmlp.codec.mlp.rate_model import RunResult, SizeResult
 from imgmlp.codec.training.search import MAX_PSNR
 from imgmlp.codec.training.target import TOLERANCE, Goal, Kind
 
-PILOT_RATE = 0.3  # bits a pixel of the first short run's network
-MIN_PILOT_WEIGHTS = 500.0  # weights of it
-PILOT_SPACING = 2  # doublings of weights between such networks
-MAX_PILOTS = 4  # two of one network, to see what more steps bring, and two of another
-# Weights of the first short run's where the time is limited, as its steps are short then; and runs.
-TIMED_PILOT_WEIGHTS, MAX_TIMED_PILOTS = 4_000.0, 2
-RELIABLE_DOUBLINGS, MAX_DOUBLINGS = (
-    1.5,
-    3.0,
-)  # doublings of weights about which a short run says little, and nothing
-PSNR_MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
-MAX_WEIGHTS_EXCESS = (
-    1.25  # times the weights that a network may have which was seen to have a quality
-)
-MIN_WEIGHTS_CHANGE = 1.01  # times the weights, up or down, that make another attempt worth its time
-MIN_ENLARGEMENT = 1.03  # times the weights, at least, where too few missed a quality
-NEAR_PSNR = 0.7  # dB from the target, where a network may be brought to it with other bits
-EQUAL_DOUBLINGS = (
-    0.2  # doublings of the bits between attempts that say which of two networks is better
-)
-EQUAL_BITS_FACTOR = 1.03  # times the bits, up to which they are no more
-# Networks that are tried above and below the one that a target seems to need, at most; above it,
-# for a quality, just one.
-MAX_NEIGHBOURS = 2
-FEWER_BITS_FACTOR = 0.97  # times the bits, of a network tried with fewer
-# Pixels of pictures, at most, of which another network may soon take the first one's place in a
-# limited time for a quality.
+# Pilots: short runs that show how hard a picture is. Without a time limit there are two of one
+# network, to measure what more steps bring, and then two of another.
+PILOT_RATE = 0.3  # bits per pixel of the first pilot
+MIN_PILOT_WEIGHTS = 500.0
+PILOT_SPACING = 2  # doublings between the numbers of weights that first pilots have
+MAX_PILOTS = 4
+# In a limited time, steps of the first pilot are few, so that its weights are always these.
+TIMED_PILOT_WEIGHTS = 4_000.0
+MAX_TIMED_PILOTS = 2
+# Doublings of the weights for which a pilot is a good guide, and beyond which it is none.
+RELIABLE_DOUBLINGS = 1.5
+MAX_DOUBLINGS = 3.0
+
+PSNR_MARGIN = 0.1  # dB that training aims at beyond the target; they are easily taken away
+# A network that has reached the target may have this factor more weights than needed.
+MAX_WEIGHTS_EXCESS = 1.25
+# Factors of the weights: the least change that justifies another attempt, and the least growth
+# after an attempt that missed its PSNR.
+MIN_WEIGHTS_CHANGE = 1.01
+MIN_ENLARGEMENT = 1.03
+
+# Rivals: attempts with networks of slightly more or fewer weights.
+MAX_NEIGHBOURS = 2  # larger and smaller ones that are tried; just one larger one towards a PSNR
+NEAR_PSNR = 0.7  # dB from the target within which other bits bring a network to it
+EQUAL_DOUBLINGS = 0.2  # of the bits, within which two attempts can be compared
+EQUAL_BITS_FACTOR = 1.03  # up to which bits count as no more
+FEWER_BITS_FACTOR = 0.97  # by which a network is tried again with fewer bits
+
+# The check early in a run in a limited time towards a PSNR, of pictures of up to so many pixels.
+# Another network replaces the first one if that is expected to end with too many dB beyond the
+# target, or too few; the other one aims at REPLACEMENT_SURPLUS_PSNR beyond it. Within these limits,
+# other bits are better than another network and the steps that it loses.
 MAX_EARLY_CHECK_PIXELS = 2**14
-# dB beyond a quality, and missing, from which on other bits are worse than other weights and the
-# steps that these lose; and that the other network should have beyond it.
-MAX_SURPLUS_PSNR, MAX_MISSING_PSNR, REPLACEMENT_SURPLUS_PSNR = 1.4, 0.5, 0.5
-PSNR_PER_WEIGHT_HALVING, PSNR_PER_WEIGHT_DOUBLING = (
-    4.5,
-    3.0,
-)  # dB that half as many weights cost, and twice as many bring
-MIN_BITS_PER_WEIGHT = 3.0  # bits of a weight, where a network that is too large must do
+MAX_SURPLUS_PSNR = 1.4
+MAX_MISSING_PSNR = 0.5
+REPLACEMENT_SURPLUS_PSNR = 0.5
+PSNR_PER_WEIGHT_HALVING = 4.5  # dB that half the weights cost
+PSNR_PER_WEIGHT_DOUBLING = 3.0  # dB that twice the weights bring
+
+MIN_BITS_PER_WEIGHT = 3.0  # of a larger network that is taken because it is compiled
 
 
 def pilot_weights(samples: int) -> float:
-    """Those of the first short run, the same for many pictures: there it is compiled just once."""
+    """Weights of the first pilot, the same for many pictures, which share its program."""
     doublings = math.log2(
         max(1.0, PILOT_RATE * samples / rate_model.BITS_PER_WEIGHT / MIN_PILOT_WEIGHTS)
     )
@@ -63,41 +68,49 @@ def pilot_weights(samples: int) -> float:
 
 
 def neighbours_to_try(shape: Shape, kind: Kind) -> list[Shape]:
-    """A network that a target asks for, and those that may be tried beside it, in their order."""
+    """The network that a target asks for, and its rivals, in the order in which they are tried."""
     return rate_model.neighbours(shape, 1 if kind == "psnr" else MAX_NEIGHBOURS, MAX_NEIGHBOURS)
 
 
 class Attempt(NamedTuple):
-    """A network that was trained, and made a file of."""
+    """The result of training a network and writing a file of it."""
 
-    paid: float  # weights of BITS each, that its bits would pay for
-    psnr: float
-    size: float  # weights that it has
+    paid: float  # its bits / BITS_PER_WEIGHT
+    psnr: float  # dB
+    size: float  # weights
 
 
 @dataclass
 class SizeSearch:
-    """The network to train next. `most` are the weights that it may have."""
+    """The network to train next."""
 
     wanted: Goal
     samples: int
     channels: int
-    most: float
-    weights: float  # that are paid for, BITS each
-    size: float | None = None  # weights of the network, if it has more, of fewer bits each
-    pilots: list[RunResult] = field(default_factory=list)  # short runs
+    most: float  # weights that it may have
+    weights: float  # its bits / BITS_PER_WEIGHT
+    size: float | None = None  # its weights, if they differ
+    pilots: list[RunResult] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
-    rivals: int = 0  # attempts with networks beside the one that was found
-    exchanged: bool = False  # whether another one took the place of the first
+    rivals: int = 0  # attempts with rivals so far
+    exchanged: bool = False  # whether another network has replaced the first one
 
-    KEPT: ClassVar = ("most", "weights", "size", "pilots", "attempts", "rivals", "exchanged")
+    STATE_FIELDS: ClassVar = (
+        "most",
+        "weights",
+        "size",
+        "pilots",
+        "attempts",
+        "rivals",
+        "exchanged",
+    )
 
     def values(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {name: getattr(self, name) for name in self.KEPT}
+        """The state, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.STATE_FIELDS}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        for name in self.KEPT:
+        for name in self.STATE_FIELDS:
             setattr(self, name, values[name])
         self.pilots = [RunResult(*one) for one in values["pilots"]]
         self.attempts = [Attempt(*one) for one in values["attempts"]]
@@ -109,11 +122,11 @@ class SizeSearch:
         return rate_model.network_shape(weights, self.channels)
 
     def add_attempt(self, weights: float, psnr: float, size: float) -> None:
-        """An attempt was made with so many weights as paid for, of a network with `size`."""
+        """Record an attempt: `weights` are its bits / BITS_PER_WEIGHT, `size` are its weights."""
         self.attempts.append(Attempt(weights, min(psnr, MAX_PSNR), size))
 
     def searched(self) -> bool:
-        """Whether short runs were made of a network near to the one that is wanted."""
+        """Whether the latest pilots had about as many weights as the target seems to need."""
         if len(self.pilots) < 2 or len(self.pilots) % 2:
             return False
         near = abs(math.log2(self.weights / self.pilots[-1].weights)) < RELIABLE_DOUBLINGS
@@ -130,20 +143,20 @@ class SizeSearch:
         return near or len(self.pilots) == MAX_TIMED_PILOTS
 
     def choose_for_time_limit(self, steps: Callable[[float], float]) -> None:
-        """Have the weights that are best in a limited time, of which `steps` tells the runs."""
+        """Choose the best weights for a limited time; `steps` says how long they are trained."""
         within = float(self.shape_of(1.0).parameters), self.most
         seen = self.pilots[-1]
         self.weights = rate_model.best_weights(self.wanted, self.samples, within, steps, seen)
 
     @property
     def checks_early(self) -> bool:
-        """Whether it is seen early in a limited run that another network would do better."""
+        """Whether a run in a limited time is checked early and may be replaced."""
         small = self.wanted.kind == "psnr" and self.samples <= MAX_EARLY_CHECK_PIXELS
         return small and self.size is None and not self.exchanged
 
     def replacement(self, weights: float, expected: float) -> float | None:
-        """The weights of another network that should be taken for a quality in the time that is
-        left, if one of so many will end with dB that are far from it."""
+        """The weights of a network that should replace one whose expected PSNR is far from the
+        target; None if it should go on."""
         beyond = expected - self.wanted.value
         if not (beyond > MAX_SURPLUS_PSNR or beyond < -MAX_MISSING_PSNR):
             return None
@@ -155,20 +168,21 @@ class SizeSearch:
         return found if self.shape_of(found) != self.shape() else None
 
     def resize(self, steps: Callable[[float], float]) -> None:
-        """Have the weights that the target needs; `steps` tells those of an attempt with so many.
+        """Choose the weights that the target needs, by all results.
 
-        Never fewer than the smallest network has, as it would be priced and enlarged as if it had
-        so few.
+        `steps` says how long an attempt trains so many.
+
+        They are never fewer than those of the smallest network, whose bits would be misjudged.
         """
         known = self._known(steps)
         if self.wanted.kind == "psnr":
-            wished = rate_model.weights_for_psnr(self.wanted.value + PSNR_MARGIN, known)
+            needed = rate_model.weights_for_psnr(self.wanted.value + PSNR_MARGIN, known)
         else:
-            wished = rate_model.weights_for_lmbda(self.wanted.value, self.samples, known)
+            needed = rate_model.weights_for_lmbda(self.wanted.value, self.samples, known)
         if not self.attempts:
             tried, reach = self.pilots[-1].weights, 2**MAX_DOUBLINGS
-            wished = min(max(wished, tried / reach), tried * reach)
-        self.weights = min(max(wished, self.shape_of(1.0).parameters), self.most)
+            needed = min(max(needed, tried / reach), tried * reach)
+        self.weights = min(max(needed, self.shape_of(1.0).parameters), self.most)
         self.size = self._smallest_sufficient()
         if self.size is not None:
             same = [
@@ -177,7 +191,7 @@ class SizeSearch:
             self.weights = min(rate_model.weights_for_psnr(self.wanted.value, same), self.most)
 
     def again(self, best: float, steps: Callable[[float], float]) -> bool:
-        """Resize after an attempt; whether another one may bring what `best`, in dB, lacks."""
+        """Resize after an attempt. Returns whether another may bring what the `best` PSNR lacks."""
         before = self.weights
         self.resize(steps)
         if self.wanted.value - best > TOLERANCE:
@@ -185,11 +199,11 @@ class SizeSearch:
         return abs(math.log(self.weights / before)) > math.log(MIN_WEIGHTS_CHANGE)
 
     def challenge(self, most: int) -> bool:
-        """Take the network next to the best one, up to `most` times; whether there is another.
+        """Choose a rival, up to `most` of them. Returns whether there is one.
 
-        Chance makes networks of a value more or less differ by up to 0.5 dB with as many bits. It
-        is the same chance whichever way a file is asked for, so that the best of several is the
-        best of nearly the same ones.
+        Networks whose widths differ by 1 differ by up to 0.5 dB with the same bits, by chance. The
+        outcome is the same for every kind of target, so that all of them find about the same best
+        network.
         """
         if self.rivals >= most:
             return False
@@ -208,8 +222,8 @@ class SizeSearch:
         return found is not None
 
     def _untried(self) -> float | None:
-        """The weights of the network that the target asks for, or of one beside it that is hardly
-        larger than it may be."""
+        """The size of the first network that was not tried with about these bits, of the one that
+        the target asks for and its neighbours; None if all were."""
         tried = {one.size for one in self.attempts if self._alike(one.paid)}
         among = neighbours_to_try(self.shape_of(self.weights), self.wanted.kind)
         sizes = (float(shape.parameters) for shape in among)
@@ -217,9 +231,9 @@ class SizeSearch:
         return next((size for size in few if size not in tried), None)
 
     def _try_fewer_bits(self, size: float) -> bool:
-        """Have a network the bits that may be just enough, if it was tried with none near them.
+        """Give a network slightly fewer bits than were enough. Returns whether that is new.
 
-        Some less than were enough: within one network bits count for less than between two.
+        Within one network, bits make less of a difference than between two.
         """
         least = self.wanted.value - TOLERANCE
         own = [one for one in self.attempts if one.size == size]
@@ -230,8 +244,10 @@ class SizeSearch:
         return self.weights * math.sqrt(FEWER_BITS_FACTOR) > few
 
     def _weights_needed(self) -> dict[float, float]:
-        """The weights to pay for until networks of these sizes have the dB, by attempts near it,
-        and by those that had more for no more than these need."""
+        """By size: the weights (bits / BITS_PER_WEIGHT) with which networks reach the wanted PSNR.
+
+        Only sizes with an attempt near it count, and those that exceeded it with as few bits.
+        """
         known, goal = dict[float, list[SizeResult]](), self.wanted.value
         for one in self.attempts:
             known.setdefault(one.size, []).append(SizeResult(one.paid, one.psnr))
@@ -245,11 +261,11 @@ class SizeSearch:
         }
 
     def _alike(self, paid: float) -> bool:
-        """Whether so many weights are about as many as are paid for now."""
+        """Whether an attempt had about as many bits as the next one will have."""
         return self.wanted.kind != "psnr" or abs(math.log2(paid / self.weights)) < EQUAL_DOUBLINGS
 
     def use_compiled(self) -> None:
-        """Take the network that is compiled, with as many bits as the wanted one would have."""
+        """Choose the pilot's network, which is compiled, with the bits that are needed."""
         if self.pilots:
             self.size = self.pilots[-1].weights
             self.weights = max(
@@ -257,7 +273,7 @@ class SizeSearch:
             )
 
     def _known(self, steps: Callable[[float], float]) -> list[SizeResult]:
-        """Of attempts, or else what short runs would have given if they were as long."""
+        """The results of attempts, or else those of pilots, extrapolated to as many steps."""
         if self.attempts:
             return [SizeResult(one.paid, one.psnr) for one in self.attempts]
         found = list[SizeResult]()
@@ -268,10 +284,10 @@ class SizeSearch:
         return found
 
     def _smallest_sufficient(self) -> float | None:
-        """Weights of the smallest network seen to have the quality, if it is hardly too large.
+        """The size of the smallest network that has reached the target, if not far too large.
 
-        It is better taken again with fewer bits than exchanged for another one: networks of a value
-        more or less and as many bits differ by 0.3 dB either way.
+        It is better to train it again with fewer bits than to train another one: networks whose
+        widths differ by 1 differ by 0.3 dB either way with the same bits.
         """
         goal, reach = self.wanted.value, MAX_WEIGHTS_EXCESS * self.weights
         good = (one.size for one in self.attempts if one.psnr >= goal and one.size <= reach)

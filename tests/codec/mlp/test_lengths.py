@@ -544,7 +544,7 @@ def test_choosing_a_file_takes_a_share_of_the_time_at_most(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of large pictures, parts of which are decoded to choose, more files can be looked at."""
-    monkeypatch.setattr(integer_inference.Decoder, "share", share)
+    monkeypatch.setattr(integer_inference.Decoder, "judged_fraction", share)
 
     def checks(wanted: Goal, check: float) -> float:
         limited = Workload(100, seconds=20)
