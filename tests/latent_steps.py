@@ -21,7 +21,11 @@ def draw(*shape: int, seed: int = 0) -> Array:
 
 def bits_of_latents(model: LatentModel) -> float:
     """What a file spends on a model's latents, but for up to 3 bytes of its end."""
-    parts = (part for each in latents.in_order(model) for part in latents._shares(model, *each))
+    parts = (
+        part
+        for grid in latents.grids_in_file_order(model)
+        for part in latents.coded_intervals(model, *grid)
+    )
     return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for _, widths in parts))
 
 

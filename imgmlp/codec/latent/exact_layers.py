@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.model import MAX_LATENT, MAX_VALUE, MIN_LATENT, VALUE_BITS, Quantized
-from imgmlp.codec.latent.probabilities import MEAN_BITS, MIDDLE, PHASES, SCALE_BITS, SCALES
+from imgmlp.codec.latent.probabilities import (
+    MEAN_BITS,
+    PHASES,
+    SCALE_BITS,
+    SCALES,
+    UNIT_SCALE_INDEX,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +66,10 @@ class EntropyNetwork:
             hidden[:, -1] += 2 * ONE  # the table of activations begins at x = -2
         # From VALUE_BITS to the units of means and scales, so that both begin at 0.
         layers[2] /= np.array([[1 << VALUE_BITS - MEAN_BITS], [1 << VALUE_BITS - SCALE_BITS]])
-        layers[2][:, -1] += [-MIN_LATENT * PHASES, MIDDLE - (LOG_SCALE_OFFSET << SCALE_BITS)]
+        layers[2][:, -1] += [
+            -MIN_LATENT * PHASES,
+            UNIT_SCALE_INDEX - (LOG_SCALE_OFFSET << SCALE_BITS),
+        ]
         for weights in layers:
             weights[:, -1] += 0.5  # with it, truncation rounds to the nearest
         self._layers = layers

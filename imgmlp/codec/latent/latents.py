@@ -1,8 +1,8 @@
-"""Grids of latents as one stream of bytes, each latent coded as the entropy network expects it.
+"""Grids of latents as one stream of bytes, coded with the entropy network's distributions.
 
-Part of the file format (docs/format-imlp.md). Grids come from the coarsest to the finest. Within
-one, latents come in waves: all with the same x + 4 y, from the top, as none of them is a
-neighbour of another.
+Part of the file format (docs/format-imlp.md). Grids are coded from the coarsest to the finest.
+Within a grid, latents are coded in waves: a wave has all latents with the same x + 4 y, from the
+top. None of them is a neighbour of another, so that the network can be evaluated for all at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent.exact_layers import EntropyNetwork
-from imgmlp.codec.latent.hyperlatents import Above
+from imgmlp.codec.latent.hyperlatents import HyperlatentMaps
 from imgmlp.codec.latent.model import (
     MAX_LATENT,
     MIN_LATENT,
@@ -25,141 +25,165 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
 )
-from imgmlp.codec.latent.probabilities import MOST_AWAY, NEAR, NEAR_FROM, Rows, edge
+from imgmlp.codec.latent.probabilities import (
+    FIRST_NEAR_EDGE,
+    MAX_DISTANCE,
+    NEAR_EDGES,
+    CumulativeTables,
+    cumulative_frequency,
+)
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
 
-MARGIN = NEIGHBOUR_RADIUS  # zeros around a padded grid: columns on either side, rows above
-LAG = NEIGHBOUR_RADIUS + 1  # a row's latents come that many waves after those above them
-# Latents whose network is evaluated together, if all are known: too few for NumPy's products, even
-# of the widest networks, to be shared out to threads, which would wait for each other longer than
-# they compute. OpenBLAS does so from 2^19 multiplications on.
-_AT_ONCE = 1 << 9
-_BLOCKS = 512  # of these, whose frequencies are looked up together
+MARGIN = NEIGHBOUR_RADIUS  # zeros that pad a grid: columns on either side, and rows above
+WAVES_BETWEEN_ROWS = NEIGHBOUR_RADIUS + 1  # from a latent's wave to that of the latent below it
+
+# Latents that an encoder evaluates the network for at once. From 2**19 multiplications on, OpenBLAS
+# splits a product among threads, which wait for each other longer than they compute; with this
+# count, even products of the widest networks stay below.
+_LATENTS_PER_PRODUCT = 1 << 9
+_PRODUCTS_PER_BLOCK = 512  # the frequencies of a block of latents are looked up at once
 
 
 def encode(model: LatentModel) -> bytes:
-    """The bytes of all grids that a file has of a model."""
-    parts = itertools.chain.from_iterable(_shares(model, *each) for each in in_order(model))
-    lists = (zip(starts.tolist(), sizes.tolist(), strict=True) for starts, sizes in parts)
+    """The stream of all grids of a model that a file holds."""
+    grids = grids_in_file_order(model)
+    blocks = itertools.chain.from_iterable(coded_intervals(model, *grid) for grid in grids)
+    lists = (zip(starts.tolist(), widths.tolist(), strict=True) for starts, widths in blocks)
     return range_coder.encode_parts(itertools.chain.from_iterable(lists))
 
 
-def in_order(model: LatentModel) -> Iterator[tuple[Array, Array | None]]:
-    """The grids of a file in its order, each with the maps of hyperlatents above it, if any."""
+def grids_in_file_order(model: LatentModel) -> Iterator[tuple[Array, Array | None]]:
+    """The coded grids, each with the hyperlatent maps that its entropy network sees, if any."""
     shape = model.shape
-    maps = Above(shape, model.latents[shape.levels :] if shape.has_hyperlatents else ())
+    maps = HyperlatentMaps(shape, model.latents[shape.levels :] if shape.has_hyperlatents else ())
     for number in reversed(model.coded_grids):
-        above = maps.at(number) if shape.has_hyperlatents and number < shape.levels else None
-        yield model.latents[number], above
+        sees_maps = shape.has_hyperlatents and number < shape.levels
+        yield model.latents[number], maps.at(number) if sees_maps else None
 
 
-def _shares(model: LatentModel, grid: Array, above: Array | None) -> Iterator[tuple[Array, Array]]:
-    """In parts, where the share of each latent begins, and its width, int64 [latents]."""
-    network = EntropyNetwork(model.networks, model.shape.neighbours, _AT_ONCE)
+def coded_intervals(
+    model: LatentModel, grid: Array, maps: Array | None
+) -> Iterator[tuple[Array, Array]]:
+    """The latents of a grid as intervals of 0 to 2**TOTAL_BITS: starts and widths, block by block.
+
+    Both are int64 [latents]. A latent of width w takes TOTAL_BITS - log2(w) bits.
+    """
+    network = EntropyNetwork(model.networks, model.shape.neighbours, _LATENTS_PER_PRODUCT)
     waves, padded = Waves(*grid.shape), pad(grid).ravel()
     offsets = neighbour_offsets(model.shape, waves.stride)[:, None]
-    beside = None if above is None else pad_maps(above)
-    for block in waves.blocks(_AT_ONCE * _BLOCKS):
-        cuts = (block[cut : cut + _AT_ONCE] for cut in range(0, len(block), _AT_ONCE))
-        found = [
-            network(padded.take(offsets + cut), 0 if beside is None else beside[cut].T)
-            for cut in cuts
+    map_values = None if maps is None else pad_maps(maps)
+    for block in waves.blocks(_LATENTS_PER_PRODUCT * _PRODUCTS_PER_BLOCK):
+        batches = (
+            block[begin : begin + _LATENTS_PER_PRODUCT]
+            for begin in range(0, len(block), _LATENTS_PER_PRODUCT)
+        )
+        outputs = [
+            network(padded.take(offsets + batch), 0 if map_values is None else map_values[batch].T)
+            for batch in batches
         ]
-        numbers, means = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        places = padded[block] - means + MOST_AWAY
-        starts = edge(numbers, places)
-        yield starts, edge(numbers, places + 1) - starts
+        numbers, means = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
+        slots = padded[block] - means + MAX_DISTANCE
+        starts = cumulative_frequency(numbers, slots)
+        yield starts, cumulative_frequency(numbers, slots + 1) - starts
 
 
-def widest(height: int, width: int) -> int:
-    """How many latents of a grid a wave has, at most."""
-    return min(height, -(-width // LAG))
+def max_wave_size(height: int, width: int) -> int:
+    """The number of latents in the largest wave of a grid."""
+    return min(height, -(-width // WAVES_BETWEEN_ROWS))
 
 
-def count_waves(height: int, width: int) -> int:
-    """Those of a grid; of a narrow one some are empty."""
-    return width + LAG * (height - 1)
+def wave_count(height: int, width: int) -> int:
+    """The number of waves of a grid. Some waves of a narrow grid are empty."""
+    return width + WAVES_BETWEEN_ROWS * (height - 1)
 
 
 class Waves:
-    """The latents of a grid in their order, as places in its padded form, flat."""
+    """The latents of a grid in coding order, as indices into the flat padded grid."""
 
     def __init__(self, height: int, width: int) -> None:
         self.stride = width + 2 * MARGIN
-        self.count = count_waves(height, width)
+        self.count = wave_count(height, width)
         self._width = width
-        # where a wave would meet each row if all of them were as wide as the waves
-        self._rows = (np.arange(height) + MARGIN) * self.stride + MARGIN - LAG * np.arange(height)
+        # By row, the index of x = -WAVES_BETWEEN_ROWS * y. Adding the wave's number gives the
+        # latent of that wave, if x is then inside of the row.
+        rows = np.arange(height)
+        self._wave_starts = (rows + MARGIN) * self.stride + MARGIN - WAVES_BETWEEN_ROWS * rows
 
     def __getitem__(self, wave: int) -> Array:
-        """intp [latents]: those of a wave, from the top."""
-        top = max(0, -(-(wave - self._width + 1) // LAG))
-        return self._rows[top : wave // LAG + 1] + wave
+        """The latents of a wave, from the top: intp [latents]."""
+        top = max(0, -(-(wave - self._width + 1) // WAVES_BETWEEN_ROWS))
+        return self._wave_starts[top : wave // WAVES_BETWEEN_ROWS + 1] + wave
 
     def __iter__(self) -> Iterator[Array]:
-        """Those that have latents."""
-        return (self[wave] for wave in range(self.count) if wave % LAG < self._width)
+        """All waves that are not empty."""
+        return (self[wave] for wave in range(self.count) if wave % WAVES_BETWEEN_ROWS < self._width)
 
-    def blocks(self, least: int) -> Iterator[Array]:
-        """All waves, so many together that they have at least that many latents."""
-        block: list[Array] = []
+    def blocks(self, min_size: int) -> Iterator[Array]:
+        """All waves, joined to blocks of at least `min_size` latents; the last block may be smaller."""
+        waves: list[Array] = []
         size = 0
         for wave in self:
-            block.append(wave)
+            waves.append(wave)
             size += len(wave)
-            if size >= least:
-                yield np.concatenate(block)
-                block, size = [], 0
-        if block:
-            yield np.concatenate(block)
+            if size >= min_size:
+                yield np.concatenate(waves)
+                waves, size = [], 0
+        if waves:
+            yield np.concatenate(waves)
 
 
 def pad(grid: Array) -> Array:
-    """A grid with zeros where neighbours may lie outside of it."""
+    """A grid padded with zeros for the neighbours that lie outside of it."""
     return np.pad(grid, ((MARGIN, 0), (MARGIN, MARGIN)))
 
 
 def pad_maps(maps: Array) -> Array:
-    """int32 [places, maps]: of a padded grid's places what there is above them."""
+    """Maps [maps, height, width] by index into the flat padded grid: int32 [indices, maps]."""
     count, height, width = maps.shape
-    found = np.zeros((height + MARGIN, width + 2 * MARGIN, count), np.int32)
-    found[MARGIN:, MARGIN:-MARGIN] = maps.transpose(1, 2, 0)
-    return found.reshape(-1, count)
+    padded = np.zeros((height + MARGIN, width + 2 * MARGIN, count), np.int32)
+    padded[MARGIN:, MARGIN:-MARGIN] = maps.transpose(1, 2, 0)
+    return padded.reshape(-1, count)
 
 
 def neighbour_offsets(shape: ModelShape, stride: int) -> Array:
-    """intp [neighbours]: from a latent to its neighbours in a padded grid."""
-    chosen = NEIGHBOUR_OFFSETS[: shape.neighbours]
-    return np.array([down * stride + right for down, right in chosen], np.intp)
+    """Offsets from a latent to its neighbours in the flat padded grid: intp [neighbours]."""
+    offsets = NEIGHBOUR_OFFSETS[: shape.neighbours]
+    return np.array([down * stride + right for down, right in offsets], np.intp)
 
 
-class Grids:
-    """Reads the grids of a stream one after the other."""
+class GridReader:
+    """Decodes the grids of a stream one after the other."""
 
     def __init__(
         self, decoder: range_coder.Decoder, shape: ModelShape, networks: Mapping[str, Quantized]
     ) -> None:
         self._decoder, self._shape = decoder, shape
-        most = widest(shape.height, shape.width)
-        self._network = EntropyNetwork(networks, shape.neighbours, most)
-        self._near, self._rows = Rows(NEAR_FROM, NEAR), Rows()
+        max_count = max_wave_size(shape.height, shape.width)
+        self._network = EntropyNetwork(networks, shape.neighbours, max_count)
+        self._near_tables = CumulativeTables(FIRST_NEAR_EDGE, NEAR_EDGES)
+        self._tables = CumulativeTables()
 
-    def read(self, size: tuple[int, int], above: Array | None = None) -> Array:
-        """int8 of a (height, width) size: the next grid, which has hyperlatents above it or not.
+    def read(self, size: tuple[int, int], maps: Array | None = None) -> Array:
+        """The next grid: int8 of a (height, width) size.
 
-        Raises FormatError.
+        `maps` are the hyperlatent maps that the entropy network sees of this grid, if any. Raises
+        FormatError for damaged data.
         """
-        padded = pad(np.zeros(size, np.int16))  # as damaged latents may be larger
-        known, waves = padded.ravel(), Waves(*size)
+        padded = pad(np.zeros(size, np.int16))  # damaged latents may not fit in int8
+        latents, waves = padded.ravel(), Waves(*size)
         offsets = neighbour_offsets(self._shape, waves.stride)[:, None]
-        beside = None if above is None else pad_maps(above)
-        for block in waves:
-            near = known.take(offsets + block)
-            numbers, means = self._network(near, 0 if beside is None else beside[block].T)
-            places = self._decoder.read_slots(numbers.tolist(), self._near, NEAR_FROM, self._rows)
-            known[block] = means + (np.array(places, np.intp) - MOST_AWAY)
+        map_values = None if maps is None else pad_maps(maps)
+        for wave in waves:
+            neighbours = latents.take(offsets + wave)
+            numbers, means = self._network(
+                neighbours, 0 if map_values is None else map_values[wave].T
+            )
+            slots = self._decoder.read_slots(
+                numbers.tolist(), self._near_tables, FIRST_NEAR_EDGE, self._tables
+            )
+            latents[wave] = means + (np.array(slots, np.intp) - MAX_DISTANCE)
         grid = padded[MARGIN:, MARGIN:-MARGIN]
         if grid.min() < MIN_LATENT or grid.max() > MAX_LATENT:
             raise FormatError(f"latents are not from {MIN_LATENT} to {MAX_LATENT}")

@@ -19,11 +19,11 @@ from imgmlp.codec.bitstream.range_coder import Decoder, Encoder, make_tables
 from imgmlp.codec.latent import probabilities
 from imgmlp.codec.latent.latents import (
     MARGIN,
-    count_waves,
+    max_wave_size,
     neighbour_offsets,
     pad,
     pad_maps,
-    widest,
+    wave_count,
 )
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
 from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, list_devices, open_unasked
@@ -37,7 +37,7 @@ MOST_WORDS = 2  # that a latent makes: the least likely one has 22 bits
 _opening = Lock()
 
 
-def runs_alone(device: AnyDevice | None) -> Device | None:
+def sequential_processor(device: AnyDevice | None) -> Device | None:
     """A device on which one work-item is fast: this one or, beside a GPU, the processor.
 
     None where NumPy was asked for, or the processor has no driver that works.
@@ -47,8 +47,8 @@ def runs_alone(device: AnyDevice | None) -> Device | None:
     return device if device.lanes == "one" else _processor()
 
 
-def has_processor(device: AnyDevice) -> bool:
-    """Whether `runs_alone` should find one, without opening it, which takes a moment."""
+def has_sequential_processor(device: AnyDevice) -> bool:
+    """Whether `sequential_processor` should find one, without opening it, which takes a moment."""
     if not isinstance(device, Device):
         return False
     return device.lanes == "one" or any(info.kind == "cpu" for info in list_devices())
@@ -76,17 +76,17 @@ def _prepare(shape: ModelShape) -> None:
     with suppress(DeviceError, OutOfMemoryError):
         if (alone := _processor()) is not None:
             encoder = Encoder()  # of one latent, as some drivers compile at the first launch
-            KernelWriter(encoder, shape, networks, alone).write(np.zeros((1, 1), np.int8))
-            KernelGrids(Decoder(encoder.finish()), shape, networks, alone).read((1, 1))
+            KernelGridWriter(encoder, shape, networks, alone).write(np.zeros((1, 1), np.int8))
+            KernelGridReader(Decoder(encoder.finish()), shape, networks, alone).read((1, 1))
 
 
 def _processor() -> Device | None:
     with _opening:
-        return _opened()
+        return _open_cpu()
 
 
 @cache
-def _opened() -> Device | None:
+def _open_cpu() -> Device | None:
     return open_unasked("cpu")
 
 
@@ -122,7 +122,7 @@ class _Kernel:
             beside = _constant(pad_maps(maps))
         padded = self._placed(pad(grid))
         offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
-        count, step = count_waves(*grid.shape), max(1, AT_ONCE // widest(*grid.shape))
+        count, step = wave_count(*grid.shape), max(1, AT_ONCE // max_wave_size(*grid.shape))
         for begin in range(0, count, step):
             place = padded, *grid.shape, begin, min(begin + step, count)
             stream = state, words, len(words)
@@ -130,7 +130,7 @@ class _Kernel:
             yield padded
 
 
-class KernelGrids(_Kernel):
+class KernelGridReader(_Kernel):
     """Reads grids as `latents.Grids` does."""
 
     def __init__(
@@ -151,7 +151,7 @@ class KernelGrids(_Kernel):
         return padded.numpy()[MARGIN:, MARGIN:-MARGIN]
 
 
-class KernelWriter(_Kernel):
+class KernelGridWriter(_Kernel):
     """Writes grids as `latents.encode` does."""
 
     def __init__(
@@ -162,7 +162,7 @@ class KernelWriter(_Kernel):
 
     def write(self, grid: Array, above: Array | None = None) -> None:
         """int8 [height, width], which has hyperlatents above it or not."""
-        at_once = min(grid.size, AT_ONCE + widest(*grid.shape))  # of a launch, at most
+        at_once = min(grid.size, AT_ONCE + max_wave_size(*grid.shape))  # of a launch, at most
         words = np.zeros(MOST_WORDS * at_once + 1, np.uint32)
         state = np.array([*self._encoder.suspend(), 0, 0], np.uint64)
         for _ in self._through(grid, above, state, words):

@@ -1,8 +1,11 @@
-"""Probabilities of latents, as whole numbers that are the same on every machine.
+"""Probabilities of latents, as integers that are the same on every machine.
 
-Part of the file format (docs/format-imlp.md): a change here would make files unreadable. A latent
-is Laplace distributed around a mean, in steps of a 64th, with one of the scales
-exp((i - 112) / 32) for i from 0 to 255.
+Part of the file format (docs/format-imlp.md): a change here would make files unreadable.
+
+A latent follows a Laplace distribution whose mean is a multiple of 1/64 and whose scale is
+exp((i - 112) / 32) for an index i from 0 to 255. The range coder codes its distance d from the
+rounded mean, as the slot d + MAX_DISTANCE. A distribution has the number PHASES * i + p: its phase
+p says that the mean is (p - PHASES / 2) / PHASES above the integer that it is rounded to.
 """
 
 from __future__ import annotations
@@ -16,21 +19,28 @@ from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 
 Array = np.ndarray[Any, Any]
 
-MEAN_BITS = 6  # of the fraction of a mean
-SCALE_BITS = 5  # of the fraction of a scale's logarithm
+MEAN_BITS = 6  # fractional bits of a mean
+PHASES = 1 << MEAN_BITS  # positions of a mean between two integers
+SCALE_BITS = 5  # fractional bits of the logarithm of a scale
 SCALES = 256
-MIDDLE = 112  # number of the scale 1
-# A latent is coded as its distance, -MOST_AWAY to MOST_AWAY - 1, from the rounded mean.
-MOST_AWAY = 128
-PLACES = 2 * MOST_AWAY
-PHASES = 1 << MEAN_BITS  # of a mean between whole numbers
-FLOOR = 16  # the frequency that every place has at least, of 2**26
-SHARED = (1 << TOTAL_BITS) - PLACES * FLOOR  # what the distribution shares out beyond that
-NEAR = 16  # edges that are looked into first, between which most latents are
-NEAR_FROM = MOST_AWAY - NEAR // 2 + 1  # so that they are around place MOST_AWAY, the mean's
-ONE_BITS = 31  # of the fraction of a tail
+UNIT_SCALE_INDEX = 112  # index of the scale 1
 
-# exp(-1 / 64b) for the scales b, as fractions of 2**31: tools/entropy_tables.py
+MAX_DISTANCE = 128  # distances from the rounded mean are -MAX_DISTANCE to MAX_DISTANCE - 1
+SLOTS = 2 * MAX_DISTANCE  # one for each distance
+
+# Frequencies of a distribution add up to 2**TOTAL_BITS. Every slot has at least MIN_FREQUENCY; the
+# rest is distributed as the Laplace distribution says.
+MIN_FREQUENCY = 16
+LAPLACE_FREQUENCY = (1 << TOTAL_BITS) - SLOTS * MIN_FREQUENCY
+
+# A decoder searches the NEAR_EDGES cumulative frequencies from that of slot FIRST_NEAR_EDGE on
+# before all others. They surround the slot of the mean, and most latents lie between them.
+NEAR_EDGES = 16
+FIRST_NEAR_EDGE = MAX_DISTANCE - NEAR_EDGES // 2 + 1
+
+PROBABILITY_BITS = 31  # fractional bits of tail probabilities
+
+# exp(-1 / 64b) for the scales b, as fractions of 2**31. tools/entropy_tables.py computes them.
 DECAY = (
     1280009914, 1300550242, 1320773115, 1340673839, 1360248395, 1379493409, 1398406124, 1416984369,
     1435226533, 1453131536, 1470698802, 1487928229, 1504820165, 1521375379, 1537595034, 1553480668,
@@ -69,59 +79,64 @@ DECAY = (
 
 @cache
 def tails() -> tuple[Array, Array]:
-    """The share, of 2**31, that exp(-distance / b) leaves of each scale b; never written to.
+    """exp(-distance / b) for every scale b, in multiples of 2**-31; callers must not modify it.
 
-    For distances of 0 to PHASES 64ths, int64 [SCALES, PHASES + 1], and for whole distances of 0 to
-    MOST_AWAY, int64 [SCALES, MOST_AWAY + 1]. A product of one of each gives any other.
+    The first array, int64 [SCALES, PHASES + 1], is for distances of 0 to PHASES 64ths. The second,
+    int64 [SCALES, MAX_DISTANCE + 1], is for integer distances from 0 to MAX_DISTANCE. The product
+    of one element of each gives any other distance.
     """
     decay = np.array(DECAY, np.int64)
     fine = _powers(decay, PHASES)
-    return fine, _powers(fine[:, PHASES], MOST_AWAY)
+    return fine, _powers(fine[:, PHASES], MAX_DISTANCE)
 
 
-def _powers(factor: Array, most: int) -> Array:
-    """int64 [scales, most + 1]."""
-    found = np.empty((len(factor), most + 1), np.int64)
-    found[:, 0] = 1 << ONE_BITS
-    for n in range(most):
-        found[:, n + 1] = found[:, n] * factor >> ONE_BITS
-    return found
+def _powers(base: Array, max_power: int) -> Array:
+    """Powers from 0 to max_power of each base, rounded down at every step: int64 [scales, n]."""
+    powers = np.empty((len(base), max_power + 1), np.int64)
+    powers[:, 0] = 1 << PROBABILITY_BITS
+    for n in range(max_power):
+        powers[:, n + 1] = powers[:, n] * base >> PROBABILITY_BITS
+    return powers
 
 
-def edge(numbers: Array, places: Array) -> Array:
-    """int64 [...]: of distributions [...], the sums of the frequencies before a place of each.
+def cumulative_frequency(numbers: Array, slots: Array) -> Array:
+    """The sum of the frequencies of all slots before a slot: int64 [...].
 
-    Number PHASES * scale + phase: phase p is that of means p - PHASES / 2 steps above a whole
-    number m, place d + MOST_AWAY that of the latent m + d. The sum before place PLACES is 2**26.
+    `numbers` are the numbers of the distributions [...], `slots` one slot of each. The sum before
+    slot SLOTS, which is past the last one, is 2**TOTAL_BITS.
     """
     scale, phase = numbers >> MEAN_BITS, numbers & PHASES - 1
     fine, whole = tails()
-    above = places > MOST_AWAY
-    distances = np.where(above, places - (MOST_AWAY + 1), MOST_AWAY - places)
-    found: Array = whole[scale, distances] * fine[scale, np.where(above, PHASES - phase, phase)]
-    found >>= ONE_BITS
-    np.subtract(2 << ONE_BITS, found, out=found, where=above)
-    found *= SHARED
-    found >>= ONE_BITS + 1
-    found += FLOOR * places
-    found[places == 0], found[places == PLACES] = 0, 1 << TOTAL_BITS
-    return found
+    is_above = slots > MAX_DISTANCE
+    distances = np.where(is_above, slots - (MAX_DISTANCE + 1), MAX_DISTANCE - slots)
+    sums: Array = whole[scale, distances] * fine[scale, np.where(is_above, PHASES - phase, phase)]
+    sums >>= PROBABILITY_BITS
+    np.subtract(2 << PROBABILITY_BITS, sums, out=sums, where=is_above)
+    sums *= LAPLACE_FREQUENCY
+    sums >>= PROBABILITY_BITS + 1
+    sums += MIN_FREQUENCY * slots
+    sums[slots == 0], sums[slots == SLOTS] = 0, 1 << TOTAL_BITS
+    return sums
 
 
-class Rows(dict[int, list[int]]):
-    """So many edges of each number, from that of place `first` on, as a list that is made when it
-    is wanted first."""
+class CumulativeTables(dict[int, list[int]]):
+    """For each distribution number, `count` cumulative frequencies from slot `first` on.
 
-    def __init__(self, first: int = 0, count: int = PLACES + 1) -> None:
+    A list is computed when it is first used.
+    """
+
+    def __init__(self, first: int = 0, count: int = SLOTS + 1) -> None:
         super().__init__()
         self._first, self._count = first, count
-        self._tables: dict[int, Array] = {}  # of a scale: where one phase is wanted, others are
+        # By scale, for all of its phases: if one of them is used, others will be.
+        self._by_scale: dict[int, Array] = {}
 
     def __missing__(self, number: int) -> list[int]:
         scale, phase = divmod(number, PHASES)
-        if scale not in self._tables:
-            numbers, places = np.indices((PHASES, self._count))
-            self._tables[scale] = edge(numbers + scale * PHASES, places + self._first)
-        found: list[int] = self._tables[scale][phase].tolist()
-        self[number] = found
-        return found
+        if scale not in self._by_scale:
+            phases, slots = np.indices((PHASES, self._count))
+            numbers = phases + scale * PHASES
+            self._by_scale[scale] = cumulative_frequency(numbers, slots + self._first)
+        table: list[int] = self._by_scale[scale][phase].tolist()
+        self[number] = table
+        return table

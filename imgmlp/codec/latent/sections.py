@@ -14,9 +14,13 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent import latents
-from imgmlp.codec.latent.hyperlatents import Above
-from imgmlp.codec.latent.latents import Grids
-from imgmlp.codec.latent.latents_kernel import KernelGrids, KernelWriter, runs_alone
+from imgmlp.codec.latent.hyperlatents import HyperlatentMaps
+from imgmlp.codec.latent.latents import GridReader
+from imgmlp.codec.latent.latents_kernel import (
+    KernelGridReader,
+    KernelGridWriter,
+    sequential_processor,
+)
 from imgmlp.codec.latent.model import (
     MAX_EXPONENT,
     MAX_EXTRA_GRIDS,
@@ -81,8 +85,8 @@ def write(model: LatentModel, device: AnyDevice | None = None) -> tuple[bytes, b
 def _coded(model: LatentModel, device: AnyDevice | None) -> bytes:
     def by_kernel(processor: Device) -> bytes:
         encoder = range_coder.Encoder()
-        writer = KernelWriter(encoder, model.shape, model.networks, processor)
-        for grid, above in latents.in_order(model):
+        writer = KernelGridWriter(encoder, model.shape, model.networks, processor)
+        for grid, above in latents.grids_in_file_order(model):
             writer.write(grid, above)
         return encoder.finish()
 
@@ -94,7 +98,7 @@ def _by_processor(
 ) -> T:
     """What a kernel makes on a processor: the device or, beside a GPU, another one, for which NumPy
     steps in, as it was nobody's choice, so that it is nobody's problem that it does not work."""
-    processor = runs_alone(device)
+    processor = sequential_processor(device)
     if processor is not None:
         try:
             return by_kernel(processor)
@@ -225,7 +229,9 @@ def _read(
     """Grids by number, the first of them last in the data."""
     of = shape, networks
 
-    def found(make: Callable[[range_coder.Decoder], Grids | KernelGrids]) -> dict[int, Array]:
+    def found(
+        make: Callable[[range_coder.Decoder], GridReader | KernelGridReader],
+    ) -> dict[int, Array]:
         decoder = range_coder.Decoder(data)
         grids = _all_grids(make(decoder), shape, sizes)
         decoder.finish()
@@ -233,19 +239,19 @@ def _read(
 
     return _by_processor(
         device,
-        lambda processor: found(lambda decoder: KernelGrids(decoder, *of, processor)),
-        lambda: found(lambda decoder: Grids(decoder, *of)),
+        lambda processor: found(lambda decoder: KernelGridReader(decoder, *of, processor)),
+        lambda: found(lambda decoder: GridReader(decoder, *of)),
     )
 
 
 def _all_grids(
-    grids: Grids | KernelGrids, shape: ModelShape, sizes: Mapping[int, tuple[int, int]]
+    grids: GridReader | KernelGridReader, shape: ModelShape, sizes: Mapping[int, tuple[int, int]]
 ) -> dict[int, Array]:
     levels, found = shape.levels, dict[int, Array]()
     for number in reversed(range(levels, len(shape.grid_sizes))):
         found[number] = grids.read(sizes[number])
     own = [found[number] for number in range(levels, len(shape.grid_sizes))]
-    maps = Above(shape, own if shape.has_hyperlatents else ())
+    maps = HyperlatentMaps(shape, own if shape.has_hyperlatents else ())
     for number in sorted(set(sizes) - set(found), reverse=True):
         found[number] = grids.read(
             sizes[number], maps.at(number) if shape.has_hyperlatents else None

@@ -23,7 +23,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.codec.latent import decode as latent_decode
 from imgmlp.codec.latent import latents, latents_kernel, sections, synthesis
-from imgmlp.codec.latent.hyperlatents import Above
+from imgmlp.codec.latent.hyperlatents import HyperlatentMaps
 from imgmlp.codec.latent.model import (
     BICUBIC_TAPS,
     MAX_EXPONENT,
@@ -344,7 +344,7 @@ def test_what_is_above_a_grid_is_the_same_where_coarser_ones_are_not_coded() -> 
     shape = ModelShape(90, 70, 3, 7, has_hyperlatents=True)
     chance = np.random.default_rng(0)
     grids = [chance.integers(-9, 9, size).astype(np.int8) for size in shape.grid_sizes[7:]]
-    at_once, one_by_one = Above(shape, grids), Above(shape, grids)
+    at_once, one_by_one = HyperlatentMaps(shape, grids), HyperlatentMaps(shape, grids)
     all_levels = [one_by_one.at(level) for level in range(6, -1, -1)]
     assert np.array_equal(at_once.at(0), all_levels[-1])
 
@@ -727,7 +727,7 @@ def test_the_document_says_what_is_above_latents(levels: int) -> None:
     shape = ModelShape(75, 261, 1, levels, has_hyperlatents=True)
     chance = np.random.default_rng(levels)
     grids = [chance.integers(-64, 64, size) for size in shape.grid_sizes[levels:]]
-    above = Above(shape, [grid.astype(np.int8) for grid in grids])
+    above = HyperlatentMaps(shape, [grid.astype(np.int8) for grid in grids])
     lists = [grid.tolist() for grid in grids]
     for level in reversed(range(levels)):
         assert above.at(level).tolist() == reference.maps_above(lists, level, (75, 261))
@@ -786,11 +786,11 @@ def test_values_out_of_bounds_are_the_same_everywhere(mapping: str) -> None:
 
 
 def test_a_processor_reads_latents_for_a_device_of_many_lanes() -> None:
-    alone = latents_kernel.runs_alone(open_mapping("group"))
+    alone = latents_kernel.sequential_processor(open_mapping("group"))
     assert alone is not None
     assert (alone.lanes, alone.info.kind) == ("one", "cpu")
-    assert latents_kernel.runs_alone(alone) is alone
-    assert latents_kernel.runs_alone(open_device("numpy")) is None
+    assert latents_kernel.sequential_processor(alone) is alone
+    assert latents_kernel.sequential_processor(open_device("numpy")) is None
 
 
 def test_whether_there_is_a_processor_is_known_without_opening_it(
@@ -799,26 +799,26 @@ def test_whether_there_is_a_processor_is_known_without_opening_it(
     beside, alone = open_mapping("group"), open_mapping("one")
     monkeypatch.setattr(latents_kernel, "open_unasked", lambda _: pytest.fail("opened"))
     devices = [beside, alone, open_device("numpy")]
-    assert [latents_kernel.has_processor(one) for one in devices] == [True, True, False]
+    assert [latents_kernel.has_sequential_processor(one) for one in devices] == [True, True, False]
     monkeypatch.setattr(latents_kernel, "list_devices", list)
-    assert [latents_kernel.has_processor(one) for one in devices] == [False, True, False]
+    assert [latents_kernel.has_sequential_processor(one) for one in devices] == [False, True, False]
 
 
 def test_numpy_reads_latents_where_the_processor_has_no_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(latents_kernel, "open_unasked", lambda _: None)
-    latents_kernel._opened.cache_clear()
+    latents_kernel._open_cpu.cache_clear()
     try:
         model = small_latent_model(13, 21, 3)
-        assert latents_kernel.runs_alone(open_mapping("group")) is None
+        assert latents_kernel.sequential_processor(open_mapping("group")) is None
         assert_same(read(sections.write(model), model.shape, "group"), model)
     finally:
-        latents_kernel._opened.cache_clear()
+        latents_kernel._open_cpu.cache_clear()
 
 
 def test_the_processor_is_made_ready_while_a_gpu_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    latents_kernel._opened.cache_clear()
+    latents_kernel._open_cpu.cache_clear()
     model, one, group = small_latent_model(13, 21, 3), open_mapping("one"), open_mapping("group")
     for device in (one, open_device("numpy")):
         assert latents_kernel.prepare(model.shape, device) is None
@@ -836,7 +836,7 @@ def test_what_is_made_ready_and_fails_is_told_by_nobody(monkeypatch: pytest.Monk
         asked.append(made)
         raise OutOfMemoryError("there is none")
 
-    monkeypatch.setattr(latents_kernel, "KernelGrids", fails)
+    monkeypatch.setattr(latents_kernel, "KernelGridReader", fails)
     latents_kernel._prepare(small_latent_model().shape)
     assert len(asked) == 1
 
@@ -850,7 +850,7 @@ def test_numpy_writes_latents_where_the_processor_fails(
 
     model, one, group = small_latent_model(13, 21, 3), open_mapping("one"), open_mapping("group")
     wanted = sections.write(model)
-    monkeypatch.setattr(sections.KernelWriter, "write", fails)
+    monkeypatch.setattr(sections.KernelGridWriter, "write", fails)
     assert sections.write(model, group) == wanted
     monkeypatch.setattr(one, "lanes", "one")
     with pytest.raises(error):
@@ -864,7 +864,7 @@ def test_numpy_reads_latents_where_the_processor_fails(
     def fails(*_: object) -> None:
         raise error("it does not build")
 
-    monkeypatch.setattr(sections, "KernelGrids", fails)
+    monkeypatch.setattr(sections, "KernelGridReader", fails)
     model = small_latent_model(13, 21, 3)
     parts, one = sections.write(model), open_opencl()
     assert_same(read(parts, model.shape, "group"), model)

@@ -929,7 +929,7 @@ def test_a_time_limit_leaves_time_for_coding_by_numpy_where_there_is_no_kernel(
     kernel: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As beside a GPU whose processor has no driver."""
-    monkeypatch.setattr(cost_model, "has_processor", lambda _: kernel)
+    monkeypatch.setattr(cost_model, "has_sequential_processor", lambda _: kernel)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     work, picture = Workload(0, seconds=10.0), Picture(np.zeros((500, 500, 3), np.uint8))
     made = picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run(began=100.0)

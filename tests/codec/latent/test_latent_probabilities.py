@@ -12,24 +12,24 @@ from conftest import ROOT
 
 from imgmlp.codec.latent.probabilities import (
     DECAY,
-    FLOOR,
-    MIDDLE,
-    MOST_AWAY,
-    NEAR,
-    NEAR_FROM,
+    FIRST_NEAR_EDGE,
+    MAX_DISTANCE,
+    MIN_FREQUENCY,
+    NEAR_EDGES,
     PHASES,
-    PLACES,
     SCALES,
-    Rows,
-    edge,
+    SLOTS,
+    UNIT_SCALE_INDEX,
+    CumulativeTables,
+    cumulative_frequency,
 )
 
 NUMBERS = np.arange(SCALES * PHASES)
 
 
 def edges(numbers: np.ndarray) -> np.ndarray:
-    """int64 [count, PLACES + 1]: all edges of each distribution."""
-    return edge(*np.meshgrid(numbers, np.arange(PLACES + 1), indexing="ij"))
+    """int64 [count, SLOTS + 1]: all edges of each distribution."""
+    return cumulative_frequency(*np.meshgrid(numbers, np.arange(SLOTS + 1), indexing="ij"))
 
 
 def test_the_constants_are_those_that_the_tool_prints() -> None:
@@ -52,29 +52,31 @@ def test_frequencies_follow_from_the_document(scale: int, phase: int) -> None:
     assert found.tolist() == reference.frequencies(scale, phase)
 
 
-def test_every_place_has_a_share_and_all_of_them_are_2_to_the_26() -> None:
+def test_every_slot_has_a_frequency_and_their_sum_is_2_to_the_26() -> None:
     found = edges(NUMBERS)
     assert (found[:, 0] == 0).all()
     assert (found[:, -1] == 1 << 26).all()
-    assert np.diff(found, axis=1).min() >= FLOOR - 1
+    assert np.diff(found, axis=1).min() >= MIN_FREQUENCY - 1
 
 
-def test_rows_are_edges_and_near_ones_those_around_the_mean() -> None:
-    near, rows = Rows(NEAR_FROM, NEAR), Rows()
+def test_tables_hold_cumulative_frequencies_and_near_ones_surround_the_mean() -> None:
+    near_tables, tables = CumulativeTables(FIRST_NEAR_EDGE, NEAR_EDGES), CumulativeTables()
     for number in (0, 63, 64, 7777, SCALES * PHASES - 1):
         expected = edges(np.array([number]))[0].tolist()
-        assert rows[number] == expected
-        assert near[number] == expected[NEAR_FROM : NEAR_FROM + NEAR]
-    assert NEAR_FROM <= MOST_AWAY - 3
-    assert MOST_AWAY + 4 <= NEAR_FROM + NEAR
+        assert tables[number] == expected
+        assert near_tables[number] == expected[FIRST_NEAR_EDGE : FIRST_NEAR_EDGE + NEAR_EDGES]
+    assert FIRST_NEAR_EDGE <= MAX_DISTANCE - 3
+    assert MAX_DISTANCE + 4 <= FIRST_NEAR_EDGE + NEAR_EDGES
 
 
 @pytest.mark.parametrize("scale", range(0, SCALES, 15))
 def test_distributions_are_close_to_the_real_ones(scale: int) -> None:
     """Coding values of the real one with it costs at most a 10,000th of a bit more."""
-    b = np.exp((scale - MIDDLE) / 32)
+    b = np.exp((scale - UNIT_SCALE_INDEX) / 32)
     for phase in (0, 13, 32, 63):
-        boundaries = np.arange(-MOST_AWAY, PLACES - MOST_AWAY + 1) - 0.5 - (phase / PHASES - 0.5)
+        boundaries = (
+            np.arange(-MAX_DISTANCE, SLOTS - MAX_DISTANCE + 1) - 0.5 - (phase / PHASES - 0.5)
+        )
         half = 0.5 * np.exp(-np.abs(boundaries) / b)
         below = np.where(boundaries < 0, half, 1 - half)
         below[0], below[-1] = 0.0, 1.0

@@ -15,7 +15,7 @@ from operator import add
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.model import NEIGHBOUR_RADIUS
 from imgmlp.codec.latent.plane import AROUND, TILE, Plane
-from imgmlp.codec.latent.probabilities import FLOOR, MIDDLE, SCALE_BITS, SCALES
+from imgmlp.codec.latent.probabilities import MIN_FREQUENCY, SCALE_BITS, SCALES, UNIT_SCALE_INDEX
 from imgmlp.codec.training.perceptron import Some
 from imgmlp.engine import Context, Function, Tensor, dtype
 
@@ -27,9 +27,9 @@ NEIGHBOURS = NEIGHBOUR_RADIUS * NEIGHBOURS_PER_ROW + NEIGHBOUR_RADIUS
 MAX_TILES_PER_PARTIAL_SUM = 8
 MAX_HALF = 65504.0  # the largest finite float16
 # The range of the logarithm of a scale, and the smallest probability, that a file can express.
-MIN_LOG_SCALE = -MIDDLE / 2**SCALE_BITS
-MAX_LOG_SCALE = (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
-MIN_PROBABILITY = FLOOR / 2**TOTAL_BITS
+MIN_LOG_SCALE = -UNIT_SCALE_INDEX / 2**SCALE_BITS
+MAX_LOG_SCALE = (SCALES - 1 - UNIT_SCALE_INDEX) / 2**SCALE_BITS
+MIN_PROBABILITY = MIN_FREQUENCY / 2**TOTAL_BITS
 LOG_SCALE_OFFSET = 4.0  # what the entropy network's second output has beyond the logarithm
 
 

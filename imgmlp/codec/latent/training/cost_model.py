@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from imgmlp.codec.latent.latents_kernel import has_processor
+from imgmlp.codec.latent.latents_kernel import has_sequential_processor
 from imgmlp.codec.latent.training.bit_allocation import MAX_EARLY_WEIGHT_TRIALS, weight_trials
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.effort import (
@@ -130,7 +130,11 @@ def _overhead_seconds(run: RunSteps, pixels: int, judgements: float, device: Any
 
 
 def _coding_seconds_per_pixel(device: AnyDevice) -> float:
-    return CODING_SECONDS_PER_PIXEL if has_processor(device) else NUMPY_CODING_SECONDS_PER_PIXEL
+    return (
+        CODING_SECONDS_PER_PIXEL
+        if has_sequential_processor(device)
+        else NUMPY_CODING_SECONDS_PER_PIXEL
+    )
 
 
 def speed_kind(in_windows: bool) -> str:
