@@ -121,7 +121,7 @@ class Waves:
         return (self[wave] for wave in range(self.count) if wave % WAVES_BETWEEN_ROWS < self._width)
 
     def blocks(self, min_size: int) -> Iterator[Array]:
-        """All waves, joined to blocks of at least `min_size` latents; the last block may be smaller."""
+        """All waves, joined to blocks of at least `min_size` latents. The last may be smaller."""
         waves: list[Array] = []
         size = 0
         for wave in self:

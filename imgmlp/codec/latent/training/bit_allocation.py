@@ -23,7 +23,7 @@ from imgmlp.codec.latent.model import (
     networks_of,
     quantized,
 )
-from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
+from imgmlp.codec.latent.sections import cheapest_coding, default_exponent, network_bits
 from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
 from imgmlp.codec.latent.training import progressive_quantisation, rdoq
 from imgmlp.codec.latent.training.rdoq import Budget
@@ -82,7 +82,7 @@ class Search:
     ) -> None:
         self.step, self._enough = step, enough
         self.floats = networks_of(np.nan_to_num(step.flat.numpy()), step.shapes)
-        self.exponents = dict(exponents or {name: usual_exponent(name) for name in self.floats})
+        self.exponents = dict(exponents or {name: default_exponent(name) for name in self.floats})
         self._judged: dict[tuple[Part, bytes], float] = {}  # by the values that it depends on
         self._bits: dict[tuple[str, int, bytes], float] = {}  # of a tensor
         self._made: dict[tuple[str, int], Quantized] = {}  # tensors by their steps
@@ -408,7 +408,7 @@ class Refinement:
 
 def _symbols(name: str, tensor: Quantized, step: LatentStep) -> tuple[Array, Array, Array]:
     """Of a tensor as it is coded: symbols, their distribution's number, and the size of a step."""
-    base, number, _ = coding(name, tensor, step.start)
+    base, number, _ = cheapest_coding(name, tensor, step.start)
     symbols = (tensor.values - base).ravel().astype(np.int64)
     sizes = np.full(symbols.shape, np.float32(2.0**-tensor.exponent))
     return symbols, np.full(symbols.shape, number), sizes
