@@ -365,7 +365,7 @@ def test_latents_beyond_that_are_refused(value: int, mapping: str) -> None:
         read(sections.write(model), model.shape, mapping)
 
 
-@pytest.mark.parametrize("at_once", [1, 100, latents_kernel.AT_ONCE])
+@pytest.mark.parametrize("at_once", [1, 100, latents_kernel.LATENTS_PER_LAUNCH])
 @pytest.mark.parametrize("spread", [0.1, 0.3, 100.0])
 @pytest.mark.parametrize("size", [*SIZES, (70, 65), (60, 80)])
 def test_a_kernel_writes_the_bytes_that_numpy_does_and_reads_them(
@@ -373,7 +373,7 @@ def test_a_kernel_writes_the_bytes_that_numpy_does_and_reads_them(
 ) -> None:
     """However many launches they take; unlikely latents, which have many bits, and those among
     zeros alone as well."""
-    monkeypatch.setattr(latents_kernel, "AT_ONCE", at_once)
+    monkeypatch.setattr(latents_kernel, "LATENTS_PER_LAUNCH", at_once)
     model = small_latent_model(*size, spread=spread, has_hyperlatents=min(size) > 64)
     found = sections.write(model, open_opencl())
     assert found == sections.write(model)
@@ -384,7 +384,7 @@ def test_high_pictures_take_no_more_launches_than_wide_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a column there is one latent in every fourth wave."""
-    monkeypatch.setattr(latents_kernel, "AT_ONCE", 1000)
+    monkeypatch.setattr(latents_kernel, "LATENTS_PER_LAUNCH", 1000)
     launch, launches = latents_kernel.RawKernel.__call__, list[int]()
 
     def counted(*arguments: Any) -> None:
@@ -626,11 +626,13 @@ def test_a_kernel_is_given_latents_without_copies_of_copies(
     """`most` bytes of the host for each place of a padded grid, at a time."""
     monkeypatch.setattr(latents_kernel.RawKernel, "__call__", lambda *_: None)
     model, state = small_latent_model(65, 9, 1, has_hyperlatents=hyper), np.zeros(4, np.uint64)
-    kernel = latents_kernel._Kernel(model.shape, model.networks, open_opencl(), writing=False)
+    kernel = latents_kernel._LatentsKernel(
+        model.shape, model.networks, open_opencl(), writing=False
+    )
     grid, maps = np.zeros(size, np.int8), np.zeros((3, *size), np.int32)
     tracemalloc.start()
     try:
-        list(kernel._through(grid, maps if hyper else None, state, state))
+        list(kernel._launches(grid, maps if hyper else None, state, state))
         assert tracemalloc.get_traced_memory()[1] < most * (size[0] + 3) * (size[1] + 6)
     finally:
         tracemalloc.stop()
