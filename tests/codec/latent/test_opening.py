@@ -231,8 +231,8 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     """In windows or a bucket of 8x8, from where a bucket of 8x8 or 4x8 goes on."""
     form, rows = request.param
     monkeypatch.setattr(buckets, "_compiles", lambda _: True)
-    monkeypatch.setattr(buckets, "SMALL_SIDE", 4 if form == "in windows" else 128)
-    monkeypatch.setattr(plane, "LEAST_SIDE", 4)
+    monkeypatch.setattr(buckets, "MAX_POWER_OF_TWO_SIDE", 4 if form == "in windows" else 128)
+    monkeypatch.setattr(plane, "MIN_SIDE", 4)
     opening_operations = 2 * 8 * 8 * forms.operations_of(PIXELS.shape)
     limits = buckets.CPU._replace(
         window_size=BUCKET, opening_operations=opening_operations, min_saved_operations=0

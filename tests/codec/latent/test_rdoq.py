@@ -267,7 +267,7 @@ def test_slopes_in_a_window_are_differences_of_what_its_own_part_costs(number: i
     step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
     step.flat.write(flat)
     step._enter(extent)
-    plane, own = step.latents.numpy(), extent.taken()
+    plane, own = step.latents.numpy(), extent.value_mask()
 
     def summed() -> dict[str, Any]:
         errors, bits = step._forward(step.latents, step.flat)

@@ -30,7 +30,7 @@ from imgmlp.codec.latent.model import (
     networks_of,
     quantized,
 )
-from imgmlp.codec.latent.plane import LEAST_SIDE, SIDE_UNIT, Extent, Plane, common_side
+from imgmlp.codec.latent.plane import MIN_SIDE, SIDE_MULTIPLE, Extent, Plane, bucket_side
 from imgmlp.codec.latent.pretrained import pretrained_networks
 from imgmlp.codec.latent.step import latent_step, operations, upsampling
 from imgmlp.codec.latent.step.latent_step import PARTS, Control, LatentStep, Part, Steering
@@ -134,10 +134,10 @@ def test_places_behind_the_last_one_and_before_the_first_one_repeat_it(
 
 
 def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
-    buckets = {side: common_side(side) for side in range(1, 1025)}
+    buckets = {side: bucket_side(side) for side in range(1, 1025)}
     for side, bucket in buckets.items():
-        assert side <= bucket < side + SIDE_UNIT
-        assert side <= LEAST_SIDE or bucket < 2 * side
+        assert side <= bucket < side + SIDE_MULTIPLE
+        assert side <= MIN_SIDE or bucket < 2 * side
     assert len(set(buckets.values())) < 20
 
 
@@ -374,7 +374,7 @@ def test_gradients_of_a_whole_step_are_differences(
         a.first[0].numpy() / (1 - beta)
         for a, beta in ((step.adam, latent_step.NETWORK_BETA1), (step.adam_latents, 0.8))
     )
-    assert not by_plane[step.extent.taken() == 0].any()
+    assert not by_plane[step.extent.value_mask() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
         of_weights = dearer * float(
@@ -388,7 +388,10 @@ def test_gradients_of_a_whole_step_are_differences(
         reference(step, pixels, step.extent.parts(exact[0]), exact[1], 1e-2), rel=1e-5
     )
     for seed in range(3):
-        ways = draw(*plane.shape, seed=seed) * step.extent.taken(), draw(*flat.shape, seed=seed)
+        ways = (
+            draw(*plane.shape, seed=seed) * step.extent.value_mask(),
+            draw(*flat.shape, seed=seed),
+        )
         for n, g in enumerate((by_plane, by_flat)):
             up, down = ([e + s * (i == n) * ways[i] for i, e in enumerate(exact)]
                         for s in (1e-6, -1e-6))  # fmt: skip
@@ -877,7 +880,7 @@ def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(
 def test_rows_of_high_windows_are_no_longer_than_their_finest_grid() -> None:
     halo = 4
     high, square = (Plane.of(*size, 6, halo) for size in ((512, 32), (256, 256)))
-    assert high.pitch == 48  # 32 + 2 * 4 + NEIGHBOUR_RADIUS, and what ALIGN adds
+    assert high.pitch == 48  # 32 + 2 * 4 + NEIGHBOUR_RADIUS, and what PITCH_MULTIPLE adds
     assert {grid.column for grid in high.grids} == {0}
     assert len({grid.column for grid in square.grids}) > 1
 
@@ -1429,16 +1432,16 @@ def test_gradients_by_contexts_reach_all_of_a_windows_own_values() -> None:
     """Though bits are computed of no other rows than those that have such values."""
     device = open_device("numpy")
     plane = Plane.of(32, 48, 4, halo=4)
-    own = Extent(plane, (32, 48), (0, 0), (32, 48), 4).taken().reshape(-1)
-    coded = slice(plane.first, plane.first + plane.places)
+    own = Extent(plane, (32, 48), (0, 0), (32, 48), 4).value_mask().reshape(-1)
+    coded = slice(plane.first_coded, plane.first_coded + plane.coded_positions)
     assert own[coded].sum() == own.sum()
-    assert plane.coded < plane.rows
-    framed = Tensor(draw(plane.rows + 2 * operations.AROUND, plane.pitch), device)
-    slopes = draw(operations.NEIGHBOURS, plane.places, seed=1) * own[coded]
+    assert plane.coded_rows < plane.rows
+    framed = Tensor(draw(plane.rows + 2 * operations.NEIGHBOUR_ROWS, plane.pitch), device)
+    slopes = draw(operations.NEIGHBOURS, plane.coded_positions, seed=1) * own[coded]
     contexts = operations.Contexts.apply(framed, plane)
     (found,) = (contexts * Tensor(slopes, device)).sum().gradient([framed])
     wanted, seen = np.zeros(framed.shape).reshape(-1), contexts.numpy()
-    places = np.flatnonzero(own) + operations.AROUND * plane.pitch
+    places = np.flatnonzero(own) + operations.NEIGHBOUR_ROWS * plane.pitch
     for k, (y, x) in enumerate((k // 7 - 3, k % 7 - 3) for k in range(operations.NEIGHBOURS)):
         users = places + y * plane.pitch + x
         of_own = slopes[k][own[coded] == 1]
@@ -1451,10 +1454,10 @@ def test_gradients_by_contexts_are_halves_where_products_are() -> None:
     """Each of them, not their sum, and what is too large for a half is the largest one."""
     device = open_device("numpy")
     plane = Plane.of(9, 20, 3)
-    around = plane.rows + 2 * operations.AROUND
+    around = plane.rows + 2 * operations.NEIGHBOUR_ROWS
     framed = Tensor(np.zeros((around, plane.pitch), np.float32), device)
     rng = np.random.default_rng(0)
-    slopes = rng.uniform(-1, 1, (operations.NEIGHBOURS, plane.places)).astype(np.float32)
+    slopes = rng.uniform(-1, 1, (operations.NEIGHBOURS, plane.coded_positions)).astype(np.float32)
     slopes[:, 7] = 1e6
 
     def found(has_matrix_units: bool, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

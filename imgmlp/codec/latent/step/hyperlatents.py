@@ -41,7 +41,7 @@ def hyperlatent_maps(
         columns = grid.column, plane.pitch - grid.column - grid.width
         all_maps = all_maps + coarser.pad((0, 0), rows, columns)
     flat = all_maps.reshape(len(hyperlatents), -1)
-    return flat[:, plane.first : plane.first + plane.places]
+    return flat[:, plane.first_coded : plane.first_coded + plane.coded_positions]
 
 
 def _subsampled(maps: Tensor, stride: int, halo: int) -> Tensor:

@@ -27,7 +27,7 @@ from imgmlp.codec.latent.model import (
     flat_of,
     networks_of,
 )
-from imgmlp.codec.latent.plane import AROUND, LEAST_SIDE, TILE, Extent, Plane
+from imgmlp.codec.latent.plane import MIN_SIDE, NEIGHBOUR_ROWS, TILE_POSITIONS, Extent, Plane
 from imgmlp.codec.latent.pretrained import OUTPUT_LAYERS, pretrained_networks
 from imgmlp.codec.latent.step import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
@@ -103,7 +103,7 @@ def levels_of(height: int, width: int, bucket: tuple[int, int] | None) -> int:
     """
     return max(
         default_levels(height, width),
-        SMALLEST_BUCKET_LEVELS if bucket == (LEAST_SIDE, LEAST_SIDE) else 0,
+        SMALLEST_BUCKET_LEVELS if bucket == (MIN_SIDE, MIN_SIDE) else 0,
     )
 
 
@@ -310,9 +310,9 @@ class LatentStep(Resumable):
         Tensors that hold them."""
         extent, device = self.extent, self.device
         self.firsts: Tensor | None = None
-        self.ends = Tensor(extent.ends[1], device, name="sizes")
-        self.inside = Tensor(extent.inside(extent.halo), device, name="inside")
-        self.taken = Tensor(extent.taken(extent.halo), device, name="taken")
+        self.ends = Tensor(extent.grid_bounds[1], device, name="sizes")
+        self.inside = Tensor(extent.pixel_mask(extent.halo), device, name="inside")
+        self.taken = Tensor(extent.value_mask(extent.halo), device, name="taken")
         self.own, self.own_pixels = self.taken, self.inside
         return [self.ends, self.inside, self.taken]
 
@@ -389,9 +389,9 @@ class LatentStep(Resumable):
         """The forward pass of a plane of grids [rows, pitch] with networks [parameters]: squared
         errors [channels, pixels of the plane] and bits [latents of the plane]."""
         synthesis, convolutions, entropy, taps = self._networks(flat)
-        zeros = Tensor.zeros(AROUND, self.plane.pitch)
+        zeros = Tensor.zeros(NEIGHBOUR_ROWS, self.plane.pitch)
         framed = Tensor.concat([zeros, seen, zeros], 0)
-        seen = framed[AROUND : AROUND + self.plane.rows]  # materialised once
+        seen = framed[NEIGHBOUR_ROWS : NEIGHBOUR_ROWS + self.plane.rows]  # materialised once
         bits = self._bits(framed, seen, entropy)
         answer = self._reconstruction(seen, synthesis, convolutions, taps)
         return ((answer - self.target) * self._sample_weights()).square(), bits
@@ -443,10 +443,12 @@ class LatentStep(Resumable):
         if self.shape.has_hyperlatents:
             above = hyperlatents.hyperlatent_maps(seen, self.plane, self.levels, self._enlarged)
             contexts = Tensor.concat([contexts, above], 0)
-        some = self._subsample(self.plane.places)
+        some = self._subsample(self.plane.coded_positions)
         found = perceptron(contexts.permute(1, 0), layers, some)  # [places, 2]
         seen, own = (
-            values.reshape(-1)[self.plane.first : self.plane.first + self.plane.places]
+            values.reshape(-1)[
+                self.plane.first_coded : self.plane.first_coded + self.plane.coded_positions
+            ]
             for values in (seen, self.own)
         )
         bits = operations.Bits.apply(seen, found[:, 0], found[:, 1])
@@ -458,7 +460,7 @@ class LatentStep(Resumable):
         if self.device.lanes == "group" or rows < MIN_SUBSAMPLED_PLACES:
             return None
         times = self.steering.tile_subsampling
-        turn = (Tensor.arange(rows) // TILE).cast(dtype.u32) + self.count
+        turn = (Tensor.arange(rows) // TILE_POSITIONS).cast(dtype.u32) + self.count
         return (turn % times.cast(dtype.u32)).eq(0).reshape(rows, 1), times
 
     def _reconstruction(
@@ -651,7 +653,8 @@ class LatentStep(Resumable):
         errors = self.extent.samples(self._judging["error"].read("errors").reshape(1, -1))[0]
         plane = self.plane
         bits = np.zeros(plane.rows * plane.pitch, np.float32)
-        bits[plane.first : plane.first + plane.places] = self._judging["bits"].read("all bits")
+        coded = slice(plane.first_coded, plane.first_coded + plane.coded_positions)
+        bits[coded] = self._judging["bits"].read("all bits")
         return errors, self.extent.parts(bits.reshape(plane.rows, plane.pitch))
 
     def put(self, extent: Extent, level: int, values: Array) -> None:
@@ -671,7 +674,7 @@ class LatentStep(Resumable):
 
     def write_grids(self, grids: Sequence[Array]) -> None:
         """Replace the latents; what lies between grids in the plane stays zero."""
-        self.latents.write(self.extent.gathered(grids))
+        self.latents.write(self.extent.assemble(grids))
 
     def steer(self, control: Control) -> None:
         """Set what holds for the steps from now on."""
@@ -702,7 +705,7 @@ class LatentStep(Resumable):
         """This state, as another step of the same picture needs it, whose plane differs."""
         found = self.state()
         for name in ("latents", "grids_0", "grids_1"):  # and Adam's means
-            found[name] = step.extent.gathered(self.extent.parts(found[name]))
+            found[name] = step.extent.assemble(self.extent.parts(found[name]))
         return found
 
     def _staying(self) -> dict[str, Array]:

@@ -14,7 +14,7 @@ from operator import add
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.model import NEIGHBOUR_RADIUS
-from imgmlp.codec.latent.plane import AROUND, TILE, Plane
+from imgmlp.codec.latent.plane import NEIGHBOUR_ROWS, TILE_POSITIONS, Plane
 from imgmlp.codec.latent.probabilities import MIN_FREQUENCY, SCALE_BITS, SCALES, UNIT_SCALE_INDEX
 from imgmlp.codec.training.perceptron import Some
 from imgmlp.engine import Context, Function, Tensor, dtype
@@ -36,8 +36,8 @@ LOG_SCALE_OFFSET = 4.0  # what the entropy network's second output has beyond th
 class Contexts(Function):
     """The causal neighbours of every position whose bits are computed: [NEIGHBOURS, places].
 
-    The rows above come first, then the values to the left. The plane is [rows + 2 AROUND, pitch];
-    its first and last AROUND rows are zeros.
+    The rows above come first, then the values to the left. The plane is
+    [rows + 2 NEIGHBOUR_ROWS, pitch]; its first and last NEIGHBOUR_ROWS rows are zeros.
     """
 
     @staticmethod
@@ -46,8 +46,10 @@ class Contexts(Function):
         k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
         row, column = k // NEIGHBOURS_PER_ROW - NEIGHBOUR_RADIUS, k % NEIGHBOURS_PER_ROW
         offset = row * plane.pitch + column - NEIGHBOUR_RADIUS
-        places = Tensor.arange(plane.places).reshape(1, plane.places)
-        return framed.reshape(-1).gather(places + offset + (AROUND * plane.pitch + plane.first))
+        places = Tensor.arange(plane.coded_positions).reshape(1, plane.coded_positions)
+        return framed.reshape(-1).gather(
+            places + offset + (NEIGHBOUR_ROWS * plane.pitch + plane.first_coded)
+        )
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
@@ -58,7 +60,8 @@ class Contexts(Function):
             - NEIGHBOUR_RADIUS
             for k in range(NEIGHBOURS)
         ]
-        rows = plane.coded - AROUND  # the last AROUND coded rows hold no values
+        # The last NEIGHBOUR_ROWS coded rows hold no values.
+        rows = plane.coded_rows - NEIGHBOUR_ROWS
         if g.device is not None and g.device.has_matrix_units:
             # In float16, as products are there: most of a step's memory traffic is these gradients.
             transposed = g.permute(1, 0).maximum(-MAX_HALF).minimum(MAX_HALF)
@@ -66,8 +69,10 @@ class Contexts(Function):
         size = rows * plane.pitch
         shifted = [g[k, -a : size - a].cast(dtype.f32) for k, a in enumerate(offsets)]
         by_values = reduce(add, shifted).reshape(rows, plane.pitch).contiguous()
-        before = AROUND + plane.halo
-        return by_values.pad((before, plane.rows + 2 * AROUND - before - rows), (0, 0)), None
+        before = NEIGHBOUR_ROWS + plane.halo
+        return by_values.pad(
+            (before, plane.rows + 2 * NEIGHBOUR_ROWS - before - rows), (0, 0)
+        ), None
 
 
 class Bits(Function):
@@ -170,13 +175,13 @@ class Filter(Function):
         x, weights = ctx.saved_tensors
         padded = _padded(g, plane)
         by_x = _correlation(padded, weights.flip(0).reshape(9, 1), plane)
-        tiles = plane.pixels // TILE
+        tiles = plane.pixels // TILE_POSITIONS
         most = MAX_TILES_PER_PARTIAL_SUM if has_gpu_lanes(x) else 1
         count = next(n for n in range(most, 0, -1) if tiles % n == 0)
         sums = []
         for k in range(9):
             terms = x.reshape(-1) * _neighbours(padded[0], 8 - k, plane)
-            sums.append(terms.reshape(-1, count * TILE).sum(1).sum().reshape(1))
+            sums.append(terms.reshape(-1, count * TILE_POSITIONS).sum(1).sum().reshape(1))
         return by_x, Tensor.concat(sums, 0), None
 
 
@@ -210,7 +215,7 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
     taps = []
     for c, k in product(range(padded.shape[0]), range(9)):
         shifted = _neighbours(padded[c], k, plane)
-        taps.append(shifted.reshape(1, plane.pixels // TILE, TILE))
+        taps.append(shifted.reshape(1, plane.pixels // TILE_POSITIONS, TILE_POSITIONS))
     return Tensor.weighted_sums(taps, weights.transpose()).reshape(-1, plane.pixels)
 
 

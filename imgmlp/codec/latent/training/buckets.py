@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from imgmlp import child
-from imgmlp.codec.latent.plane import SMALL_SIDE, common_side
+from imgmlp.codec.latent.plane import MAX_POWER_OF_TWO_SIDE, bucket_side
 from imgmlp.codec.latent.step.latent_step import LatentStep, levels_of
 from imgmlp.engine import AnyDevice, open_device
 
@@ -118,7 +118,7 @@ class TrainingSetup:
         """Rows and columns of its windows."""
         usual = self.limits.window_size
         height, width = self.shape[:2]
-        if is_gpu(self.device) or max(height, width) <= SMALL_SIDE:
+        if is_gpu(self.device) or max(height, width) <= MAX_POWER_OF_TWO_SIDE:
             return usual
         oriented = partial(_oriented, self.shape)
         if self._padded_pixels(usual) <= MAX_PADDING_FACTOR * height * width:
@@ -150,7 +150,11 @@ class TrainingSetup:
         pixels, most = float(self.shape[0] * self.shape[1]), self.limits.max_whole_pixels
         if is_gpu(self.device):
             pixels = self._bucket_pixels * self._extra_memory
-        elif self.is_short and compiles_slowly(self.device) and max(self.shape[:2]) > SMALL_SIDE:
+        elif (
+            self.is_short
+            and compiles_slowly(self.device)
+            and max(self.shape[:2]) > MAX_POWER_OF_TWO_SIDE
+        ):
             most = 0
         elif self.has_thin_windows:  # a bucket has up to 32 times the pixels of a thin picture
             pixels = self._bucket_pixels
@@ -174,10 +178,10 @@ class TrainingSetup:
 
         An exact size saves 3% of a step's time on CPUs and nothing on GPUs.
         """
-        sides = common_side(self.shape[0]), common_side(self.shape[1])
+        sides = bucket_side(self.shape[0]), bucket_side(self.shape[1])
         if not _compiles(self.device):
             return None
-        if self.is_short and max(sides) <= SMALL_SIDE:
+        if self.is_short and max(sides) <= MAX_POWER_OF_TWO_SIDE:
             return max(sides), max(sides)
         if is_gpu(self.device):
             return (self._coarse_bucket if self.is_short else None) or sides
@@ -197,7 +201,7 @@ class TrainingSetup:
     def _has_exact_program(self, sides: Sides) -> bool:
         """Whether the picture fills its bucket and is worth compiling for: small ones take less
         time to train than to compile."""
-        return self.shape[:2] == sides and max(sides) > SMALL_SIDE
+        return self.shape[:2] == sides and max(sides) > MAX_POWER_OF_TWO_SIDE
 
     @property
     def _bucket_pixels(self) -> int:

@@ -95,10 +95,10 @@ class WindowedStep(WindowStep):
         self._replaced: list[Array] = []
         # Error and bits: summed over the windows visited so far, and of the last whole step.
         self._sums, self._last_sums = np.zeros(2), np.zeros(2)
-        # Pages: moments by windows' numbers, masks by `Extent.frame`, targets by windows' corners.
+        # Pages: moments by window number, masks by `Extent.mask_key`, targets by window corner.
         self._moments = self._moment_pages()
         self._mask_pages = [Pages(t) for t in self.framing]
-        self._mask_numbers = {self.extent.frame: 0}
+        self._mask_numbers = {self.extent.mask_key: 0}
         self._target_pages, self._target_numbers = Pages(self.target), dict[Span, int]()
         self._feeders: dict[Tensor, Feeder] = {}
         self._sent_control = np.zeros(0, np.float32)  # what the device has
@@ -138,12 +138,12 @@ class WindowedStep(WindowStep):
         self._send_latents(extent)
 
     def _turn_masks(self, extent: Extent) -> None:
-        if extent.frame not in self._mask_numbers:
+        if extent.mask_key not in self._mask_numbers:
             values = *_mask_arrays(extent), *joined(self._upsampling_tables(extent))
             added = [p.add(v) for p, v in zip(self._mask_pages, values, strict=True)]
-            self._mask_numbers[extent.frame] = added[0]
+            self._mask_numbers[extent.mask_key] = added[0]
         for pages in self._mask_pages:
-            pages.turn(self._mask_numbers[extent.frame])
+            pages.turn(self._mask_numbers[extent.mask_key])
 
     def _turn_target(self, extent: Extent) -> None:
         """Turn to the window's samples, of 14 bytes for every three about; large pictures have one
@@ -168,7 +168,7 @@ class WindowedStep(WindowStep):
         """Send the latents that a window sees, which visits of other windows may have changed, and
         what is to hold in it."""
         self.extent = extent
-        self._send(self.latents, extent.gathered(self._grids, HALO))
+        self._send(self.latents, extent.assemble(self._grids, HALO))
         # Bits of weights belong to the whole picture: each window has its part of them.
         factor = self.weight_rate_factor * extent.pixels / self.pixels
         interval = len(self.windows) if self.together == 1 else 1
@@ -361,7 +361,7 @@ class WindowedStep(WindowStep):
         for name, pages in zip(MOMENTS, self._moments, strict=True):
             grids = [arrays[f"{name}_{n}"] for n in range(len(self._grids))]
             for number, extent in enumerate(self.windows, 1):
-                pages.write(number, extent.gathered(grids))
+                pages.write(number, extent.assemble(grids))
         self._steps, self._visited = int(arrays["steps"]), int(arrays["turn"])
         replaced = (f"replaced_{n}" for n in range(len(self._grids)))
         self._replaced = [arrays[name].copy() for name in replaced if self._visited]
@@ -376,8 +376,8 @@ class WindowedStep(WindowStep):
         found, count = self._staying(), len(self.windows)
         found["networks_0"] *= count
         found["networks_1"] *= count**2
-        found["latents"] = step.extent.gathered(self._grids)
-        moments = (step.extent.gathered(self._on_grids(pages)) for pages in self._moments)
+        found["latents"] = step.extent.assemble(self._grids)
+        moments = (step.extent.assemble(self._on_grids(pages)) for pages in self._moments)
         for n, array in enumerate([*moments, *self._corrections]):
             found[f"grids_{n}"] = array
         return found | {"count": np.array(self._steps, np.uint32)}
@@ -406,5 +406,10 @@ def _mask_arrays(extent: Extent) -> list[Array]:
     """Where a window ends in the plane: int32 [2, grids, 2], first and end of every grid; and
     float32 masks one after the other: of values that exist, halo included, of the window's own
     ones, and the same two of pixels."""
-    masks = [extent.taken(HALO), extent.taken(), extent.inside(HALO), extent.inside()]
-    return [np.stack(extent.ends), np.concatenate([mask.reshape(-1) for mask in masks])]
+    masks = [
+        extent.value_mask(HALO),
+        extent.value_mask(),
+        extent.pixel_mask(HALO),
+        extent.pixel_mask(),
+    ]
+    return [np.stack(extent.grid_bounds), np.concatenate([mask.reshape(-1) for mask in masks])]
