@@ -64,8 +64,8 @@ class Plane:
     """An arrangement of grids, with zeros around each.
 
     The second grid lies below the finest one, the third to the right of the second, the others in
-    a row below the third. If it takes fewer positions, as for pictures that are much higher than wide,
-    each grid lies below the one before instead. Hyperlatents lie below the grids of the same
+    a row below the third. If it takes fewer positions, as for pictures that are much higher than
+    wide, each grid lies below the one before instead. Hyperlatents lie below the grids of the same
     sizes, extra grids below all others.
     """
 

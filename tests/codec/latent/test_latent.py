@@ -406,7 +406,7 @@ def test_more_bytes_than_latents_can_take_are_refused_before_they_are_decoded(
 ) -> None:
     model = small_latent_model(4, 4, 1, **TINY)
     head, weights, coded = sections.write(model)
-    monkeypatch.setattr(sections, "_read", lambda *_: pytest.fail("they are decoded"))
+    monkeypatch.setattr(sections, "_read_coded_grids", lambda *_: pytest.fail("they are decoded"))
     with pytest.raises(FormatError, match="latents cannot take"):
         read((head, weights, coded + bytes(1000)), model.shape)
 
