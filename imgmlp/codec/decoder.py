@@ -1,7 +1,7 @@
-"""What a file holds, and its picture: the one place that knows which kinds of file there are.
+"""Opens and decodes files. Only this module knows which kinds of files exist.
 
-Looking at a compact file needs neither NumPy nor the engine, and so takes hardly longer than
-starting Python: what does is loaded when it is used.
+Inspecting an .imlp file needs neither NumPy nor the engine and takes hardly longer than starting
+Python. Modules that need them are imported where they are used.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
     from imgmlp.engine import AnyDevice
 
-ZIP = b"PK\x03\x04"  # how an .npz archive begins
+ZIP = b"PK\x03\x04"  # the first bytes of an .npz archive
 
 Size = tuple[int, int]  # width, height
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A picture in a file whose checksums are right."""
+    """A picture in a file with valid checksums."""
 
     width: int
     height: int
     channels: int
     metadata: Metadata = field(repr=False)
-    facts: dict[str, Any] = field(repr=False)  # what the file says of itself
-    exact: bool  # whether its own size has the same bits on every device, and a digest
+    facts: dict[str, Any] = field(repr=False)  # properties of the file for `imgmlp info`
+    exact: bool  # whether decoding at its own size is bit-exact, verified by a digest
     _decode: Callable[[AnyDevice, Size | None], np.ndarray[Any, Any]] = field(repr=False)
 
     def decode(self, device: AnyDevice, size: Size | None = None) -> np.ndarray[Any, Any]:
         """uint8 [height, width, channels], at another (width, height) `size` if one is given.
 
-        Raises FormatError if the file holds no picture, or another than was encoded.
+        Raises FormatError if the file is damaged or does not match its digest.
         """
         return self._decode(device, size)
 
@@ -55,8 +55,8 @@ class Stored:
 def open_stored(file: str | PathLike[str] | bytes, name: str = "") -> Stored:
     """The picture in an .imlp or .npz file, given by its path or as its bytes.
 
-    Bytes may have a name, for errors. Raises UsageError if the file cannot be read, FormatError if
-    it is neither or is damaged.
+    `name` names bytes in error messages. Raises UsageError if the file cannot be read, FormatError
+    if it is of neither kind or damaged.
     """
     if isinstance(file, bytes) and not name:
         return _read(io.BytesIO(file))
@@ -77,7 +77,7 @@ def open_stored(file: str | PathLike[str] | bytes, name: str = "") -> Stored:
 
 
 def check_not_compressed(path: Path, name: str, start: bytes) -> None:
-    """Refuse, as a PictureError, a file of this name that begins as one of imgmlp's own does."""
+    """Raise PictureError if a file with this name and beginning was written by imgmlp."""
     archive = start.startswith(ZIP) and path.suffix.lower() == ".npz"
     if archive or start.startswith(container.SIGNATURE):
         hint = f"`imgmlp decode {quoted(path)}` gives the picture"
@@ -86,7 +86,7 @@ def check_not_compressed(path: Path, name: str, start: bytes) -> None:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Say of which file it is that something is wrong with it."""
+    """Prefix the messages of FormatErrors with the name of the file."""
     try:
         yield
     except FormatError as error:
@@ -95,7 +95,7 @@ def _named(name: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A file to read. Raises UsageError, also for a pipe, which cannot be read twice."""
+    """Open a file for reading. Raises UsageError, also for a pipe, which is not seekable."""
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a file", hint="give a file")
@@ -137,11 +137,11 @@ def _compact(found: Container) -> Stored:
 
 
 def decode(found: Container, device: AnyDevice, size: Size | None = None) -> np.ndarray[Any, Any]:
-    """uint8 [height, width, channels], the same bits on every device.
+    """Decode the picture: uint8 [height, width, channels], bit-exact on every device.
 
-    At another (width, height) `size` than its own, what its codec gives there, which may differ
-    by a level between devices. Raises FormatError if the sections hold no picture, or another
-    one than was encoded.
+    At another (width, height) `size` than its own, samples may differ by one level between
+    devices. Raises FormatError if the sections are invalid or the picture does not match the
+    digest.
     """
     header = found.header
     codec: ModuleType
@@ -157,7 +157,7 @@ def decode(found: Container, device: AnyDevice, size: Size | None = None) -> np.
 
 
 def checked(found: Container, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What a file decoded to, at its own size. Raises FormatError if something else was encoded."""
+    """The decoded pixels at the file's own size. Raises FormatError if the digest differs."""
     if container.digest(pixels) != found.header.digest:
         problem = "it decodes to another picture than the one that was encoded"
         raise FormatError(problem, hint=f"try --device numpy; else {DAMAGED}")

@@ -1,4 +1,4 @@
-"""From a picture to the bytes of an .imlp file: by which codec, and the check of the result."""
+"""Encodes a picture as an .imlp file with one of the codecs, and verifies the result."""
 
 from __future__ import annotations
 
@@ -26,28 +26,32 @@ from imgmlp.image import Picture
 
 Array = np.ndarray[Any, Any]
 
-PLAIN = 9e-8  # seconds for each pixel of a picture of one colour: it is decoded and compared
+# For pictures of a single colour, which are not trained but only decoded and compared.
+PLAIN_SECONDS_PER_PIXEL = 9e-8
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A file's bytes, what they decode to, and figures of just these bytes.
+    """The bytes of a file, the pixels that they decode to, and measurements of both.
 
-    `metrics` has width, height, channels, bytes, bpp (bits for each pixel), psnr (dB, infinite for
-    equal pictures), target, steps and seconds, and what the codec adds.
+    `metrics` has width, height, channels, bytes, bpp (bits per pixel), psnr (dB, infinite for equal
+    pictures), target, steps, seconds, and the measurements that the codec adds.
     """
 
     bytes: bytes = field(repr=False)
     pixels: Array = field(repr=False)  # uint8 [height, width, channels]
     metrics: dict[str, Any]
-    missed: str | None = None  # how the target was missed
-    diverged: bool = False  # training could not go on; the best state is in the bytes
-    resumed: int = 0  # steps that an interrupted run had done
-    notes: tuple[str, ...] = ()  # what of the picture was changed before, for people
+    missed: str | None = None  # how the target was missed, if it was
+    diverged: bool = False  # whether training diverged; the file then has its best state
+    resumed: int = 0  # training steps that were taken over from an interrupted run
+    notes: tuple[str, ...] = ()  # messages about changes to the picture before it was encoded
 
 
 def workload(codec: Codec, level: int | None, seconds: float | None) -> Workload:
-    """Training of an effort from 1 to 9, or of the codec's own choice. Raises UsageError."""
+    """The training for an effort level from 1 to 9, or for the codec's default.
+
+    Raises UsageError.
+    """
     if codec == "latent":
         return latent.workload(level, seconds)
     return target.workload(level, seconds)
@@ -60,11 +64,11 @@ def expected_seconds(
     device: AnyDevice,
     codec: Codec,
 ) -> float:
-    """About how long `encode` will take, or its time limit: a guess, found in some tenths of one.
+    """An estimate of the time that `encode` will take, or its time limit.
 
-    What is known of pictures of the middling kind stands for this one, so that it may be off by two
-    or three times on idle cores; how long programs take to compile is known once some of their kind
-    were.
+    The estimate takes some tenths of a second. It assumes a picture of average complexity and idle
+    cores and may be off by a factor of two or three. Compilation times are known once similar
+    programs have been compiled on the device.
     """
     work = _work(codec, picture, wanted, workload, device)
     if workload.seconds is not None and work.programs:
@@ -75,7 +79,7 @@ def expected_seconds(
 def compiling_seconds(
     picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, codec: Codec
 ) -> float:
-    """About how much of that goes to compiling what no picture has needed yet."""
+    """The part of `expected_seconds` that compiles programs not yet in the cache."""
     programs = _work(codec, picture, wanted, workload, device).programs
     return CompileTimes(device).expected(programs)
 
@@ -85,13 +89,13 @@ def _work(
 ) -> Work:
     if _is_even(picture) or (wanted.kind == "bytes" and wanted.value < smallest(picture)):
         pixels = picture.width * picture.height
-        return Work(0, 0, beside=PLAIN * pixels)  # as nothing is trained
+        return Work(0, 0, beside=PLAIN_SECONDS_PER_PIXEL * pixels)  # no training
     of = estimate.work if codec == "mlp" else latent.estimate_work
     return of(picture, wanted, workload, device)
 
 
 def _is_even(picture: Picture) -> bool:
-    """Whether it has one colour; by rows, as the first of them tell of most pictures."""
+    """Whether the picture has a single colour. The first rows settle this for most pictures."""
     first = picture.pixels[0, 0]
     return all(np.all(row == first) for row in picture.pixels)
 
@@ -104,12 +108,12 @@ def encode(
     run: Run | None = None,
     codec: Codec = DEFAULT_CODEC,
 ) -> Encoded:
-    """Have a codec make a file of a picture, and decode what was coded.
+    """Encode a picture with a codec, and decode the result to verify it.
 
-    With a checkpoint, a run that was stopped goes on where it was. Raises Interrupted once the
-    state is saved, if `run` is asked to stop.
+    With a checkpoint, an interrupted run is resumed. Raises Interrupted, once the state is saved,
+    if `run` is asked to stop.
     """
-    found = mlp.untrained(picture, wanted, device)  # the smallest file of one colour there is
+    found = mlp.untrained(picture, wanted, device)  # None if training is needed
     if found is None:
         train = mlp.encode if codec == "mlp" else latent.encode
         trained = train(picture, wanted, workload, device, run or Run())
@@ -120,9 +124,9 @@ def encode(
 
 
 def _nearer(found: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> Draft:
-    """A trained file, or one of a single colour, if that is nearer to the target.
+    """The trained file, or a file of a single colour if that is nearer to the target.
 
-    As it may be for few bytes, and of what is nearly of one colour at any lambda.
+    It may be for very few bytes, and for pictures of nearly one colour at any lambda.
     """
     plain = mlp.untrained(picture, wanted, device, found)
     if plain is None:
@@ -131,7 +135,7 @@ def _nearer(found: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> 
 
 
 def _decoded(draft: Draft, device: AnyDevice) -> Array:
-    """What a file that was just made decodes to, which its digest is compared with."""
+    """Decode a new file and compare the pixels with its digest."""
     try:
         found = container.parse(draft.bytes)
         if draft.decode is None:

@@ -1,7 +1,8 @@
-"""A picture of every kind that devices compile for, so that it can be done while nobody waits.
+"""The kinds of pictures that need different programs, to compile these in advance.
 
-Programs serve pictures of many sizes (latent/training/buckets.py), and networks of many widths
-(mlp/buckets.py). These are the ones of short runs, in RGB, and of what decodes their files.
+A program serves pictures of many sizes (latent/training/buckets.py) or networks of many widths
+(mlp/buckets.py). The kinds cover the programs that short runs on RGB pictures need, and those that
+decode their files.
 """
 
 from __future__ import annotations
@@ -19,30 +20,29 @@ from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
-# Height and width of one of each that latents have a program for on processors: within 32, 64 and
-# 128 pixels, thin ones, those of up to 512×768 either way round, others, and those of 1 and of 3
-# megapixels.
-SIZES = (
+# Height and width of one picture for each program of the latent codec on CPUs: up to 32, 64 and 128
+# pixels, narrow ones, up to 512×768 in both orientations, others, and 1 and 3 megapixels.
+CPU_SIZES = (
     (20, 20), (60, 40), (128, 100), (20, 200), (200, 20), (10, 500), (500, 10), (100, 150),
     (150, 100), (512, 768), (768, 512), (200, 200), (1024, 1024), (1776, 1776),
 )  # fmt: skip
-# The same on GPUs, within 1024×1536 pixels either way, but for what fills less than a fourth of the
-# bucket that it has: of up to 100,000 pixels, whose networks are small, of more, and from a
-# megapixel on, with a grid more.
-ON_GPUS = (
+# The same on GPUs, up to 1024×1536 pixels in both orientations: up to 100,000 pixels, which have
+# small networks, larger ones, and from a megapixel on, which have one more grid. Pictures that fill
+# less than a fourth of their bucket are left out.
+GPU_SIZES = (
     (20, 20), (60, 40), (128, 100), (128, 256), (256, 128), (256, 256), (256, 384), (384, 256),
     (225, 400), (512, 512), (512, 768), (768, 512), (768, 1024), (1024, 1024),
     (800, 1200), (1200, 800), (1024, 1536), (1536, 1024),
 )  # fmt: skip
-# Height and width of a picture that networks of `--codec mlp` are trained on, with the most values
-# of their layers: small ones are decoded in pieces of their own, and wider networks are rare.
-WIDEST = {32: 32, 256: 128}
-LMBDA = 1e-3  # lambda; programs do not depend on it
+# For the MLP codec: the side of a square picture, and the width of the widest networks to compile
+# for it. Small pictures are decoded in pieces of their own; wider networks are rare.
+MAX_WIDTH_BY_SIDE = {32: 32, 256: 128}
+LMBDA = 1e-3  # any value: programs do not depend on it
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is encoded to have it compiled."""
+    """A codec, size and target; encoding such a picture compiles the programs of this kind."""
 
     codec: Codec
     height: int
@@ -55,12 +55,12 @@ class Kind:
 
 
 def kinds(device: AnyDevice) -> list[Kind]:
-    """All of them, if pictures of other sizes share what is compiled on a device."""
+    """All kinds for a device; none if its programs serve a single picture size only."""
     if not buckets.are_used_on(device):
         return []
-    sizes = ON_GPUS if device.lanes == "group" else SIZES
+    sizes = GPU_SIZES if device.lanes == "group" else CPU_SIZES
     found = [Kind("latent", *size, Goal("lambda", LMBDA)) for size in sizes]
-    for side, widest in WIDEST.items():
+    for side, widest in MAX_WIDTH_BY_SIDE.items():
         counts = _network_bytes(_picture(side, side), widest)
         found += [Kind("mlp", side, side, Goal("bytes", count)) for count in counts]
     return found
@@ -80,8 +80,10 @@ def _network_bytes(picture: Picture, widest: int) -> Sequence[int]:
 
 
 def compile_for(kind: Kind, device: AnyDevice) -> float:
-    """Have all that a kind needs compiled and kept; returns the seconds of processor time that
-    it took, the driver's included."""
+    """Compile and cache all programs of a kind.
+
+    Returns the seconds of processor time that this took, including the driver's.
+    """
     before = device.compiling + device.lowering
     encoder.encode(
         _picture(kind.height, kind.width), kind.wanted, Workload(1), device, codec=kind.codec
@@ -90,7 +92,7 @@ def compile_for(kind: Kind, device: AnyDevice) -> float:
 
 
 def _picture(height: int, width: int) -> Picture:
-    """One that is cheap to code."""
+    """A smooth picture, which takes few bits."""
     y, x = np.mgrid[:height, :width]
     shades = (np.sin(y / 40 + n) + np.cos(x / 30) + 2 for n in range(3))
     return Picture(np.stack([shade * 60 for shade in shades], -1).astype(np.uint8))

@@ -63,7 +63,7 @@ def test_there_is_a_picture_of_the_usual_kinds_for_graphics_cards(
 
 @pytest.mark.parametrize("device", [CPU, CARD])
 def test_there_is_a_network_of_every_bucket_but_the_widest(device: Any) -> None:
-    for side, widest in kinds.WIDEST.items():
+    for side, widest in kinds.MAX_WIDTH_BY_SIDE.items():
         picture = Picture(np.zeros((side, side, 3), np.uint8))
         own = [k.wanted.value for k in kinds.kinds(device) if k.codec == "mlp" and k.width == side]
         weights = (paid_weights(picture, size) for size in own)

@@ -1,4 +1,4 @@
-"""A picture's metadata as sections that a decoder may skip (docs/format-imlp.md)."""
+"""Stores a picture's metadata in ancillary sections of a file (docs/format-imlp.md)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from imgmlp.codec.bitstream.container import ICC, Container, Section
 from imgmlp.errors import FormatError, check_format
 from imgmlp.metadata import MAX_BYTES, MAX_DPI, Metadata
 
-DEFLATED = {"icc": "c", "exif": "e", "xmp": "x"}  # types of their sections
+DEFLATED = {"icc": "c", "exif": "e", "xmp": "x"}  # section types by field of Metadata
 RESOLUTION = "d"
-_DOT = 1000  # parts of a dot an inch that are kept
-_RAW = -15  # for zlib: as large a window as there is, and no checksum beside the section's
+_RESOLUTION_UNITS_PER_DPI = 1000
+_RAW_DEFLATE = -15  # wbits of zlib: the largest window, without header and checksum
 
 
 @lru_cache(maxsize=4)
 def sections(found: Metadata) -> tuple[Section, ...]:
-    """Those of what there is."""
+    """The sections for the metadata that a picture has."""
     made = []
     for field, kind in DEFLATED.items():
         if (data := getattr(found, field)) is not None:
-            packer = zlib.compressobj(9, zlib.DEFLATED, _RAW)
+            packer = zlib.compressobj(9, zlib.DEFLATED, _RAW_DEFLATE)
             made.append(Section(kind, packer.compress(data) + packer.flush()))
     if found.dpi is not None:
-        across, down = (round(n * _DOT) for n in found.dpi)
+        across, down = (round(n * _RESOLUTION_UNITS_PER_DPI) for n in found.dpi)
         made.append(Section(RESOLUTION, struct.pack(">II", across, down)))
     return tuple(made)
 
 
 def size(found: Metadata) -> int:
-    """About how many bytes of a file they are."""
+    """Approximately the number of bytes that the metadata take in a file."""
     return sum(len(section.data) + 8 for section in sections(found))
 
 
@@ -47,7 +47,7 @@ def read(container: Container) -> Metadata:
 
 
 def facts(found: Metadata) -> dict[str, Any]:
-    """What `imgmlp info` says of them."""
+    """The properties of the metadata that `imgmlp info` prints."""
     sizes = {f"{field}_bytes": len(getattr(found, field) or b"") for field in DEFLATED}
     return sizes | {"dpi": None if found.dpi is None else list(found.dpi)}
 
@@ -56,7 +56,7 @@ def _inflated(container: Container, kind: str) -> bytes | None:
     data = container.get(kind)
     if data is None:
         return None
-    unpacker = zlib.decompressobj(_RAW)
+    unpacker = zlib.decompressobj(_RAW_DEFLATE)
     try:
         found = unpacker.decompress(data, MAX_BYTES)
     except zlib.error:
@@ -71,7 +71,7 @@ def _resolution(data: bytes | None) -> tuple[float, float] | None:
         return None
     if len(data) != 8:
         raise _damaged(RESOLUTION)
-    across, down = (n / _DOT for n in struct.unpack(">II", data))
+    across, down = (n / _RESOLUTION_UNITS_PER_DPI for n in struct.unpack(">II", data))
     if not (0 < across <= MAX_DPI and 0 < down <= MAX_DPI):
         raise _damaged(RESOLUTION)
     return across, down

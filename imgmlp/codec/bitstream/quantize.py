@@ -1,6 +1,6 @@
-"""Real numbers as multiples of a step: the steps there are, rounding, and what it costs.
+"""Quantisation of real numbers: the available step sizes, rounding, and its cost in bits.
 
-Knows nothing of what the numbers stand for.
+This module does not depend on what the numbers mean.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 
-# Step n is (4 + n % 4) * 2**(n // 4 - 24): four to an octave, so that a product with one is a
-# product with a whole number below 8 and a shift.
+# Step size n is (4 + n % 4) * 2**(n // 4 - 24). There are four per octave, so that multiplying by a
+# step size is multiplying by an integer below 8 and shifting.
 STEPS = 84
 FINEST = -24  # exponent of step 0
 
@@ -21,12 +21,12 @@ Array = np.ndarray[Any, Any]
 
 
 def step_parts(number: int) -> tuple[int, int]:
-    """(m, e) of step m * 2**-e."""
+    """The integers (m, e) of a step size, which is m * 2**-e."""
     return 4 + number % 4, -FINEST - number // 4
 
 
 def step_size(number: int) -> float:
-    """A step of this number, exactly. Raises ValueError if there is none."""
+    """The step size of this number, exactly. Raises ValueError if there is none."""
     if not 0 <= number < STEPS:
         raise ValueError(f"there is no step {number}; use 0 to {STEPS - 1}")
     m, e = step_parts(number)
@@ -34,16 +34,16 @@ def step_size(number: int) -> float:
 
 
 def nearest_step(size: float, largest: int = STEPS - 1) -> int:
-    """The number of the step that is nearest to a size, by ratio."""
+    """The number of the step size that is nearest to `size` by ratio, at most `largest`."""
     ratios = [abs(math.log2(step_size(n) / max(size, 1e-30))) for n in range(largest + 1)]
     return int(np.argmin(ratios))
 
 
 def quantize(values: Array, size: float, towards_zero: float = 0.0) -> Array:
-    """int32 of the same shape: how many steps of a size each value is, halves to even.
+    """Values as multiples of a step size, rounded half to even: int32 of the same shape.
 
-    Numbers that are `towards_zero` of a step further out are still rounded inwards, which saves
-    bits.
+    `towards_zero` is a fraction of a step: magnitudes are reduced by it before they are rounded,
+    which saves bits.
     """
     steps = np.asarray(values, np.float64) / size
     inner = np.maximum(np.abs(steps) - towards_zero, 0.0)
@@ -51,5 +51,5 @@ def quantize(values: Array, size: float, towards_zero: float = 0.0) -> Array:
 
 
 def coded_bits(symbols: Array) -> float:
-    """What the entropy coder spends on whole numbers of one distribution, in bits."""
+    """The bits that the range coder spends on integers with their best distribution."""
     return range_coder.cheapest(symbols.ravel())[1]
