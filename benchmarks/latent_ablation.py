@@ -109,11 +109,11 @@ class Without(LatentStep):
 class Refreshing(LatentTrainer):
     """Also looks for SOAP's bases."""
 
-    def _look(self, tell: Callable[[Progress], None] | None) -> bool:
-        going = super()._look(tell)
+    def _check(self, tell: Callable[[Progress], None] | None) -> bool:
+        going = super()._check(tell)
         step = self.step
         every = getattr(step, "refreshed", 0)
-        if every and self.done // every > (self.done - self.look) // every:
+        if every and self.done // every > (self.done - self.check_interval) // every:
             step.adam.refresh()
         return going
 

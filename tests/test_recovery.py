@@ -30,7 +30,7 @@ import sys
 from imgmlp.codec.latent.training import effort, initialisation, latent_trainer, schedule
 from imgmlp.codec.training import checkpoint, target
 checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 3200
-effort.MIN_EFFORT_STEPS, latent_trainer.MIN_LOOK_INTERVAL = 60, 1
+effort.MIN_EFFORT_STEPS, latent_trainer.MIN_CHECK_INTERVAL = 60, 1
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1"]
 from imgmlp.cli import main
 main()

@@ -32,7 +32,7 @@ from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.passes import Passes, PassResult
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.codec.training.trainer import Ended
+from imgmlp.codec.training.trainer import RunOutcome
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
@@ -76,8 +76,8 @@ class _Encoder:
         while True:
             ended = self._train(trainer)
             if ended == "interrupted":
-                raise self.run.interrupted(trainer.reached())
-            snapshot = trainer.settled()
+                raise self.run.interrupted(trainer.describe_steps())
+            snapshot = trainer.final_snapshot()
             if self.run.due(True):  # what follows may be stopped as well
                 self.run.keep(self._complete(snapshot))
             found, first = self._rounded(trainer)
@@ -98,12 +98,12 @@ class _Encoder:
             no_pass = len(self.passes.results) == 1 and not trainer.state.is_repetition
             may = no_pass and self.plan.may_restart(trainer.state.run_steps)
             if may and trainer.lmbda_was_too_low(lmbda):
-                trainer.start_over(self.passes.next_lmbda(restarts=trainer.state.lmbda_is_fixed))
+                trainer.repeat_run(self.passes.next_lmbda(restarts=trainer.state.lmbda_is_fixed))
                 self.passes.restart()
                 again = f"{trainer.state.steps:,} steps once more"
                 self.run.say(f"{again}, as bits were too cheap at first")
             else:
-                trainer.repeat(lmbda, first.model.networks, steps, until)
+                trainer.begin_pass(lmbda, first.model.networks, steps, until)
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
@@ -136,11 +136,11 @@ class _Encoder:
         lowest = self.lmbdas.min_lmbda_in_passes()
         self.passes = Passes(self.wanted, lowest, least, longest, tried)
         if plan.costs.switches_program(steps):
-            trainer.pause_after(plan.costs.opening_steps, late=plan.deadline is not None)
+            trainer.pause_after(plan.costs.opening_steps, may_be_late=plan.deadline is not None)
         if saved is None:
             trainer.rescale()
         else:
-            self.run.say(f"continuing after {trainer.reached()}")
+            self.run.say(f"continuing after {trainer.describe_steps()}")
         return trainer
 
     def _anew(self, step: LatentStep, steps: int) -> Callable[[float], None] | None:
@@ -156,36 +156,38 @@ class _Encoder:
 
         return again
 
-    def _train(self, trainer: LatentTrainer) -> Ended:
+    def _train(self, trainer: LatentTrainer) -> RunOutcome:
         """A pass, which may begin in a program for many sizes and go over to the picture's own."""
-        if trainer.pause is not None:
+        if trainer.pause_at is not None:
             compiler = bucket_compiler(trainer.step, self.plan.setup.bucket)
             waits = self.plan.deadline is None  # which leaves no time for that
-            ended = trainer.run_beside(compiler, self.run, self._complete, "pictures", waits)
-            if ended != "done" or not trainer.paused:
-                self.plan.note_step_seconds(trainer.pace)
+            ended = trainer.run_while_compiling(
+                compiler, self.run, self._complete, "pictures", waits
+            )
+            if ended != "done" or not trainer.is_paused:
+                self.plan.note_step_seconds(trainer.seconds_per_step)
                 return ended
             self._go_over(trainer)
         ended = trainer.run(self.run, self._complete)
-        self.plan.note_step_seconds(trainer.pace)
+        self.plan.note_step_seconds(trainer.seconds_per_step)
         return ended
 
     def _go_over(self, trainer: LatentTrainer) -> None:
         """To the picture's own bucket, where there is memory for it."""
         reached, step = trainer.step, self.forms.whole()
         if step is None:
-            trainer.stay()
+            trainer.cancel_pause()
             return
         anew = self._anew(step, trainer.state.run_steps)
         step.restore(reached.handed_to(step))
         step.steer(control(0, MAX_EFFORT_STEPS, self.first))
         self.plan.switch_program(step.pace(BRIEF_TIMING_SECONDS))
-        trainer.go_over(step, anew)
+        trainer.switch_step(step, anew)
 
     def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
         """The file of a trained step, and the one that was not changed for the target."""
         began, limit = time.perf_counter(), self.plan.deadline
-        reached, state = trainer.reached(), trainer.state
+        reached, state = trainer.describe_steps(), trainer.state
 
         def over(share: float) -> bool:
             if self.run.stopping():

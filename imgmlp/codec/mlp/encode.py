@@ -31,7 +31,7 @@ from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
-from imgmlp.codec.training.trainer import Ended
+from imgmlp.codec.training.trainer import RunOutcome
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
@@ -149,7 +149,7 @@ class _Encoder:
         self._note(decoding_program(trainer.step.shape, self.device, self.lengths.samples))
         return made
 
-    def _suited(self, trainer: MlpTrainer) -> tuple[MlpTrainer, Ended]:
+    def _suited(self, trainer: MlpTrainer) -> tuple[MlpTrainer, RunOutcome]:
         """What goes on with a first attempt for a quality, and how its first steps ended.
 
         Itself, or the trainer of another network that had better take its place.
@@ -158,7 +158,7 @@ class _Encoder:
         first = self._aims() and self.sizes.checks_early and not self.sizes.attempts
         if not first or state.steps < MIN_EARLY_CHECK_STEPS or trainer.step.done >= glance:
             return trainer, "done"
-        trainer.pause = glance
+        trainer.pause_at = glance
         ended = self._run(trainer)
         steps = trainer.state.steps  # which may be others by now
         tells = (
@@ -166,8 +166,8 @@ class _Encoder:
             < glance / (EARLY_CHECK_FRACTION * steps)
             < 1 / MIN_EARLY_CHECK_ACCURACY
         )
-        seen = ended == "done" and trainer.paused and tells
-        trainer.pause = None
+        seen = ended == "done" and trainer.is_paused and tells
+        trainer.pause_at = None
         if not seen or not self.lengths.exchanges(trainer.step.shape, steps, trainer.quality):
             return trainer, ended
         self.lengths.share_out()
@@ -202,7 +202,7 @@ class _Encoder:
             if self._run(trainer) != "done":
                 break
         assert nearest is not None
-        trainer.go_back(nearest[1])
+        trainer.restore(nearest[1])
 
     def _note(self, program: str) -> None:
         """That it is compiled."""
@@ -266,18 +266,18 @@ class _Encoder:
         self.run.say(f"continuing after {self._reached(trainer)}")
         return trainer
 
-    def _run(self, trainer: MlpTrainer) -> Ended:
+    def _run(self, trainer: MlpTrainer) -> RunOutcome:
         """Go on to the end. Raises Interrupted."""
         shape, wider = trainer.step.shape, trainer.state.wider
         steps = self._bucket_steps(trainer.state)
         first = buckets.opening_steps(shape, self.device, steps, BATCH * wider)
         goes_over = first > 0
-        ended: Ended = "done"
+        ended: RunOutcome = "done"
         if trainer.step.done < first:
-            trainer.pause = first
+            trainer.pause_at = first
             compiler = opening.compiler(trainer.step)
-            ended = trainer.run_beside(compiler, self.run, self._complete, "networks")
-            goes_over = ended == "done" and trainer.paused
+            ended = trainer.run_while_compiling(compiler, self.run, self._complete, "networks")
+            goes_over = ended == "done" and trainer.is_paused
         self._note(step_program(shape, wider, self.device, steps))
         if goes_over:
             self._go_over(trainer)
@@ -304,7 +304,7 @@ class _Encoder:
         shape, reached = trainer.step.shape, trainer.step.state()
         step = self.step_cache.get(shape, trainer.state.wider, shape)
         step.restore(reached)
-        trainer.go_over(step)
+        trainer.switch_step(step)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the runs before it."""
@@ -312,7 +312,7 @@ class _Encoder:
         return Draft.kept(self.best, Snapshot(snapshot.arrays, values))
 
     def _reached(self, trainer: MlpTrainer) -> str:
-        steps = trainer.reached()
+        steps = trainer.describe_steps()
         return steps if self.lengths.searched else f"{steps} of a short run for the network's size"
 
     def _draft(

@@ -348,8 +348,12 @@ class Lengths:
     def note_pace(self, trainer: MlpTrainer) -> None:
         """How long steps of a run in a limited time took, which tells more than a trial; none of
         them twice."""
-        if self.limit is not None and trainer.pace is not None and not trainer.state.retries:
-            self.paces[trainer.step.shape, trainer.state.wider] = trainer.pace
+        if (
+            self.limit is not None
+            and trainer.seconds_per_step is not None
+            and not trainer.state.retries
+        ):
+            self.paces[trainer.step.shape, trainer.state.wider] = trainer.seconds_per_step
 
     def _likely_pace(self, shape: Shape) -> float:
         """Seconds per step, estimated by the largest network that was measured, if any was."""

@@ -157,9 +157,9 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         step, size = self.step, (self.step.width, self.step.height)
         return float_render.render_floats(self.arrays(), step.shape, size, size, step.device)
 
-    def go_over(self, step: LearningStep) -> None:
+    def switch_step(self, step: LearningStep) -> None:
         """Continue after the pause with another step that has the same state."""
-        self.step, self.pause = step, None
+        self.step, self.pause_at = step, None
 
     def extend(self, steps: int, missing: float, limit: float) -> None:
         """Prolong a finished run, and change its bits to bring the missing dB."""
@@ -171,15 +171,15 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     # --- checks ---
 
-    def _look(self, tell: Callable[[Progress], None] | None) -> bool:
+    def _check(self, tell: Callable[[Progress], None] | None) -> bool:
         loss = self._loss()
         if not loss < DIVERGED_LOSS:
             return self._recover()
         self._advance(self.done, decibels(loss))
-        if self.done % (CHECKS_PER_LMBDA_UPDATE * self.look) == 0:
+        if self.done % (CHECKS_PER_LMBDA_UPDATE * self.check_interval) == 0:
             self._change_lmbda()
             self._remember()
-        self._shorten(most=self._allowed_steps())
+        self._fit_steps_to_limit(self._allowed_steps())
         if tell is not None:
             tell(self._progress(loss))
         return True
@@ -290,5 +290,5 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         state = self.state
         lmbda = 0.0 if state.phase == Phase.FREE else state.lmbda
         is_noisy, is_rounded = state.phase == Phase.NOISE, state.phase == Phase.ROUNDING
-        rate = state.slower * (ROUNDING_LR_FACTOR if is_rounded else 1.0)
+        rate = state.learning_rate_factor * (ROUNDING_LR_FACTOR if is_rounded else 1.0)
         self.step.steer(Control(state.steps, is_noisy, is_rounded, lmbda, rate))

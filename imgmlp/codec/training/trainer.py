@@ -1,8 +1,9 @@
-"""The loop of a training: replay a step, look at it, keep its state, until all steps are done.
+"""The training loop: replays a step, checks its figures, saves its state, until all steps are done.
 
-It knows no network and no schedule. Who derives from it decides at fixed steps only, by what is on
-the device there, so that a run which was stopped and goes on gives the same bits as one that was
-not; but where numbers explode, it goes back to where it went on, if nothing later was good.
+It knows no network and no schedule; subclasses add these. They decide only after fixed numbers of
+steps, and only by what is on the device then. A run that was interrupted and resumed therefore
+gives the same bits as one that was not. The exception is a run whose numbers explode before its
+first good state: it returns to the point where it was resumed.
 """
 
 from __future__ import annotations
@@ -21,38 +22,44 @@ from imgmlp.codec.training.replay import RETRIES, finite, next_chunk
 from imgmlp.codec.training.run import Progress, Run
 
 Array = np.ndarray[Any, Any]
-Ended = Literal["done", "interrupted", "diverged"]
-LmbdaUpdate = Callable[[float, float], float]  # (bits, dB) -> by what lambda is multiplied
+RunOutcome = Literal["done", "interrupted", "diverged"]
+LmbdaUpdate = Callable[[float, float], float]  # (bits, dB) -> the factor that lambda is given
 
-DIVERGED_LOSS = 10.0  # a loss that no answer near the picture has
-TELLING = 0.05  # of the time that is left, what steps must have taken to tell their pace
-SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
-MIN_LMBDA, MAX_LMBDA = 1e-7, 10.0  # lambdas of a bit a pixel
-GRACE = 0.5  # seconds from its beginning that a run has for its first steps, whatever its limit is
+DIVERGED_LOSS = 10.0  # mean squared error on [0, 1] that only a diverged network reaches
+MIN_LMBDA, MAX_LMBDA = 1e-7, 10.0  # for rates in bits per pixel
+
+# How a run keeps to its time limit. Its speed counts as known once it has been measured for this
+# fraction of the time that is left.
+MIN_TIMED_FRACTION = 0.05
+# The number of steps changes only if fewer than this fraction of the steps left fit in the time
+# left, or if the steps left are fewer than this fraction of those that fit.
+REPLANNING_RATIO = 0.9
+# For so long after its beginning a run may exceed its limit, to do its first `min_limited_steps`.
+GRACE_SECONDS = 0.5
 
 
 @dataclass
 class TrainerState:
-    """What the host knows beyond the arrays of the device; plain values for a checkpoint."""
+    """What the host knows beyond the arrays of the device: plain values, saved in checkpoints."""
 
     steps: int  # of the whole run
-    lmbda: float  # squared error on [0, 1] that a bit a pixel is worth
+    lmbda: float  # squared error on [0, 1] that is traded for one bit per pixel
     retries: int = field(default=0, kw_only=True)  # after numbers exploded
-    seconds: float = field(default=0.0, kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)  # of training so far
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """As it is among a snapshot's values."""
+        """Read the state from a snapshot's values."""
         return cls(**{one.name: values[one.name] for one in fields(cls)})
 
     @property
-    def slower(self) -> float:
-        """Factor of the learning rates."""
+    def learning_rate_factor(self) -> float:
+        """Each retry halves the learning rates."""
         return 0.5**self.retries
 
-    def multiply_lmbda(self, factor: float, most: float) -> None:
-        """By a factor from 1 / most to most."""
-        factor = min(max(factor, 1 / most), most)
+    def multiply_lmbda(self, factor: float, max_factor: float) -> None:
+        """Multiply lambda by `factor`, limited to 1 / max_factor ... max_factor."""
+        factor = min(max(factor, 1 / max_factor), max_factor)
         self.lmbda = min(max(self.lmbda * factor, MIN_LMBDA), MAX_LMBDA)
 
 
@@ -61,215 +68,247 @@ D = TypeVar("D", bound=TrainerState)
 
 
 class Trainer(ABC, Generic[S, D]):
-    """One run of a step, which is looked at each time that `look` more of them are done.
+    """One run of a training step, which is checked after every `check_interval` steps.
 
-    It ends about when the clock says `limit`, if that is given.
+    With a `limit`, a time of `time.perf_counter`, the run adapts its number of steps to end then.
     """
 
-    least = 1  # steps that a limit leaves it, if they take no longer than GRACE
+    min_limited_steps = 1  # done despite the limit, unless they take longer than GRACE_SECONDS
 
-    def __init__(self, step: S, state: D, look: int, limit: float | None = None) -> None:
-        self.step, self.state, self.look, self._limit = step, state, look, limit
-        self.done = 0  # steps, known to the host while it runs
-        self.pause: int | None = None  # of them, after which another step is to go on
-        self._chunk, self._shown, self._graced = 1, (0, 0.0), 0.0
-        self._told, self._resumed = 0.0, False  # steps a second; whether it has just gone on
-        self._looked = 0.0  # when the latest steps were done and looked at
+    def __init__(self, step: S, state: D, check_interval: int, limit: float | None = None) -> None:
+        self.step, self.state = step, state
+        self.check_interval, self._limit = check_interval, limit
+        self.done = 0  # steps, as the host counts them
+        self.pause_at: int | None = None  # steps after which another program is to go on
+        self._chunk = 1  # steps to enqueue at once
+        self._timed_from = 0, 0.0  # steps and time from which the speed is measured
+        self._checked_at = 0.0  # time of the latest steps' end
+        self._reported_speed = 0.0  # steps per second
+        self._has_just_resumed = False
+        self._grace_end = 0.0  # time
         self._began = time.perf_counter() - state.seconds
-        self._good: Snapshot | None = None
+        self._last_good: Snapshot | None = None
 
-    def snapshot(self) -> Snapshot:
-        self.state.seconds = time.perf_counter() - self._began
-        return Snapshot(self.step.state(), asdict(self.state))
-
-    def _sound(self) -> Snapshot:
-        """What to keep: the latest good state if numbers exploded and no look has noticed it, as
-        from there a run goes on as from here."""
-        now = self.snapshot()
-        if finite(now.arrays.values()):
-            return now
-        assert self._good is not None
-        return self._good
-
-    def settled(self) -> Snapshot:
-        """What to make a file of. Where numbers exploded after the last look, as where a limit ends
-        a run midway, the step goes back to the latest good state."""
-        found = self._sound()
-        if found is self._good:
-            self.step.restore(found.arrays)
-        return found
-
-    def reached(self) -> str:
-        return f"{self.step.done:,} of {self.state.steps:,} steps"
+    # --- running ---
 
     def run(
         self, run: Run | None = None, complete: Callable[[Snapshot], Snapshot] = lambda made: made
-    ) -> Ended:
-        """Go on to the end, or to the pause. `complete` adds to a snapshot what others want to have
-        kept with it."""
+    ) -> RunOutcome:
+        """Train to the end, or to the pause.
+
+        `complete` adds to a snapshot what the caller wants to have saved with it.
+        """
         run, self.done = run or Run(), self.step.done
-        self._good = self._good or self.snapshot()
-        self._shown = begun = self.done, time.perf_counter()
-        self._graced, self._resumed = begun[1] + GRACE, self._told > 0
+        self._last_good = self._last_good or self.snapshot()
+        self._timed_from = begun = self.done, time.perf_counter()
+        self._grace_end, self._has_just_resumed = begun[1] + GRACE_SECONDS, self._reported_speed > 0
         self._steer()
         while self.done < self._end:
-            whole = self._replay(run)
-            looks = self.done % self.look == 0 or self.done == self.state.steps
-            if self._shown is begun and not looks:  # the first steps may have compiled for long
-                self._shown, self._resumed = (self.done, time.perf_counter()), False
-            if whole and looks and not self._look(run.tell):
+            is_whole = self._replay(run)
+            is_check = self.done % self.check_interval == 0 or self.done == self.state.steps
+            if self._timed_from is begun and not is_check:
+                # The first steps may have included a long compilation: measure without them.
+                self._timed_from, self._has_just_resumed = (self.done, time.perf_counter()), False
+            if is_whole and is_check and not self._check(run.tell):
                 return "diverged"
-            self._looked = time.perf_counter()
-            stop = run.stopping()
-            if not whole and self._late():
+            self._checked_at = time.perf_counter()
+            is_stopping = run.stopping()
+            if not is_whole and self._is_out_of_time():
                 self.state.steps = self.done
-            if run.due(stop):
-                run.keep(complete(self._sound()))
-            if stop and self.done < self._end:
+            if run.due(is_stopping):
+                run.keep(complete(self._finite_snapshot()))
+            if is_stopping and self.done < self._end:
                 return "interrupted"
         self.state.seconds = time.perf_counter() - self._began
         return "done"
 
-    def run_beside(
+    def run_while_compiling(
         self,
         compiler: Helper,
         run: Run,
         complete: Callable[[Snapshot], Snapshot],
         what: str,
         waits: bool = True,
-    ) -> Ended:
-        """Go on to the pause, beside a process that compiles for `what` is trained, such as
-        "pictures", the program that goes on from there.
+    ) -> RunOutcome:
+        """Train to the pause while another process compiles the program that goes on from there.
 
-        It `waits` at the pause until that process has ended, however; or it takes more steps, look
-        by look, until that is done, which one that has failed never is.
+        At the pause, `waits` decides: either wait until that process has ended, whether it
+        succeeded or not; or postpone the pause from check to check until it has succeeded. If it
+        fails, the latter trains to the end. `what` names the objects of the compiled program in
+        messages, such as "pictures".
         """
         with compiler:
             while True:
-                ended = self.run(run, complete)
-                if ended != "done" or not self.paused:
-                    return ended
+                outcome = self.run(run, complete)
+                if outcome != "done" or not self.is_paused:
+                    return outcome
                 if compiler.working and waits:
                     run.say(f"still compiling for {what} of this size")
                     compiler.wait(run.stopping)
                 if run.stopping():
                     if run.due(True):
-                        run.keep(complete(self._sound()))
+                        run.keep(complete(self._finite_snapshot()))
                     return "interrupted"
                 if compiler.done or waits:
                     return "done"
-                self.go_on()
+                self.postpone_pause()
 
-    def go_on(self) -> None:
-        """After the pause: with this step up to the next look, as the other is not ready."""
-        assert self.pause is not None
-        self.pause += self.look
+    def postpone_pause(self) -> None:
+        """Train with this step up to the next check, as the other program is not ready."""
+        assert self.pause_at is not None
+        self.pause_at += self.check_interval
 
-    def _replay(self, run: Run) -> bool:
-        """Some more steps, but none beyond the next look; False if the last of them is not whole,
-        as the run is to stop or its time is over."""
-        most = self.step.together or self._chunk
-        count = min(most, self.look - self.done % self.look, self._end - self.done)
-        began = time.perf_counter()
-
-        whole = self.step.run(count, lambda: self._late() or run.stopping())
-        self._chunk = next_chunk(self._chunk, time.perf_counter() - began)
-        if whole:
-            self.done += count
-        return whole
+    @property
+    def is_paused(self) -> bool:
+        """Whether the run has reached its pause, but not its end."""
+        return self.done == self.pause_at and self.done < self.state.steps
 
     @property
     def _end(self) -> int:
-        return min(self.state.steps, self.pause or self.state.steps)
+        """The number of steps after which to pause or end."""
+        return min(self.state.steps, self.pause_at or self.state.steps)
 
-    @property
-    def pace(self) -> float | None:
-        """Seconds that a step takes, of those since this run began; None before the second."""
-        first, since = self._shown
-        if self.done <= first:
-            return None
-        return (self._looked - since) / (self.done - first)
+    def _replay(self, run: Run) -> bool:
+        """Do some steps, none of them beyond the next check.
 
-    @property
-    def paused(self) -> bool:
-        """Whether the run is there, and not yet at its end."""
-        return self.done == self.pause and self.done < self.state.steps
+        Returns False if the last one was broken off, by a stop request or the time limit.
+        """
+        most = self.step.together or self._chunk
+        until_check = self.check_interval - self.done % self.check_interval
+        count = min(most, until_check, self._end - self.done)
+        began = time.perf_counter()
 
-    def _late(self) -> bool:
-        """Whether no time is left, not even for the rest of a step."""
-        if self._limit is None:
-            return False
-        now = time.perf_counter()
-        return now > self._limit and not self._few(now)
+        is_whole = self.step.run(count, lambda: self._is_out_of_time() or run.stopping())
+        self._chunk = next_chunk(self._chunk, time.perf_counter() - began)
+        if is_whole:
+            self.done += count
+        return is_whole
 
-    def _few(self, now: float) -> bool:
-        """Whether it has no more steps yet than a limit leaves it in any case."""
-        return self.done < self.least and now < self._graced
+    # --- what a subclass decides ---
 
     @abstractmethod
-    def _look(self, tell: Callable[[Progress], None] | None) -> bool:
-        """Judge and decide; whether there is a way on."""
+    def _check(self, tell: Callable[[Progress], None] | None) -> bool:
+        """Evaluate the latest steps, adapt the run and report progress; False if it diverged."""
 
     @abstractmethod
     def _steer(self) -> None:
-        """Tell the device what holds after `done` steps."""
-
-    def _shorten(self, most: int = 0) -> None:
-        """Take fewer steps where they turn out to be slower than the time limit allows.
-
-        More, up to `most` in all, where they are faster.
-        """
-        now = time.perf_counter()
-        if self._limit is None or self._few(now):
-            return
-        first, since = self._shown
-        # The first of them say nothing of how long steps take, where there are far more.
-        if self.done == first or now - since < TELLING * (self._limit - now):
-            return
-        fitting, left = self._fitting(self._limit), self.state.steps - self.done
-        if fitting < SLIPPED * left or (self.done + left < most and SLIPPED * fitting > left):
-            steps = self.done + max(0, int(fitting))
-            self.state.steps = min(steps, max(most, self.state.steps))
-            self._steer()
-
-    def _fitting(self, limit: float) -> float:
-        """Steps that there is time for, at the pace of those since this run began."""
-        first, since = self._shown
-        now = time.perf_counter()
-        return (self.done - first) / max(now - since, 1e-9) * (limit - now)
-
-    def _remember(self) -> None:
-        """This state, as one to go back to, if all of it is finite."""
-        now = self.snapshot()
-        if finite(now.arrays.values()):
-            self._good = now
-
-    def _recover(self) -> bool:
-        """Back to the last good state, at half the learning rates; not after too many times."""
-        assert self._good is not None
-        retries = self.state.retries + 1
-        self._good.values["retries"] = min(retries, RETRIES)
-        self.go_back(self._good)
-        return retries <= RETRIES
-
-    def go_back(self, snapshot: Snapshot) -> None:
-        """To an earlier state, from which it would go on."""
-        self.step.restore(snapshot.arrays)
-        self.state = self.state.of(snapshot.values)
-        self.done, self._good = self.step.done, snapshot
-        self._steer()
+        """Write to the device what the schedule says after `done` steps."""
 
     @abstractmethod
     def preview(self) -> Array:
         """The picture that the present parameters give, uint8 [height, width, channels]."""
 
+    # --- snapshots ---
+
+    def snapshot(self) -> Snapshot:
+        self.state.seconds = time.perf_counter() - self._began
+        return Snapshot(self.step.state(), asdict(self.state))
+
+    def final_snapshot(self) -> Snapshot:
+        """The state to make a file of, which is also the step's state from now on.
+
+        If numbers exploded after the last check, as may happen where a limit ends the run between
+        two checks, it is the last good state.
+        """
+        snapshot = self._finite_snapshot()
+        if snapshot is self._last_good:
+            self.step.restore(snapshot.arrays)
+        return snapshot
+
+    def _finite_snapshot(self) -> Snapshot:
+        """The present state, or the last good one if numbers exploded since the last check.
+
+        Resuming from either gives the same run.
+        """
+        now = self.snapshot()
+        if finite(now.arrays.values()):
+            return now
+        assert self._last_good is not None
+        return self._last_good
+
+    def _remember(self) -> None:
+        """Keep the present state as one to return to, if all of it is finite."""
+        now = self.snapshot()
+        if finite(now.arrays.values()):
+            self._last_good = now
+
+    def _recover(self) -> bool:
+        """Return to the last good state at half the learning rates; False after too many times."""
+        assert self._last_good is not None
+        retries = self.state.retries + 1
+        self._last_good.values["retries"] = min(retries, RETRIES)
+        self.restore(self._last_good)
+        return retries <= RETRIES
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to an earlier state."""
+        self.step.restore(snapshot.arrays)
+        self.state = self.state.of(snapshot.values)
+        self.done, self._last_good = self.step.done, snapshot
+        self._steer()
+
+    # --- the time limit ---
+
+    def _is_out_of_time(self) -> bool:
+        """Whether the limit is over, so that even a step in progress is to be broken off."""
+        if self._limit is None:
+            return False
+        now = time.perf_counter()
+        return now > self._limit and not self._is_in_grace(now)
+
+    def _is_in_grace(self, now: float) -> bool:
+        """Whether the run is still entitled to steps whatever its limit is."""
+        return self.done < self.min_limited_steps and now < self._grace_end
+
+    def _fit_steps_to_limit(self, max_steps: int = 0) -> None:
+        """Plan fewer steps if they turn out too slow for the time limit.
+
+        If they turn out faster, plan more, up to `max_steps` in all.
+        """
+        now = time.perf_counter()
+        if self._limit is None or self._is_in_grace(now):
+            return
+        first, since = self._timed_from
+        # Of a long run, the first few steps do not yet tell how long steps take.
+        if self.done == first or now - since < MIN_TIMED_FRACTION * (self._limit - now):
+            return
+        fitting, left = self._steps_until(self._limit), self.state.steps - self.done
+        too_many = fitting < REPLANNING_RATIO * left
+        may_grow = self.done + left < max_steps
+        if too_many or (may_grow and REPLANNING_RATIO * fitting > left):
+            steps = self.done + max(0, int(fitting))
+            self.state.steps = min(steps, max(max_steps, self.state.steps))
+            self._steer()
+
+    def _steps_until(self, limit: float) -> float:
+        """How many steps fit in the time until `limit`, at the measured speed."""
+        first, since = self._timed_from
+        now = time.perf_counter()
+        return (self.done - first) / max(now - since, 1e-9) * (limit - now)
+
+    # --- reports ---
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """As measured since this run began; None before its second replay."""
+        first, since = self._timed_from
+        if self.done <= first:
+            return None
+        return (self._checked_at - since) / (self.done - first)
+
+    def describe_steps(self) -> str:
+        return f"{self.step.done:,} of {self.state.steps:,} steps"
+
     def _progress(self, loss: float) -> Progress:
-        """At the pace since this run began; where it has just gone on or begun anew, at the one
-        before, as the first steps may have compiled for long, which then count for nothing."""
-        now, ends = (self.done, time.perf_counter()), (self.state.steps, loss, self.preview)
-        if self._told and (self._resumed or self._shown[0] == self.done):
-            self._shown, self._resumed = now, False
-            return Progress.at(self._told, self.done, *ends)
-        found = Progress.between(self._shown, now, *ends)
-        self._told = found.steps_per_second
-        return found
+        """Progress at the speed measured since this run began.
+
+        Right after the run was resumed or restarted it is at the speed reported before: the first
+        steps may have included a long compilation, and the measurement begins after them.
+        """
+        now, rest = (self.done, time.perf_counter()), (self.state.steps, loss, self.preview)
+        if self._reported_speed and (self._has_just_resumed or self._timed_from[0] == self.done):
+            self._timed_from, self._has_just_resumed = now, False
+            return Progress.at(self._reported_speed, self.done, *rest)
+        progress = Progress.between(self._timed_from, now, *rest)
+        self._reported_speed = progress.steps_per_second
+        return progress

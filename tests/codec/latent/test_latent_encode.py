@@ -284,7 +284,7 @@ def test_a_run_of_few_colours_is_done_again_at_a_lambda_that_may_be_far_higher(
         raise Enough
 
     monkeypatch.setattr(LatentTrainer, "lmbda_was_too_low", lambda *_: True)
-    monkeypatch.setattr(LatentTrainer, "start_over", over)
+    monkeypatch.setattr(LatentTrainer, "repeat_run", over)
     monkeypatch.setattr(latent.Passes, "_excess", lambda *_: 12.0)
     with pytest.raises(Enough):
         run(Goal("psnr", 40), pixels, Workload(schedule.VERY_SHORT_RUN))
@@ -1017,8 +1017,8 @@ def test_a_run_towards_a_target_grows_early_only(
 def test_a_moment_without_a_step_says_nothing_of_how_long_steps_take() -> None:
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, 1e12)
-    trainer._shown = 0, 0.0
-    trainer._shorten()
+    trainer._timed_from = 0, 0.0
+    trainer._fit_steps_to_limit()
     assert trainer.state.steps == 40
 
 
@@ -1068,7 +1068,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         latent_trainer, "MAX_LIMITED_CHANGE", 1e6
     )  # so that it does not begin anew in fewer
     seen: dict[str, Any] = {}
-    repeat, rounding = LatentTrainer.repeat, latent.Rounding
+    repeat, rounding = LatentTrainer.begin_pass, latent.Rounding
     again, pricing = run_plan.RunPlan.pass_steps, Lambdas.pricing
 
     def repeated(trainer: LatentTrainer, *given: Any) -> None:
@@ -1089,7 +1089,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         seen["shaving"] = given[-1].shaving
         return rounding(*given)
 
-    monkeypatch.setattr(LatentTrainer, "repeat", repeated)
+    monkeypatch.setattr(LatentTrainer, "begin_pass", repeated)
     monkeypatch.setattr(run_plan.RunPlan, "pass_steps", asked)
     monkeypatch.setattr(Lambdas, "pricing", priced)
     monkeypatch.setattr(latent, "Rounding", rounded)
@@ -1144,18 +1144,18 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rates: list[float] = []
-    look = latent_trainer.LatentTrainer._look
+    check = latent_trainer.LatentTrainer._check
 
     def exploding(self: latent_trainer.LatentTrainer, tell: object) -> bool:
         if self.done == 20 and self.state.retries < 2:
             self.step.flat.write(np.full(self.step.flat.shape, np.nan, np.float32))
             self.step.program.run(1)
-        way_on = look(self, None)
+        way_on = check(self, None)
         if self.done == 20:
             rates.append(float(Steering(*self.step.control.numpy()).network_lr))
         return way_on
 
-    monkeypatch.setattr(latent_trainer.LatentTrainer, "_look", exploding)
+    monkeypatch.setattr(latent_trainer.LatentTrainer, "_check", exploding)
     found = run(Goal("lambda", 1e-3))
     assert not found.diverged
     assert rates == [pytest.approx(schedule.control(20, 30, 1e-3).network_lr / 4)]
@@ -1204,16 +1204,16 @@ def test_a_pass_that_explodes_at_once_is_taken_back_to_its_beginning(
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3))
     assert trainer.run() == "done"
-    look = LatentTrainer._look
+    check = LatentTrainer._check
 
     def exploding(self: LatentTrainer, tell: object) -> bool:
         if not self.state.retries:
             self.step.flat.write(np.full(self.step.flat.shape, np.nan, np.float32))
             self.step.program.run(1)
-        return look(self, None)
+        return check(self, None)
 
-    monkeypatch.setattr(LatentTrainer, "_look", exploding)
-    trainer.repeat(5e-3, bit_allocation.Search(step, {}).run(1e-3, rounds=1))
+    monkeypatch.setattr(LatentTrainer, "_check", exploding)
+    trainer.begin_pass(5e-3, bit_allocation.Search(step, {}).run(1e-3, rounds=1))
     assert trainer.run() == "done"
     assert step.done == 40 + trainer.pass_steps
     assert (trainer.state.pass_began, trainer.state.lmbda, trainer.state.retries) == (40, 5e-3, 1)

@@ -282,7 +282,7 @@ def test_a_run_pauses_and_where_it_may_be_late_at_its_next_look(
     step: Any = SimpleNamespace(done=done, device=SimpleNamespace(lanes="one"))
     trainer = LatentTrainer(step, LatentTrainerState(2000, 1e-3))
     trainer.pause_after(111, late)
-    assert trainer.pause == pause
+    assert trainer.pause_at == pause
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_run_pauses_and_where_it_may_be_late_at_its_next_look(
 )
 def test_long_runs_of_gpus_are_looked_at_less_often(lanes: str, steps: int, look: int) -> None:
     step: Any = SimpleNamespace(done=0, device=SimpleNamespace(lanes=lanes))
-    assert LatentTrainer(step, LatentTrainerState(steps, 1e-3)).look == look
+    assert LatentTrainer(step, LatentTrainerState(steps, 1e-3)).check_interval == look
 
 
 @pytest.mark.parametrize(("steps", "goes"), [(7, False), (8, True)])

@@ -549,10 +549,10 @@ def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_
     assert Steering(*step.control.numpy()).latent_lr == pytest.approx(first * finer, rel=0.2)
     assert trainer.state.latent_scale == finer > 4
     networks = Search(step).run(1e-3)
-    trainer.repeat(1e-3, networks)
+    trainer.begin_pass(1e-3, networks)
     assert trainer.state.latent_scale == finer
     assert np.array_equal(step.flat.numpy(), flat_of({n: q.floats() for n, q in networks.items()}))
-    trainer.repeat(1e-7, networks)
+    trainer.begin_pass(1e-7, networks)
     assert trainer.state.latent_scale == finer * latent_trainer.MAX_RESCALING
 
 
@@ -1215,7 +1215,7 @@ def test_a_run_whose_lambda_was_too_low_at_first_is_done_again_at_one_that_stays
     assert not trainer.lmbda_was_too_low(1.24e-3)
     asked.clear()
     assert not trainer.state.is_repetition
-    trainer.start_over(2e-3)
+    trainer.repeat_run(2e-3)
     assert trainer.state.is_repetition
     assert (step.done, trainer.done, trainer.state.exponents) == (0, 0, {})
     assert trainer.run() == "done"

@@ -315,7 +315,7 @@ def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(latent_trainer, "window_exponent", lambda steps: asked.append(steps) or 0.5)
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
-    trainer.repeat(1e-3, Search(step).run(1e-3))
+    trainer.begin_pass(1e-3, Search(step).run(1e-3))
     trainer.done = 200
     trainer._steer()
     trainer.state.steps = 200  # as long as no step of the pass is whole

@@ -191,7 +191,7 @@ def passes(
         choices=list,
         extend=lambda steps, lacking, _limit: tried.append((steps, lacking)),
         snapshot=lambda: len(tried),
-        go_back=back.append,
+        restore=back.append,
     )
     _Encoder(*arguments, open_device("numpy"), Run())._approach(trainer)
     return tried, back
@@ -228,7 +228,7 @@ def test_a_limited_run_that_begins_too_well_or_badly_goes_on_with_another_networ
     pauses: list[int] = []
 
     def run(trainer: Any) -> str:
-        pauses.append(trainer.pause)
+        pauses.append(trainer.pause_at)
         trainer.state.steps = grown
         return "done"
 
@@ -238,15 +238,15 @@ def test_a_limited_run_that_begins_too_well_or_badly_goes_on_with_another_networ
         state=SimpleNamespace(steps=6000),
         step=SimpleNamespace(shape=shape, done=done),
         quality=quality,
-        paused=True,
-        pause=None,
+        is_paused=True,
+        pause_at=None,
     )
     other: Any = object()
     monkeypatch.setattr(encoder, "_start", lambda _: other)
     monkeypatch.setattr(Lengths, "share_out", lambda _: None)
     assert encoder._suited(trainer) == (other if larger else trainer, "done")
     assert pauses == ([] if done else [1200])
-    assert trainer.pause is None
+    assert trainer.pause_at is None
     assert np.sign(encoder.sizes.shape().parameters - shape.parameters) == larger
     seen = len(pauses)
     if not larger:
@@ -286,7 +286,9 @@ def test_how_long_steps_take_is_known_from_short_runs(
     lengths = _Encoder(*arguments, open_device("numpy"), Run()).lengths
     shape = lengths.sizes.shape()
     state = MlpTrainerState(100, 1e-3, retries=retries)
-    trainer: Any = SimpleNamespace(step=SimpleNamespace(shape=shape), state=state, pace=pace)
+    trainer: Any = SimpleNamespace(
+        step=SimpleNamespace(shape=shape), state=state, seconds_per_step=pace
+    )
     lengths.note_pace(trainer)
     assert lengths.paces == ({(shape, 1): pace} if noted else {})
 
@@ -298,7 +300,7 @@ def test_a_search_notes_how_long_steps_of_its_short_runs_took(
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
     shape, known = encoder.sizes.shape(), iter([False, True])
     step, state = SimpleNamespace(shape=shape), MlpTrainerState(100, 1e-3)
-    trainer = SimpleNamespace(step=step, state=state, pace=2e-3, quality=30.0)
+    trainer = SimpleNamespace(step=step, state=state, seconds_per_step=2e-3, quality=30.0)
     monkeypatch.setattr(Lengths, "known_enough", lambda _: next(known))
     monkeypatch.setattr(encoder, "_start", lambda _: trainer)
     monkeypatch.setattr(encoder, "_run", lambda _: "done")
@@ -317,9 +319,11 @@ def test_a_run_that_ends_or_diverges_before_it_is_looked_at_keeps_its_network(
     state, step = SimpleNamespace(steps=6000), SimpleNamespace(shape=None, done=0)
     for ended in ("done", "diverged"):
         monkeypatch.setattr(encoder, "_run", lambda _, ended=ended: ended)
-        trainer: Any = SimpleNamespace(state=state, step=step, paused=ended != "done", pause=None)
+        trainer: Any = SimpleNamespace(
+            state=state, step=step, is_paused=ended != "done", pause_at=None
+        )
         assert encoder._suited(trainer) == (trainer, ended)
-        assert trainer.pause is None
+        assert trainer.pause_at is None
     state.steps = 4000  # too few to tell
     monkeypatch.setattr(encoder, "_run", None)
     assert encoder._suited(trainer) == (trainer, "done")

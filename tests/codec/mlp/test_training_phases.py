@@ -184,11 +184,11 @@ def test_once_more_is_undone() -> None:
     assert trainer.run(Run()) == "done"
     before, found = trainer.snapshot(), outcome(trainer)
     assert extend(trainer) != found
-    trainer.go_back(before)
+    trainer.restore(before)
     assert outcome(trainer) == found
     assert trainer.done == trainer.state.steps == STEPS
     fresh = make(goal=20.0)
-    fresh.go_back(before)
+    fresh.restore(before)
     assert extend(trainer) == extend(fresh)
 
 
@@ -243,7 +243,7 @@ def break_at(trainer: MlpTrainer, step: int, times: int) -> list[float]:
 
     def stop() -> bool:
         if len(slower) < times and int(trainer.step.count.item()) >= step:
-            slower.append(trainer.state.slower)
+            slower.append(trainer.state.learning_rate_factor)
             flat = trainer.step.flat.numpy()
             flat[3] = np.nan
             trainer.step.flat.write(flat)
@@ -258,7 +258,7 @@ def test_numbers_that_explode_lead_back_to_the_last_good_state() -> None:
     slower = break_at(trainer, 50, 1)
     assert trainer.run(Run(should_stop=trainer.should_stop)) == "done"  # type: ignore[attr-defined]
     assert slower == [1.0]
-    assert trainer.state.slower == 0.5
+    assert trainer.state.learning_rate_factor == 0.5
     assert all(np.isfinite(array).all() for array in trainer.arrays())
 
 
@@ -291,7 +291,7 @@ def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPat
     for most, steps in ((0, STEPS), (STEPS + 7, STEPS + 7)):
         trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 100.0, most)
         trainer.done = 10
-        trainer._shorten(most)
+        trainer._fit_steps_to_limit(most)
         assert trainer.state.steps == steps
 
 
@@ -316,5 +316,5 @@ def test_a_slow_moment_at_the_beginning_shortens_no_run(
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     trainer = MlpTrainer(step, MlpTrainerState(1200, 1e-3), BUDGET, 100.0)
     trainer.done = 10
-    trainer._shorten()
+    trainer._fit_steps_to_limit()
     assert trainer.state.steps == steps

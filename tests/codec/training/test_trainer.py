@@ -36,7 +36,7 @@ class Counting(Trainer[Any, TrainerState]):
     def preview(self) -> np.ndarray:
         return np.zeros((1, 1, 3), np.uint8)
 
-    def _look(self, _: object) -> bool:
+    def _check(self, _: object) -> bool:
         return True
 
     def _steer(self) -> None:
@@ -69,21 +69,21 @@ class Compiler:
 
 
 def begun() -> Counting:
-    trainer = Counting(Step(), TrainerState(40, 1.0), look=5)
-    trainer.pause = 10
+    trainer = Counting(Step(), TrainerState(40, 1.0), check_interval=5)
+    trainer.pause_at = 10
     return trainer
 
 
 def beside(trainer: Counting, compiler: Any, run: Run | None = None, waits: bool = True) -> str:
-    return trainer.run_beside(compiler, run or Run(), lambda made: made, "tests", waits)
+    return trainer.run_while_compiling(compiler, run or Run(), lambda made: made, "tests", waits)
 
 
 def test_its_pace_is_that_of_its_steps_whatever_comes_after_them() -> None:
     trainer, compiler, found = begun(), Compiler(0, good=True), list[float | None]()
-    compiler.leave = lambda: found.append(trainer.pace)
+    compiler.leave = lambda: found.append(trainer.seconds_per_step)
     assert beside(trainer, compiler) == "done"
     time.sleep(0.01)
-    assert found == [trainer.pace]
+    assert found == [trainer.seconds_per_step]
     assert found[0] is not None
     assert found[0] >= 1e-3
 
@@ -92,14 +92,14 @@ def test_its_pace_is_that_of_its_steps_whatever_comes_after_them() -> None:
 def test_at_the_pause_it_waits_until_the_process_has_ended(good: bool) -> None:
     trainer, compiler, said = begun(), Compiler(1, good), list[str]()
     assert beside(trainer, compiler, Run(note=said.append)) == "done"
-    assert (trainer.done, trainer.paused, compiler.waited) == (10, True, 1)
+    assert (trainer.done, trainer.is_paused, compiler.waited) == (10, True, 1)
     assert said == ["still compiling for tests of this size"]
 
 
 def test_or_it_goes_on_from_look_to_look_until_that_is_done() -> None:
     trainer, compiler = begun(), Compiler(5, good=True)
     assert beside(trainer, compiler, waits=False) == "done"
-    assert trainer.paused
+    assert trainer.is_paused
     assert trainer.done in range(15, 40, 5)
     assert compiler.waited == 0
 
@@ -107,7 +107,7 @@ def test_or_it_goes_on_from_look_to_look_until_that_is_done() -> None:
 def test_and_to_the_end_where_it_has_failed() -> None:
     trainer = begun()
     assert beside(trainer, Compiler(2, good=False), waits=False) == "done"
-    assert (trainer.done, trainer.paused) == (40, False)
+    assert (trainer.done, trainer.is_paused) == (40, False)
 
 
 def test_a_stop_while_it_waits_keeps_where_it_is(tmp_path: Any) -> None:
@@ -121,14 +121,14 @@ def test_a_stop_while_it_waits_keeps_where_it_is(tmp_path: Any) -> None:
 
 def test_what_exploded_after_the_last_look_is_not_what_the_run_made() -> None:
     trainer = begun()
-    good = trainer.settled()
+    good = trainer.final_snapshot()
     assert good.arrays["done"] == 0
     trainer.step.restore = trainer.step.__dict__.update
-    trainer.pause = None
+    trainer.pause_at = None
     assert trainer.run() == "done"
-    assert trainer.settled().arrays["done"] == 40
+    assert trainer.final_snapshot().arrays["done"] == 40
     trainer.step.done = float("nan")
-    assert trainer.settled().arrays["done"] == 0
+    assert trainer.final_snapshot().arrays["done"] == 0
     assert trainer.step.done == 0
 
 
@@ -136,7 +136,7 @@ class Telling(Counting):
     """One that tells at every look how fast it is, and how many seconds are left, by its clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(Step(), TrainerState(40, 1.0), look=5)
+        super().__init__(Step(), TrainerState(40, 1.0), check_interval=5)
         self.now, self.late = 0.0, 0.0  # and what the next steps take longer
         self.each = 1e-3  # seconds that a step takes
         self.told: list[tuple[float, float]] = []
@@ -149,7 +149,7 @@ class Telling(Counting):
         self.step.done += count
         return True
 
-    def _look(self, _: object) -> bool:
+    def _check(self, _: object) -> bool:
         found = self._progress(0.5)
         self.told.append((found.steps_per_second, found.seconds_left))
         return True
@@ -161,9 +161,9 @@ def test_time_left_says_nothing_of_what_was_compiled_when_it_went_on(
 ) -> None:
     """Also where the first steps end at a look."""
     trainer = Telling(monkeypatch)
-    trainer.step.together, trainer.pause = together, 10
+    trainer.step.together, trainer.pause_at = together, 10
     assert trainer.run() == "done"
-    trainer.pause, trainer.late, trainer.each = None, 0.5, 5e-4
+    trainer.pause_at, trainer.late, trainer.each = None, 0.5, 5e-4
     assert trainer.run() == "done"
     before = 2 + (together == 5)  # looks, which tell the pace until there is another
     assert [pace for pace, _ in trainer.told] == pytest.approx(
@@ -184,9 +184,9 @@ def test_of_a_run_that_has_not_gone_on_all_steps_count(monkeypatch: pytest.Monke
 
 def test_a_run_that_begins_anew_tells_the_pace_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Telling(monkeypatch)
-    trainer.pause = 10
+    trainer.pause_at = 10
     trainer.run()
     trainer.step.done = trainer.done = 0
-    trainer._shown = 0, trainer.now
-    trainer._look(None)
+    trainer._timed_from = 0, trainer.now
+    trainer._check(None)
     assert trainer.told[-1] == pytest.approx((1000, 0.04))
