@@ -629,14 +629,14 @@ def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_
     found = [effort.unconditional_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000, 8000)]
     assert found == [0, 6, 3, 1, 0]
     assert effort.unconditional_passes(600, 256 * 256) == 0
-    drafts, rounded = list[Draft](), latent._Encoder._rounded
+    drafts, rounded = list[Draft](), latent._Encoder._round
 
     def noted(encoder: latent._Encoder, trainer: LatentTrainer) -> tuple[Draft, Written]:
         made, first = rounded(encoder, trainer)
         drafts.append(made)
         return made, first
 
-    monkeypatch.setattr(latent._Encoder, "_rounded", noted)
+    monkeypatch.setattr(latent._Encoder, "_round", noted)
     best = run(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(20)).metrics
     costs = [10 ** (-d.metrics["psnr"] / 10) + 3e-3 * d.metrics["bpp"] for d in drafts]
     assert len(costs) == 1 + effort.MAX_UNCONDITIONAL_PASSES
@@ -1042,7 +1042,7 @@ def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
 def test_passes_towards_decibels_have_a_lowest_lambda_and_may_be_longer() -> None:
     made = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
     encoder = latent._Encoder(*made, open_device("numpy"), Run())
-    encoder._begun()
+    encoder._prepare_trainer()
     assert encoder.passes.min_lmbda == pytest.approx(
         MIN_LMBDA_FACTOR_IN_PASSES * encoder.lmbdas.min_lmbda()
     )

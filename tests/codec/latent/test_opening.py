@@ -311,13 +311,13 @@ def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         latent_trainer, "MAX_LIMITED_CHANGE", 1e6
     )  # so that it does not begin anew in fewer
-    go_over = latent._Encoder._go_over
+    switch = latent._Encoder._switch_program
 
     def noted(self: latent._Encoder, trainer: LatentTrainer) -> None:
         seen.append(trainer.done)
-        go_over(self, trainer)
+        switch(self, trainer)
 
-    monkeypatch.setattr(latent._Encoder, "_go_over", noted)
+    monkeypatch.setattr(latent._Encoder, "_switch_program", noted)
     monkeypatch.setattr(Compiler, "wait", lambda *_: pytest.fail("it waits"))
     for ready in (True, False):
         monkeypatch.setattr(Compiler, "done", ready)
