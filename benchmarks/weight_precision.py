@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("pictures", type=Path, nargs="+")
     parser.add_argument("--weights", type=float, default=12_000)
     parser.add_argument("--bits", type=float, default=6.9)
-    parser.add_argument("--steps", type=int, default=target.STEPS)
+    parser.add_argument("--steps", type=int, default=target.DEFAULT_EFFORT_STEPS)
     parser.add_argument("--device", default="auto")
     chosen = parser.parse_args()
     device = open_device(chosen.device)

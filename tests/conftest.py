@@ -229,7 +229,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
     For what is tested around them, whatever their files look like.
     """
-    monkeypatch.setattr(target, "STEPS", 480)
+    monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 480)
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 20)
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
     monkeypatch.setattr(search, "MAX_TRIALS", 3)

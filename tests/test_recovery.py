@@ -29,7 +29,7 @@ COMMAND = """
 import sys
 from imgmlp.codec.latent.training import effort, initialisation, latent_trainer, schedule
 from imgmlp.codec.training import checkpoint, target
-checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 3200
+checkpoint.KEEP_SECONDS, target.DEFAULT_EFFORT_STEPS = 0.0, 3200
 effort.MIN_EFFORT_STEPS, latent_trainer.MIN_CHECK_INTERVAL = 60, 1
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1"]
 from imgmlp.cli import main

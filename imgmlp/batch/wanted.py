@@ -52,7 +52,7 @@ class Wanted:
         """How long to try, for people, as far as it is said before the codec has a look."""
         if self.time is not None:
             return f"about {duration(parse_time(self.time))}"
-        usual = target.EFFORT if self.codec == "mlp" else None
+        usual = target.DEFAULT_EFFORT if self.codec == "mlp" else None
         level = usual if self.effort is None else self.effort
         return "usual effort" if level is None else f"effort {level}"
 

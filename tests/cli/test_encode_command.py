@@ -44,7 +44,7 @@ CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 def test_a_picture_becomes_a_file_that_decodes(
     in_process: Command, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "STEPS", 16 * 400)
+    monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 16 * 400)
     done = in_process("encode", picture.name, "--bytes", "400", *MLP, "--effort", "1")
     written = picture.with_suffix(".imlp")
     assert 388 <= written.stat().st_size <= 400
@@ -233,7 +233,7 @@ def test_a_stopped_command_goes_on_where_it_was(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(target, "STEPS", 1920)
+    monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 1920)
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 40)
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
     wanted = Wanted(size="300", effort=1, codec=codec)
@@ -285,7 +285,7 @@ def test_json_that_nobody_can_read_leaves_no_hidden_file(
 def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(target, "STEPS", 60)
+    monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 60)
     first = Wanted(size="300", codec="mlp")
     steps = iter(range(9))
     with monkeypatch.context() as patch:

@@ -34,7 +34,7 @@ CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A picture that takes a moment to encode, and is shown at every chance."""
-    monkeypatch.setattr(target, "STEPS", 16 * 200)
+    monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 16 * 200)
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 30)
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
     monkeypatch.setattr(live, "EVERY", 0.0)

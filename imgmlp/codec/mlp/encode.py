@@ -30,7 +30,7 @@ from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState, Phase
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
+from imgmlp.codec.training.target import PSNR_TOLERANCE, Goal, Workload
 from imgmlp.codec.training.trainer import RunOutcome
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
@@ -190,11 +190,11 @@ class _Encoder:
         for passes in range(MAX_PASSES + 1):
             reached = self.rounding.reached(trainer.arrays(), trainer.choices(), shape)
             missing, seconds = self.wanted.value - reached, self.lengths.for_training(shape)
-            distance = missing > TOLERANCE, abs(missing)
+            distance = missing > PSNR_TOLERANCE, abs(missing)
             if nearest is None or distance < nearest[0]:
                 nearest = distance, trainer.snapshot()
             fitting = int(seconds / self.lengths.pace(shape, trainer.state.wider))
-            over = passes == MAX_PASSES or not TOLERANCE < abs(missing) <= MAX_PASS_PSNR
+            over = passes == MAX_PASSES or not PSNR_TOLERANCE < abs(missing) <= MAX_PASS_PSNR
             if over or fitting < steps or (missing > 0 and before - missing < MIN_PASS_GAIN):
                 break
             before = missing if missing > 0 else math.inf
@@ -215,7 +215,7 @@ class _Encoder:
         self.sizes.add_attempt(max(8 * paid / rate_model.BITS_PER_WEIGHT, 1.0), first.psnr, size)
         hit = self.wanted.hit_by(found.size, found.psnr)
         beyond = MAX_SMALL_SURPLUS_PSNR if size < SMALL_NETWORK_WEIGHTS else MAX_SURPLUS_PSNR
-        self.hit = hit and -TOLERANCE <= first.psnr - self.wanted.value <= beyond
+        self.hit = hit and -PSNR_TOLERANCE <= first.psnr - self.wanted.value <= beyond
 
     def distance(self, found: Draft) -> tuple[bool, float]:
         return found.distance(self.wanted, self.picture)
@@ -227,7 +227,7 @@ class _Encoder:
             return True
         over = self.wanted.kind != "psnr" or tried == MAX_ATTEMPTS
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
-        hit = self.hit or (self.sizes.rivals > 0 and self.wanted.value - best <= TOLERANCE)
+        hit = self.hit or (self.sizes.rivals > 0 and self.wanted.value - best <= PSNR_TOLERANCE)
         if over or hit:
             return False
         other = self.sizes.again(best, self.lengths.whole)

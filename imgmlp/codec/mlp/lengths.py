@@ -38,7 +38,7 @@ from imgmlp.codec.training.pace import usual_speed
 from imgmlp.codec.training.passes import AIMED_BYTES_FRACTION
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import STEPS, Goal, Kind, Workload
+from imgmlp.codec.training.target import DEFAULT_EFFORT_STEPS, Goal, Kind, Workload
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.image import Picture
 
@@ -225,7 +225,9 @@ class Lengths:
         lmbda = rate_model.initial_lmbda(shape.parameters, self.samples)
         if self.seconds is not None:
             steps = int(PILOT_TIME_FRACTION * self.seconds / self.pace(shape, 1))
-            return MlpTrainerState(min(max(steps, MIN_TIMED_PILOT_STEPS), STEPS), lmbda)
+            return MlpTrainerState(
+                min(max(steps, MIN_TIMED_PILOT_STEPS), DEFAULT_EFFORT_STEPS), lmbda
+            )
         steps = pilot_steps(self.workload.steps) >> 1 - len(self.sizes.pilots) % 2
         return MlpTrainerState(max(1, steps), lmbda, wider=self.workload.wider)
 
@@ -245,7 +247,7 @@ class Lengths:
             return None, 0
         if not self.searched:
             return time.perf_counter() + 4 * PILOT_TIME_FRACTION * self._left(), 0
-        return time.perf_counter() + self._for_first(shape), STEPS
+        return time.perf_counter() + self._for_first(shape), DEFAULT_EFFORT_STEPS
 
     def whole(self, _weights: float) -> float:
         """Steps of an attempt without a time limit; they do not depend on the weights."""
@@ -255,7 +257,7 @@ class Lengths:
         """Steps of an attempt in a limited time, by the measured speeds."""
         pace = self._likely_pace(self.sizes.shape_of(weights))
         seconds = self._left() - self._foreseen_checks(pace)
-        return min(max(MAIN_TIME_FRACTION * seconds / pace, 1.0), STEPS)
+        return min(max(MAIN_TIME_FRACTION * seconds / pace, 1.0), DEFAULT_EFFORT_STEPS)
 
     def _foreseen_checks(self, pace: float) -> float:
         """Seconds to check files, and to time the first check, by the seconds of a step."""

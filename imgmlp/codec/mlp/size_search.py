@@ -15,7 +15,7 @@ from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rate_model import RunResult, SizeResult
 from imgmlp.codec.training.search import MAX_PSNR
-from imgmlp.codec.training.target import TOLERANCE, Goal, Kind
+from imgmlp.codec.training.target import PSNR_TOLERANCE, Goal, Kind
 
 # Pilots: short runs that show how hard a picture is. Without a time limit there are two of one
 # network, to measure what more steps bring, and then two of another.
@@ -194,7 +194,7 @@ class SizeSearch:
         """Resize after an attempt. Returns whether another may bring what the `best` PSNR lacks."""
         before = self.weights
         self.resize(steps)
-        if self.wanted.value - best > TOLERANCE:
+        if self.wanted.value - best > PSNR_TOLERANCE:
             self.weights = min(max(self.weights, MIN_ENLARGEMENT * before), self.most)
         return abs(math.log(self.weights / before)) > math.log(MIN_WEIGHTS_CHANGE)
 
@@ -235,7 +235,7 @@ class SizeSearch:
 
         Within one network, bits make less of a difference than between two.
         """
-        least = self.wanted.value - TOLERANCE
+        least = self.wanted.value - PSNR_TOLERANCE
         own = [one for one in self.attempts if one.size == size]
         enough = min((one.paid for one in own if one.psnr >= least), default=None)
         if enough is not None:

@@ -13,7 +13,7 @@ from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from imgmlp.codec.training.search import MAX_PSNR, Trial
-from imgmlp.codec.training.target import TOLERANCE, Goal, Kind
+from imgmlp.codec.training.target import PSNR_TOLERANCE, Goal, Kind
 from imgmlp.codec.training.trainer import MAX_LMBDA, MIN_LMBDA
 
 AIMED_BYTES_FRACTION = 0.99  # of the bytes wanted
@@ -122,7 +122,7 @@ class Passes:
 
     def _lacks_steps(self, result: PassResult) -> bool:
         """Whether dB were missing at the lowest lambda, so that only more steps can bring them."""
-        misses = self.goal.kind == "psnr" and result.excess < -TOLERANCE
+        misses = self.goal.kind == "psnr" and result.excess < -PSNR_TOLERANCE
         return misses and result.log2_lmbda <= math.log2(self.min_lmbda) + LMBDA_TOLERANCE
 
     def _remaining_excess(self, number: int) -> float:

@@ -1,4 +1,4 @@
-"""What a file is to reach, and how much work that is worth. Knows nothing of how it is reached."""
+"""The target of an encoding and the training effort for it, independent of any codec."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from imgmlp.text import enumeration
 
 Kind = Literal["lambda", "bytes", "psnr"]
 
-QUALITY = 60.0  # if nothing else is wanted
-EFFORT = 5
-LOWEST_SHARE = 0.98  # of the bytes wanted, from which on a file is near enough to them
-TOLERANCE = 0.1  # dB
-STEPS = 60_000  # of a run with the default effort
-WIDER = (1, 2, 3, 5, 8)  # times the pixels in a step, of it and of the levels above
-MOST_BYTES = 2**27
+DEFAULT_QUALITY = 60.0
+DEFAULT_EFFORT = 5
+DEFAULT_EFFORT_STEPS = 60_000  # of the MLP codec, as all steps and batches here
+# Pixels in a step, in multiples of the usual batch: of the default effort and of those above it.
+BATCH_FACTORS = (1, 2, 3, 5, 8)
+MIN_BYTES_FRACTION = 0.98  # of a target in bytes: a file that has fewer could be nearer to it
+PSNR_TOLERANCE = 0.1  # dB
+MAX_TARGET_BYTES = 2**27
 _SUFFIXES = {"": 1, "k": 1000, "m": 1_000_000}
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A lambda of bits (lambda: squared error on [0, 1] for a bit a pixel), bytes, or dB."""
+    """A target: a number of bytes, dB, or a lambda.
+
+    Lambda is the squared error on [0, 1] that is traded for one bit per pixel.
+    """
 
     kind: Kind
     value: float
@@ -38,27 +42,27 @@ class Goal:
     def misses(self, size: int, psnr: float) -> str | None:
         """How a file of this size and quality misses the target, or None.
 
-        More dB than were asked for are no miss, nor are fewer bytes: some pictures have them with
-        the smallest file, others need no more.
+        More dB than wanted, or fewer bytes, are no miss: some pictures exceed the dB even in their
+        smallest file, and others need fewer bytes to be reproduced exactly.
         """
         if self.kind == "bytes" and size > self.value:
             return f"{size:,} bytes instead of {self.value:,.0f}"
-        if self.kind == "psnr" and self.value - psnr > TOLERANCE:
+        if self.kind == "psnr" and self.value - psnr > PSNR_TOLERANCE:
             return f"{psnr:.2f} dB instead of {self.value:g}"
         return None
 
     def hit_by(self, size: int, psnr: float) -> bool:
-        """Whether no other file would be nearer to it."""
+        """Whether a file is so near to the target that there is no need to look for another."""
         if self.kind == "psnr":
-            return abs(psnr - self.value) <= TOLERANCE
-        enough = math.isinf(psnr) or size >= LOWEST_SHARE * self.value
+            return abs(psnr - self.value) <= PSNR_TOLERANCE
+        enough = math.isinf(psnr) or size >= MIN_BYTES_FRACTION * self.value
         return self.kind == "lambda" or (enough and size <= self.value)
 
     def distance(self, size: int, psnr: float) -> tuple[bool, float]:
-        """The smaller, the better a file is: what keeps the target, then what is near to it.
+        """A key to sort files by, the best first: (misses the target, how far it is off).
 
-        Of files that have the dB asked for, the smallest is the best; of those that
-        keep the bytes, the one with the most dB, if these are known.
+        Of files that have the wanted dB, the smallest is the best. Of files within the wanted
+        bytes, it is the one with the most dB, or the largest if these are not known (NaN).
         """
         if self.kind == "bytes" and size <= self.value and not math.isnan(psnr):
             return False, -psnr
@@ -66,7 +70,7 @@ class Goal:
             return size > self.value, abs(size - self.value)
         if self.kind == "psnr":
             missing = self.value - psnr
-            return (True, missing) if missing > TOLERANCE else (False, size)
+            return (True, missing) if missing > PSNR_TOLERANCE else (False, size)
         return False, 0.0
 
 
@@ -78,7 +82,7 @@ def choose(
     psnr: float | None = None,
     lmbda: float | None = None,
 ) -> Goal:
-    """The one target that was asked for, or the default quality. Raises UsageError."""
+    """The target that the options give, or the default quality. Raises UsageError."""
     given = {"--quality": quality, "--bpp": bpp, "--bytes": size, "--psnr": psnr, "--lambda": lmbda}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -91,7 +95,7 @@ def choose(
         return Goal("psnr", _within("--psnr", psnr, 5, 60))
     if lmbda is not None:
         return Goal("lambda", _within("--lambda", lmbda, 1e-6, 1))
-    wanted = _within("--quality", QUALITY if quality is None else quality, 0, 100)
+    wanted = _within("--quality", DEFAULT_QUALITY if quality is None else quality, 0, 100)
     return Goal("lambda", 2e-2 * 200 ** (-wanted / 100))
 
 
@@ -106,51 +110,53 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,6}))?([kKmM]?)[bB]?", text)
     count = rest = 0
     if match is not None:
-        digits = match[2] or ""  # behind the point
+        digits = match[2] or ""  # after the decimal point
         parts = int(match[1] + digits) * _SUFFIXES[match[3].lower()]
         count, rest = divmod(parts, 10 ** len(digits))
-    if rest or not 1 <= count <= MOST_BYTES:
-        hint = f"write it like 20000, 20k or 1.5M: whole bytes, from 1 to {MOST_BYTES:,}"
+    if rest or not 1 <= count <= MAX_TARGET_BYTES:
+        hint = f"write it like 20000, 20k or 1.5M: whole bytes, from 1 to {MAX_TARGET_BYTES:,}"
         raise UsageError(f"--bytes is {text!r}", hint=hint)
     return count
 
 
 @dataclass(frozen=True)
 class Workload:
-    """How long to train: so many steps of so many times the usual pixels, or so many seconds.
+    """How long to train: a number of steps of a given batch size, or a number of seconds.
 
-    A quality may take several networks, each of which is trained for so many steps; the seconds are
-    those of all that may be tried.
+    A target quality may take several networks. Each of them is trained for `steps`, but `seconds`
+    are for all of them together.
     """
 
     steps: int
     seconds: float | None = None
-    wider: int = 1
+    wider: int = 1  # pixels in a step, in multiples of the usual batch
 
     def within(self, seconds: float | None, pace: Callable[[int], float]) -> tuple[int, int]:
-        """Steps of a run and how wide they are; in `seconds`, if not None.
+        """(steps, batch factor) of a run, which is to fit in `seconds` if they are not None.
 
-        `pace` tells the seconds of a step that is so much wider. Time for more than the default
-        effort's steps is better spent on wider ones.
+        `pace` gives the seconds of a step by its batch factor. Where there is time for more than
+        the default effort's steps, larger batches make better use of it.
         """
         if seconds is None:
             return self.steps, self.wider
         steps, wider = 0, 1
-        for wider in WIDER:
+        for wider in BATCH_FACTORS:
             steps = max(1, int(seconds / pace(wider)))
-            if steps <= STEPS:
+            if steps <= DEFAULT_EFFORT_STEPS:
                 break
         return steps, wider
 
 
 def workload(level: int | None, seconds: float | None) -> Workload:
-    """Training of an effort from 1 to 9; of none, that of EFFORT.
+    """The workload of an effort from 1 to 9, by default DEFAULT_EFFORT.
 
-    Up to that each level doubles the steps. Above it steps get wider: they bring as much
-    as more of them, and GPUs take many pixels in little more time than few. Raises UsageError.
+    Up to the default each level doubles the steps. Above it batches grow instead: they help as much
+    as more steps do, and a GPU takes hardly more time for them. Raises UsageError.
     """
-    level = EFFORT if level is None else level
+    level = DEFAULT_EFFORT if level is None else level
     if not 1 <= level <= 9:
         raise UsageError(f"--effort is {level}", hint="use a whole number from 1 to 9")
-    more = level - EFFORT
-    return Workload(int(STEPS * 2.0 ** min(more, 0)), seconds, WIDER[max(more, 0)])
+    more = level - DEFAULT_EFFORT
+    return Workload(
+        int(DEFAULT_EFFORT_STEPS * 2.0 ** min(more, 0)), seconds, BATCH_FACTORS[max(more, 0)]
+    )

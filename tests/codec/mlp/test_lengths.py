@@ -78,7 +78,9 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
 
 
 def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("imgmlp.codec.mlp.lengths.STEPS", 0)  # whatever the steps really take
+    monkeypatch.setattr(
+        "imgmlp.codec.mlp.lengths.DEFAULT_EFFORT_STEPS", 0
+    )  # whatever the steps really take
     monkeypatch.setattr("imgmlp.codec.mlp.lengths.MIN_TIMED_STEPS", 20)
     monkeypatch.setattr("imgmlp.codec.mlp.lengths.SMALL_NETWORK_WEIGHTS", 200)
     monkeypatch.setattr("imgmlp.codec.mlp.lengths.usual_speed", lambda _: 6 * 1024 / 1e-3)
@@ -586,8 +588,10 @@ def test_decoding_is_timed_by_as_much_as_takes_a_while(
 
 
 def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goals, "STEPS", 10)
-    monkeypatch.setattr("imgmlp.codec.mlp.lengths.STEPS", 0)  # whatever the steps really take
+    monkeypatch.setattr(goals, "DEFAULT_EFFORT_STEPS", 10)
+    monkeypatch.setattr(
+        "imgmlp.codec.mlp.lengths.DEFAULT_EFFORT_STEPS", 0
+    )  # whatever the steps really take
     monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: 4.0 * wider)
     big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
     found = run(Goal("bytes", 300), big, Workload(1, seconds=100))

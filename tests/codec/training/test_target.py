@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from imgmlp.codec.training import target
-from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
+from imgmlp.codec.training.target import PSNR_TOLERANCE, Goal, Workload
 from imgmlp.errors import UsageError
 
 
@@ -87,10 +87,10 @@ def test_too_good_is_no_hit_either() -> None:
 
 
 def test_what_is_off_by_just_what_is_tolerated_is_a_hit() -> None:
-    wanted = Goal("psnr", TOLERANCE)  # from which nothing else is just so far
+    wanted = Goal("psnr", PSNR_TOLERANCE)  # from which nothing else is just so far
     assert wanted.misses(9, 0.0) is None
     assert wanted.hit_by(9, 0.0)
-    assert wanted.hit_by(9, 2 * TOLERANCE)
+    assert wanted.hit_by(9, 2 * PSNR_TOLERANCE)
     assert wanted.distance(9, 0.0) == (False, 9)
 
 
