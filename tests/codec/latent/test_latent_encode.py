@@ -825,7 +825,7 @@ def test_a_file_that_gives_all_back_says_nothing_of_how_estimates_differ(
     monkeypatch.setattr(found, "_written", written)
     _, first = found.best(3e-3)
     assert first.psnr == math.inf
-    assert math.isfinite(found._decibels)
+    assert math.isfinite(found._psnr_offset)
 
 
 @pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])

@@ -847,13 +847,13 @@ def test_a_file_has_latents_that_moved_and_others_as_they_were_trained(
     assert told == also == [LMBDA, Budget(4, 2)]
     assert other is networks
     assert one.keys() == other.keys()
-    inwards = without._decided(0.3)
+    inwards = without._write_rounded(0.3)
     assert not np.array_equal(inwards[0], expected[0])
     for row in (0, 2):
         expected[0][row, 7] += 3
         inwards[0][row, 7] = expected[0][row, 7]  # a whole number, and none nearer to zero
     assert all(map(np.array_equal, file.model.latents, expected))
-    assert all(map(np.array_equal, found._decided(0.3), inwards))
+    assert all(map(np.array_equal, found._write_rounded(0.3), inwards))
     assert all(map(np.array_equal, given, before))  # whoever has them
 
 

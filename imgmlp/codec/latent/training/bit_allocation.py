@@ -1,8 +1,8 @@
-"""Turns a trained step into a model of whole numbers: each tensor gets the step size that is best.
+"""Quantises the networks of a trained step: a search finds the best step size of each tensor.
 
-Afterwards single weights are moved by one step, and whole latents by one, where that is better
-still. Best is the least D + lambda R of the whole file: the squared error and the latents' bits as
-the networks with rounded weights give them, and the bits of the weights.
+Afterwards single weights are moved by one step size, and rounded latents by one, where that is
+better still. The best is the least D + lambda R of the whole file: the squared error and the
+latents' bits that the quantised networks give, and the bits of the weights.
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ from imgmlp.errors import FormatError
 Array = np.ndarray[Any, Any]
 
 
-# Trials that move a single weight by one step. Networks are a smaller part of a large picture's
-# file, so that it gets fewer of them.
+# Trials that move a single weight, per training step. Large pictures get fewer of them, since
+# networks are a smaller part of their files.
 WEIGHT_TRIALS_PER_STEP = 0.5
 LARGE_PICTURE_PIXELS = 2**16
 LARGE_PICTURE_WEIGHT_TRIALS_PER_STEP = 0.1
 MAX_WEIGHT_TRIALS = 3000
-MAX_EARLY_WEIGHT_TRIALS = 150  # before further passes, which move these weights once more
-BEND_WEIGHT = 0.4  # of the extra cost that a move had when it was tried before
-MIN_NETWORK_FRACTION = 0.25  # of a file, from which on networks are worth a search for step sizes
-# Where no finer step sizes are valid, weights are clipped and get this exponent. Sums of 64 such
-# weights need fewer than 32 bits.
+MAX_EARLY_WEIGHT_TRIALS = 150  # before further passes, after which weights are moved again
+# The fraction that counts of the cost beyond its slope that a move had when it was last tried.
+CURVATURE_WEIGHT = 0.4
+# The fraction of a file that networks must be for a second search for their step sizes.
+MIN_NETWORK_FRACTION = 0.25
+# If no step size with a larger exponent is valid, weights are clipped to MAX_WEIGHT and get this
+# exponent. Sums of 64 such weights need fewer than 32 bits.
 MIN_STEP_EXPONENT = 4
 MAX_WEIGHT = 8.0
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What rounded networks give, as floats in training have it."""
+    """Estimated figures of rounded networks, computed in floats as training does."""
 
     error: float  # mean squared, on [0, 1], of samples that count
     bits: float  # of the latents and of the networks
 
     @property
     def psnr(self) -> float:
-        """dB of the picture, whose samples are rounded."""
+        """dB of the picture, including the rounding of its samples to 8 bits."""
         return decibels(self.error + 1 / (12 * 255**2))
 
 
@@ -71,7 +73,7 @@ def weight_trials(steps: int, pixels: int) -> int:
 class Search:
     """Searches the step sizes of all tensors, one after the other, for the least D + lambda R.
 
-    It stops with what it has found once `enough` says so, which is asked before every trial.
+    It asks `enough` before every trial whether to stop with what it has found so far.
     """
 
     def __init__(
@@ -83,20 +85,25 @@ class Search:
         self.step, self._enough = step, enough
         self.floats = networks_of(np.nan_to_num(step.flat.numpy()), step.shapes)
         self.exponents = dict(exponents or {name: default_exponent(name) for name in self.floats})
-        self._judged: dict[tuple[Part, bytes], float] = {}  # by the values that it depends on
-        self._bits: dict[tuple[str, int, bytes], float] = {}  # of a tensor
-        self._made: dict[tuple[str, int], Quantized] = {}  # tensors by their steps
-        # The fraction that counts of what rounding costs beyond the cost of unrounded networks.
+        # Caches: the error or rate by the weights that it depends on, the bits of a tensor by its
+        # exponent and values, and the quantised tensor by its name and exponent.
+        self._judged: dict[tuple[Part, bytes], float] = {}
+        self._bits: dict[tuple[str, int, bytes], float] = {}
+        self._quantised: dict[tuple[str, int], Quantized] = {}
+        # The fraction that counts of the cost that rounding adds to that of unrounded networks.
         self._rounding_weight, self._unrounded_cost = 1.0, 0.0
 
     def run(self, lmbda: float, rounds: int = 2) -> dict[str, Quantized]:
-        """The networks with the least D + lambda R near those that the last search found."""
+        """Quantised networks with the least D + lambda R, searched for from the present step sizes.
+
+        Each round goes through all tensors once.
+        """
         best, limited = self._cost(self._rounded(self.exponents), lmbda), False
         while best == math.inf and not limited:
             limited = min(self.exponents.values()) <= MIN_STEP_EXPONENT
-            if limited:  # a file may have these, even if what they give is no picture
+            if limited:  # always valid in a file, even if they give no useful picture
                 self._limit()
-            else:  # sums need too many bits
+            else:  # the layers' sums need too many bits
                 self.exponents = {n: e - 1 for n, e in self.exponents.items()}
             best = self._cost(self._rounded(self.exponents), lmbda)
         for _ in range(rounds):
@@ -114,7 +121,7 @@ class Search:
         self.exponents = dict.fromkeys(self.floats, MIN_STEP_EXPONENT)
         self._judged.clear()
         self._bits.clear()
-        self._made.clear()
+        self._quantised.clear()
 
     def best_networks(
         self,
@@ -123,11 +130,12 @@ class Search:
         searching: bool,
         hurried: Callable[[], bool] = lambda: False,
     ) -> dict[str, Quantized]:
-        """The networks of a file, progressively quantised in `count` training steps if that helps.
+        """The networks for a file, progressively quantised in `count` training steps if that helps.
 
-        Without `searching`, step sizes are not searched for before, if progressive quantisation
-        helps. Unless `hurried` then says that there is no time, networks that are still a large
-        part of the file are searched for as well, and quantised in as many steps again.
+        With `searching`, step sizes are searched for first. Without it, this is done only if
+        progressive quantisation does not help, or if the networks are still a large part of the
+        file; the latter then takes another `count` steps, unless `hurried` says that there is no
+        time.
         """
         if searching:
             return self.quantised(self.run(lmbda), lmbda, count)
@@ -146,14 +154,14 @@ class Search:
         return found
 
     def _bits_with(self, judged: Mapping[str, Quantized]) -> float:
-        """Of the latents and of networks whose cost is known."""
+        """The bits of the latents and of networks whose cost was computed before."""
         rate = self._judged[self._key("bits", judged)]
         return rate * self.step.pixels + self._network_bits(judged)
 
     def quantised(
         self, networks: dict[str, Quantized], lmbda: float, count: int
     ) -> dict[str, Quantized]:
-        """Progressively quantised networks if they have a lower D + lambda R, or these ones."""
+        """Progressively quantised networks if their D + lambda R is lower, or else `networks`."""
         if count < 1:
             return networks
         least, floats = self._cost(networks, lmbda), flat_of(self.floats)
@@ -172,11 +180,13 @@ class Search:
         return networks
 
     def _predicted_exponents(self, lmbda: float, floats: Array) -> dict[str, int]:
-        """Exponents with the least D + lambda R, if progressive quantisation leaves as much of what
-        rounding costs as it usually does."""
+        """Exponents with the least D + lambda R that progressive quantisation will probably reach.
+
+        It is assumed to leave the usual fraction of the cost of rounding.
+        """
         now, (error, rate) = self.exponents, self.step.judge(floats)
         free = error * self.step.counted + lmbda * rate
-        if not math.isfinite(free):  # of networks that exploded, beside which nothing compares
+        if not math.isfinite(free):  # the networks exploded: no cost can be compared with theirs
             return now
         self._rounding_weight = progressive_quantisation.REMAINING_COST_FRACTION
         self._unrounded_cost = free
@@ -193,7 +203,7 @@ class Search:
         budget: Budget,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Move whole latents of the step where that lowers D + lambda R."""
+        """Move rounded latents of the step by one where that lowers D + lambda R."""
         if not budget.judged or (least := self._cost(networks, lmbda)) == math.inf:
             return
         grids = [grid.copy() for grid in self.step.grids()]
@@ -210,9 +220,10 @@ class Search:
         enough: Callable[[], bool] = lambda: False,
         most: int = MAX_WEIGHT_TRIALS,
     ) -> dict[str, Quantized]:
-        """Networks of nearly these weights with a lower D + lambda R.
+        """Networks with a lower D + lambda R, in which single weights are moved by one step size.
 
-        Tries as many moves as `weight_trials` says, at most `most`, until `enough` says so.
+        It tries as many moves as `weight_trials` allows, but at most `most`, until `enough` says
+        to stop.
         """
         refinement = Refinement(self.step, networks, lmbda)
         refinement.run(min(weight_trials(self.step.done, self.step.pixels), most), enough)
@@ -220,7 +231,7 @@ class Search:
         return found if _is_valid(self.step.shape, found) else networks
 
     def _along(self, name: str, lmbda: float, best: float) -> float:
-        """Change one tensor's step size as long as that is better; return the least cost."""
+        """Change one tensor's exponent by one as long as that lowers the cost; return that."""
         for way in (-1, 1):
             while not self._enough():
                 changed = {**self.exponents, name: self.exponents[name] + way}
@@ -244,23 +255,25 @@ class Search:
         return self._bits[key]
 
     def bits(self) -> float:
-        """About what a file would spend on the networks."""
+        """About how many bits the networks take in a file."""
         return self._network_bits(self._rounded(self.exponents))
 
     def _rounded(self, exponents: Mapping[str, int]) -> dict[str, Quantized]:
         for name, values in self.floats.items():
-            if (name, exponents[name]) not in self._made:
-                self._made[name, exponents[name]] = quantized(values, exponents[name])
-        return {name: self._made[name, exponents[name]] for name in self.floats}
+            if (name, exponents[name]) not in self._quantised:
+                self._quantised[name, exponents[name]] = quantized(values, exponents[name])
+        return {name: self._quantised[name, exponents[name]] for name in self.floats}
 
     def _cost(self, networks: Mapping[str, Quantized], lmbda: float) -> float:
-        """D + lambda R in mean squared error on [0, 1] and bits per pixel; infinity where a file
-        may not have these, or what they give is no number."""
+        """D + lambda R, with D the squared error on [0, 1] and R in bits per pixel.
+
+        It is infinite for networks that are not valid in a file or give NaN.
+        """
         keys = [self._key(part, networks) for part in PARTS]
         asked = [key for key in keys if key not in self._judged]
         for part, _ in asked:
             self.step.ask(_flat(networks), part)
-        # While a device judges.
+        # Meanwhile the device computes what was asked for.
         valid, bits = _is_valid(self.step.shape, networks), self._network_bits(networks)
         for key in asked:
             self._judged[key] = self.step.answer()
@@ -273,13 +286,13 @@ class Search:
         return math.inf if math.isnan(cost) else cost
 
     def _key(self, part: Part, networks: Mapping[str, Quantized]) -> tuple[Part, bytes]:
-        """The weights that one of what a step judges by depends on, which is asked for once."""
+        """The cache key of the error or the rate: the weights that it depends on."""
         own = (one.floats().tobytes() for name, one in networks.items() if part_of(name) == part)
         return part, b"".join(own)
 
 
 def part_of(name: str) -> Part:
-    """What a tensor changes of what networks are judged by."""
+    """Which part of the cost a tensor changes: the latents' bits or the error."""
     return "bits" if name.startswith("entropy.") else "error"
 
 
@@ -288,7 +301,7 @@ def _flat(networks: Mapping[str, Quantized]) -> Array:
 
 
 def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
-    """Whether a file may have these."""
+    """Whether a file may have these networks."""
     try:
         check_networks(shape, networks)
     except FormatError:
@@ -297,27 +310,27 @@ def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
 
 
 class Move(NamedTuple):
-    """Of one symbol, by one; costs are D + lambda R."""
+    """A change of one coded weight by one step size. Costs are in units of D + lambda R."""
 
-    gain: float  # at most, about
-    at: int
-    way: int
-    saved: float  # in bits of its own
-    slope: float  # what it costs elsewhere, as the gradient says
+    gain: float  # upper estimate
+    at: int  # index of the symbol
+    way: int  # -1 or 1
+    saved: float  # by the symbol's own bits
+    slope: float  # cost in error and latents' bits, by the gradient
 
 
 class Refinement:
-    """Single weights, moved by a step where D + lambda R of the file falls.
+    """Moves single weights by one step size where that lowers D + lambda R of the file.
 
-    The gradient says which moves could pay, and which of them most; each is tried by itself. What
-    moves are the symbols that are coded, so that bits are saved as well. `networks()` are what
-    they are by now.
+    The gradient tells which moves could pay, and which of them most; then each is tried by itself.
+    Moves are those of the coded symbols, whose own bits count as well. `networks()` returns the
+    present networks.
     """
 
     def __init__(self, step: LatentStep, networks: Mapping[str, Quantized], lmbda: float) -> None:
         self.step, self._first = step, networks
-        self._bit = lmbda / step.pixels  # D + lambda R of a bit
-        self._unanswered = 0
+        self._bit_cost = lmbda / step.pixels
+        self._unanswered = 0  # questions to the step
         self._lmbda = lmbda
         self._flat = _flat(networks)
         places = networks_of(np.arange(len(self._flat)), step.shapes)
@@ -327,10 +340,10 @@ class Refinement:
         self._symbols, self._scales, self._sizes = (
             np.concatenate(arrays) for arrays in zip(*parts, strict=True)
         )
-        self._bends = np.zeros(len(self._symbols))  # what a move cost more than its slope says
+        self._excess_costs = np.zeros(len(self._symbols))  # of a tried move, beyond its slope
 
     def run(self, trials: int, enough: Callable[[], bool]) -> None:
-        """Try at most so many moves, until none pays or `enough` says so."""
+        """Try at most so many moves, until none pays or `enough` says to stop."""
         best, moved = {part: self._cost(part) for part in PARTS}, True
         while moved and trials > 0 and not enough():
             moved = False
@@ -339,17 +352,19 @@ class Refinement:
                 if enough():
                     break
                 trials -= 1
-                while asked < min(number + self.step.ahead, len(moves)):  # as if none paid: few do
+                while asked < min(
+                    number + self.step.ahead, len(moves)
+                ):  # ahead, as most moves do not pay
                     self._ask(moves[asked].at, moves[asked].way)
                     asked += 1
                 at, way, part = move.at, move.way, self._parts[move.at]
                 cost = self._answer(part)
-                self._bends[at] = max(cost - best[part] - move.slope, 0.0)
+                self._excess_costs[at] = max(cost - best[part] - move.slope, 0.0)
                 if cost - move.saved < best[part]:
                     best[part], moved = cost, True
                     self._symbols[at] += way
                     self._flat[self._places[at]] += way * self._sizes[at]
-                    self._forget()  # those that are without this one
+                    self._forget()  # the answers that do not include this move
                     asked = number + 1
             self._forget()
 
@@ -366,13 +381,13 @@ class Refinement:
         }
 
     def _cost(self, part: Part) -> float:
-        """Of D + lambda R that of the error, or that of the latents' bits."""
+        """The part of D + lambda R that is due to the error, or to the latents' bits."""
         self._unanswered += 1
         self.step.ask(self._flat, part)
         return self._answer(part)
 
     def _ask(self, at: int, way: int) -> None:
-        """What the cost that it changes would be with one move more."""
+        """Ask the step for the cost after a move."""
         flat = self._flat.copy()
         flat[self._places[at]] += way * self._sizes[at]
         self._unanswered += 1
@@ -388,17 +403,18 @@ class Refinement:
             self.step.answer()
 
     def _promising(self) -> list[Move]:
-        """Moves that may pay, most promising first.
+        """Moves that may pay, the most promising first.
 
-        Costs bend upwards, so that no move gains more than the gradient says; one that was tried
-        gains less by what was seen then, of which a part counts, as others have moved since.
+        Costs curve upwards, so no move gains more than the gradient says. A move that was tried
+        before cost more than that; a fraction of the excess counts, as other weights have moved
+        since.
         """
         slopes = self.step.slopes(self._flat, self._lmbda)[self._places] * self._sizes
         found = []
         now = range_coder.costs(self._symbols, self._scales)
         for way in (-1, 1):
-            saved = self._bit * (now - range_coder.costs(self._symbols + way, self._scales))
-            gains = saved - way * slopes - BEND_WEIGHT * self._bends
+            saved = self._bit_cost * (now - range_coder.costs(self._symbols + way, self._scales))
+            gains = saved - way * slopes - CURVATURE_WEIGHT * self._excess_costs
             found += [
                 Move(gains[at], int(at), way, float(saved[at]), float(way * slopes[at]))
                 for at in np.flatnonzero(gains > 0)
@@ -407,7 +423,7 @@ class Refinement:
 
 
 def _symbols(name: str, tensor: Quantized, step: LatentStep) -> tuple[Array, Array, Array]:
-    """Of a tensor as it is coded: symbols, their distribution's number, and the size of a step."""
+    """A tensor as it is coded, for each weight: symbol, number of its distribution, step size."""
     base, number, _ = cheapest_coding(name, tensor, step.start)
     symbols = (tensor.values - base).ravel().astype(np.int64)
     sizes = np.full(symbols.shape, np.float32(2.0**-tensor.exponent))
