@@ -1265,7 +1265,7 @@ def test_bits_of_few_colours_are_dear_at_first_where_their_lambda_stays(
 def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LatentTrainer, "_fitting", lambda *_: fitting)
+    monkeypatch.setattr(LatentTrainer, "_steps_until", lambda *_: fitting)
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     beginning, state = step.state(), LatentTrainerState(40, 1e-3)
     asked = iter([3.0])
