@@ -123,7 +123,7 @@ def test_a_time_limit_finds_the_size_of_a_network_by_a_short_run(
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     monkeypatch.setattr(Lengths, "pace", lambda *_: 1e-2)
     monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
-    limited = Workload(goals.STEPS, seconds=3)
+    limited = Workload(goals.DEFAULT_EFFORT_STEPS, seconds=3)
     run = Run(began=100.0)
     encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), run)
     encoder.search()
@@ -366,7 +366,7 @@ def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
 
     def begun(pace: float) -> _Encoder:
         monkeypatch.setattr(Lengths, "pace", lambda *_: pace)
-        limited = Workload(goals.STEPS, seconds=3)
+        limited = Workload(goals.DEFAULT_EFFORT_STEPS, seconds=3)
         run = Run(checkpoint=checkpoint, began=100.0)
         return _Encoder(Picture(small_pixels()), Goal("psnr", 21), limited, device, run)
 
@@ -390,7 +390,7 @@ def test_what_is_restored_in_a_limited_time_is_not_undone_by_trying_its_pace(
     """Steps of one network are made once, and a trial has them begin anew."""
     monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
     checkpoint, device = Checkpoint(tmp_path / "c", "k"), open_device("numpy")
-    limited = Workload(goals.STEPS, seconds=60)
+    limited = Workload(goals.DEFAULT_EFFORT_STEPS, seconds=60)
 
     def begun() -> _Encoder:
         run = Run(checkpoint=checkpoint)
@@ -419,7 +419,11 @@ def test_a_network_whose_checks_take_the_time_that_is_left_has_no_steps(
     """Of a picture of 8 megapixels in 20 seconds a large one was trained for one."""
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     monkeypatch.setattr(Lengths, "_likely_pace", lambda _, shape: 1e-7 * shape.parameters)
-    arguments = Picture(small_pixels()), Goal("lambda", 1e-3), Workload(goals.STEPS, seconds=20)
+    arguments = (
+        Picture(small_pixels()),
+        Goal("lambda", 1e-3),
+        Workload(goals.DEFAULT_EFFORT_STEPS, seconds=20),
+    )
     lengths = _Encoder(*arguments, open_device("numpy"), Run(began=100.0)).lengths
     small = [lengths.fitting(weights) for weights in (500, 5_000, 50_000)]
     lengths.samples = 8 * 10**6
@@ -434,7 +438,11 @@ def test_where_short_runs_would_come_too_late_the_guessed_size_is_taken(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    arguments = Picture(small_pixels()), Goal("psnr", 40), Workload(goals.STEPS, seconds=60)
+    arguments = (
+        Picture(small_pixels()),
+        Goal("psnr", 40),
+        Workload(goals.DEFAULT_EFFORT_STEPS, seconds=60),
+    )
     encoder = _Encoder(*arguments, open_device("numpy"), Run(began=100.0))
     encoder.sizes.weights, clock[0] = 123.0, 140.0  # once its programs were compiled
     assert encoder.lengths.known_enough()
