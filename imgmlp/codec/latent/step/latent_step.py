@@ -82,8 +82,8 @@ FLAT_TEMPERATURE = 1e3  # at which soft rounding is the identity
 # lambda is multiplied by for differences from pretrained weights and for weights without these.
 WEIGHT_STEP_SIZE = 2.0**-7
 DIFFERENCE_RATE_FACTOR, WEIGHT_RATE_FACTOR = 3.0, 1.0
-# In pictures of more pixels the factor for differences falls by this power of their number.
-SMALL_PICTURE, RATE_FACTOR_EXPONENT = 2**14, 0.72
+# In pictures of more pixels than the first the factor for differences falls by this power of them.
+FULL_FACTOR_PIXELS, RATE_FACTOR_EXPONENT = 2**14, 0.72
 HYPERLATENT_WEIGHT_SCALE = 0.4  # of random first-layer weights of hyperlatents
 
 # The fraction of samples that are visible from which on layers that depend on the number of
@@ -686,7 +686,7 @@ class LatentStep(Resumable):
         """The factor of lambda for bits of weights in training."""
         if not self.start.number:
             return WEIGHT_RATE_FACTOR
-        smaller: float = min(1.0, SMALL_PICTURE / self.pixels) ** RATE_FACTOR_EXPONENT
+        smaller: float = min(1.0, FULL_FACTOR_PIXELS / self.pixels) ** RATE_FACTOR_EXPONENT
         return DIFFERENCE_RATE_FACTOR * smaller
 
     def figures(self) -> tuple[float, float]:

@@ -44,9 +44,9 @@ MAX_NETWORK_FRACTION = 0.3  # of the wanted bytes, for networks
 # bits a pixel that latents get cheaper by, and the largest part of their bits that these are.
 LATENT_RATE_SAVED, MAX_LATENT_PART_SAVED = 0.15, 0.33
 NETWORK_PART_SAVED = 0.5  # of the networks' bits, times the fourth power of that fraction
-# dB gained at a usual lambda, how many more for every halving of it, and for every dB above
+# dB gained at a reference lambda, how many more for every halving of it, and for every dB above
 # FINE_PSNR; and the fewest.
-PSNR_GAINED, USUAL_LMBDA, PSNR_GAINED_PER_HALVING = 1.1, 8e-4, 0.24
+PSNR_GAINED, REFERENCE_LMBDA, PSNR_GAINED_PER_HALVING = 1.1, 8e-4, 0.24
 FINE_PSNR, PSNR_GAINED_PER_FINE_DB, MIN_PSNR_GAINED = 39.0, 0.5, 0.3
 
 # By picture and target, as the transform of a large picture takes a while.
@@ -65,7 +65,7 @@ def forecast(rate: float, network_bits: float, psnr: float, left: float, lmbda: 
     """From what rounding would give now, where a fraction `left` of the run is still to come, at
     this lambda. Fitted to runs of several pictures: docs/compression-trials.md.
     """
-    halvings = math.log2(USUAL_LMBDA / lmbda)
+    halvings = math.log2(REFERENCE_LMBDA / lmbda)
     fine = max(psnr - FINE_PSNR, 0.0)
     gained = PSNR_GAINED + PSNR_GAINED_PER_HALVING * halvings + PSNR_GAINED_PER_FINE_DB * fine
     saved = min(LATENT_RATE_SAVED, MAX_LATENT_PART_SAVED * rate)

@@ -52,7 +52,7 @@ WINDOW_EXPONENTS, WINDOW_EXPONENTS_AT = (1 / 3, 0.6), (100, SHORT_RUN)
 LATENT_SCALE_EXPONENT, MAX_LATENT_SCALE = 0.4, 16.0
 # But only where that is more than this factor, and more yet in pictures of fewer pixels than the
 # second, as networks that differ from the pretrained ones cost bits.
-MIN_LATENT_SCALE, SMALL_PICTURE = 1.2, 4096
+MIN_LATENT_SCALE, SMALL_PICTURE_PIXELS = 1.2, 4096
 
 
 def control(done: int, steps: int, lmbda: float, windows: int = 1) -> Control:
@@ -102,7 +102,7 @@ def latent_scale(lmbda: float, pixels: int, steps: int, pretrained: int) -> floa
     scale = min(
         math.pow(training_lmbda(pretrained) / lmbda, LATENT_SCALE_EXPONENT), MAX_LATENT_SCALE
     )
-    smallness = max(SMALL_PICTURE / pixels, 1.0)
+    smallness = max(SMALL_PICTURE_PIXELS / pixels, 1.0)
     worthwhile = MIN_LATENT_SCALE * math.pow(smallness, LATENT_SCALE_EXPONENT)
     return scale if scale > worthwhile else 1.0
 
