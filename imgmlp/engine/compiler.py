@@ -16,7 +16,7 @@ from imgmlp.engine.ir.control_flow import computed
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Block, Procedure, Update, render_procedure
 from imgmlp.engine.ir.printer import render_dot, render_nodes, render_tree
-from imgmlp.engine.ir.target import Multiply, Target
+from imgmlp.engine.ir.target import ProductMode, Target
 from imgmlp.engine.ir.uops import Code, render_uops
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.lowering.linearize import linearize
@@ -70,7 +70,7 @@ class Stages:
 # How often each row of a table is gathered from where on the whole table is multiplied, in a launch
 # of its own. On an H200 matrix units multiplied the gathered rows faster at 32 ("split") and at 128
 # times ("half"), and the table faster at 512.
-MIN_TABLE_REUSE_BY_MULTIPLY: dict[Multiply, int] = {
+MIN_TABLE_REUSE_BY_MODE: dict[ProductMode, int] = {
     "float32": MIN_TABLE_REUSE,
     "split": 64,
     "half": 256,
@@ -100,24 +100,24 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
 
     def to_procedure(nodes: Sequence[Node]) -> Procedure:
         step = list(zip(states, nodes, strict=True))
-        if general or not target.joins:
+        if general or not target.can_join_kernels:
             return schedule(step, split_products=target.lanes == "group")
         return block_procedure(step, target)
 
     with _timed(seconds, "simplify"):
-        nodes = simplify(values, MIN_TABLE_REUSE_BY_MULTIPLY[target.multiply])
+        nodes = simplify(values, MIN_TABLE_REUSE_BY_MODE[target.product_mode])
     with _timed(seconds, "schedule"):
         procedure = to_procedure(nodes)
-        if target.multiply == "split" and not _matrix_units_pay(procedure):
-            target = replace(target, multiply="float32")
+        if target.product_mode == "split" and not _matrix_units_pay(procedure):
+            target = replace(target, product_mode="float32")
             nodes_for_units, blocks = nodes, _blocks(procedure)
-            nodes = simplify(values, MIN_TABLE_REUSE_BY_MULTIPLY[target.multiply])
+            nodes = simplify(values, MIN_TABLE_REUSE_BY_MODE[target.product_mode])
             if blocks or nodes != nodes_for_units:
                 procedure = to_procedure(nodes)
             if blocks:
                 note = f"{procedure.note}; {NO_ROOM_FOR_MATRIX_UNITS}"
                 procedure = replace(procedure, note=note)
-    if target.joins:
+    if target.can_join_kernels:
         with _timed(seconds, "fuse"):
             procedure = _fuse_launches(procedure, target)
     with _timed(seconds, "linearize"):
@@ -125,7 +125,7 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
     with _timed(seconds, "render"):
         source, functions = render(codes, target)
     with _timed(seconds, "plan"):
-        memory = plan_memory(procedure, target.align, target.slices)
+        memory = plan_memory(procedure, target.alignment, target.can_slice)
     return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions), seconds)
 
 
@@ -133,9 +133,9 @@ def _fuse_launches(procedure: Procedure, target: Target) -> Procedure:
     """The same kernels in as few launches as the device gains from."""
     if target.lanes == "group":
         procedure = fuse_in_halo_tiles(procedure)
-    in_two_queues = fuse_in_two_queues(procedure) if target.queues else None
+    in_two_queues = fuse_in_two_queues(procedure) if target.has_queues else None
     procedure = in_two_queues or fuse(procedure)
-    return make_persistent(procedure) if target.stays else procedure
+    return make_persistent(procedure) if target.keeps_groups else procedure
 
 
 def _matrix_units_pay(procedure: Procedure) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from imgmlp.engine.codegen.matrix_units import product_calls as matrix_unit_calls
 from imgmlp.engine.codegen.matrix_units import tile_size
 from imgmlp.engine.ir.dtype import DType
-from imgmlp.engine.ir.target import FACTORS, GPU_LANES, Target
+from imgmlp.engine.ir.target import FACTOR_DTYPES, LANES_PER_GROUP, Target
 from imgmlp.engine.ir.uops import Code, Product, U, UOp
 
 
@@ -27,7 +27,7 @@ class ProductCalls:
     @property
     def matrix_unit_dtype(self) -> DType | None:
         """The dtype of factors in local memory for matrix units; None without matrix units."""
-        return FACTORS.get(self.target.multiply)
+        return FACTOR_DTYPES.get(self.target.product_mode)
 
     def product(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
@@ -39,7 +39,8 @@ class ProductCalls:
         right = _right(u.src[1], p)
         sizes = f"{rows}, {columns}, {p.inner}"
         if self.target.lanes == "one":
-            yield f"float v{i}[{p.tile_rows * self.target.wide}] __attribute__((aligned(64)));"
+            elements = p.tile_rows * self.target.vector_pair_width
+            yield f"float v{i}[{elements}] __attribute__((aligned(64)));"
             kind = "direct" if p.direct else "packed"
             yield f"tile_product_{kind}(v{i}, {left}, {right}, {sizes});"
         elif self.matrix_unit_dtype:
@@ -64,7 +65,7 @@ class ProductCalls:
         limit = str(rows) if p.rows is None else p.rows.render("/")
         vectors = self._in_vectors(i)
         name = f"v{i}" if vectors else f"sums{i}"
-        size = "" if p.vector == self.target.vector else f"_{p.vector}"
+        size = "" if p.vector == self.target.vector_width else f"_{p.vector}"
         yield f"PRODUCT{size}({shape}, {name}, {a}, {b}, {limit}, {p.inner})"
         if not vectors:
             yield f"TO_MEMORY{size}({shape}, v{i}, {name})"
@@ -92,7 +93,7 @@ class ProductCalls:
         """The registers of a lane for its elements of the group's tile."""
         rows, columns = u.arg
         sums = f"v{i}_sums[4] = {{0.f}}" if self.matrix_unit_dtype else f"v{i}_sums = 0.f"
-        yield f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};"
+        yield f"float v{i}[{rows * columns // LANES_PER_GROUP}] = {{0.f}}, {sums};"
 
     def spread(self, i: int, u: UOp) -> Iterator[str]:
         yield f"spread_{u.arg.name}(workspace, v{u.src[0]});"
@@ -112,7 +113,7 @@ class ProductCalls:
             yield f"const float v{i}[1] = {{v{u.src[1]}_sums}};"
         else:
             columns = tile_size(p.tile_columns, p.columns)
-            yield f"float v{i}[{self.target.wide}] __attribute__((aligned(64)));"
+            yield f"float v{i}[{self.target.vector_pair_width}] __attribute__((aligned(64)));"
             yield f"column_sums(v{i}, {_right(u.src[0], p)}, {columns}, {p.inner});"
 
     def element(self, i: int, u: UOp) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from imgmlp.engine.ir.dtype import DType, f32
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.symbolic import Const, Expr
-from imgmlp.engine.ir.target import LOCAL, SLICE
+from imgmlp.engine.ir.target import FACTOR_SLICE_BYTES, LOCAL_MEMORY_BYTES
 from imgmlp.engine.ir.uops import Code, Product, U, UOp
 
 FACTOR_SIDES = ("left", "right")
@@ -38,7 +38,9 @@ def local_buffer_declarations(code: Code) -> Iterator[str]:
 def slice_declarations(code: Code, stored: DType) -> Iterator[str]:
     """Declarations of the slices of factors that pass through local memory, and of column sums."""
     for name in _sliced_sides(code):
-        yield from _local_declarations(f"{name}_slice", stored.cl, SLICE // stored.itemsize)
+        yield from _local_declarations(
+            f"{name}_slice", stored.cl, FACTOR_SLICE_BYTES // stored.itemsize
+        )
     if any(u.op is U.COLUMNS for u in code.uops):
         yield "__local float columns[LANES];"
 
@@ -104,7 +106,7 @@ def _sliced_sides(code: Code) -> list[str]:
     if near and _has_several_tiles(code):
         return []
     taken = sum(u.arg.local_bytes for u in code.uops if u.op is U.SCRATCH)
-    return wanted if taken + SLICE * len(wanted) <= LOCAL else []
+    return wanted if taken + FACTOR_SLICE_BYTES * len(wanted) <= LOCAL_MEMORY_BYTES else []
 
 
 def _has_several_tiles(code: Code) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from imgmlp.engine.ir.dtype import bool_, f32, i32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var
-from imgmlp.engine.ir.target import NARROW
+from imgmlp.engine.ir.target import MIN_VECTOR_WIDTH
 from imgmlp.engine.ir.uops import Code, Product, Range, U, UOp
 
 FLOAT_VECTOR_OPERATIONS = {
@@ -108,7 +108,7 @@ def can_vectorise(
     """
     if u.op is U.ELEMENT:
         tile: Product = code.uops[u.src[0]].arg
-        return tile.registers and tile.vector % NARROW == 0
+        return tile.registers and tile.vector % MIN_VECTOR_WIDTH == 0
     if u.op is U.LOAD:
         offset, valid = u.arg
         plain = u.dtype in VECTOR_DTYPES and valid is ONE

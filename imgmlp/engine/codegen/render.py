@@ -45,7 +45,13 @@ from imgmlp.engine.codegen.vector_access import VectorAccess
 from imgmlp.engine.ir.dtype import DType, bool_, f16, f32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var
-from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, Target
+from imgmlp.engine.ir.target import (
+    FACTOR_DTYPES,
+    GPU_TILE_SIDE,
+    LANES_PER_GROUP,
+    MIN_VECTOR_WIDTH,
+    Target,
+)
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
 # UOps of loops that a driver's compiler can vectorise.
@@ -57,9 +63,12 @@ PRODUCT_UOPS = {U.PRODUCT, U.TILE, U.SPREAD, U.PANEL, U.COLUMNS}
 def size_definitions(target: Target) -> str:
     """Definitions of the sizes that building blocks depend on."""
     found = {
-        "VECTOR": target.wide, "NARROW": target.vector, "TILE": GPU_TILE, "LANES": GPU_LANES,
-    }  # fmt: skip
-    factor = FACTORS.get(target.multiply)
+        "VECTOR": target.vector_pair_width,
+        "NARROW": target.vector_width,
+        "TILE": GPU_TILE_SIDE,
+        "LANES": LANES_PER_GROUP,
+    }
+    factor = FACTOR_DTYPES.get(target.product_mode)
     if factor is not None:
         found["FACTOR_BYTES"] = factor.itemsize
     return "".join(f"#define {name} {size}\n" for name, size in found.items())
@@ -80,7 +89,9 @@ def render(codes: Sequence[Code], target: Target) -> tuple[str, list[str]]:
     used = {u.op for c in codes for u in c.uops}
     has_products = U.PRODUCT in used
     has_halves = any(u.op is U.ALU and u.dtype is f16 for c in codes for u in c.uops)
-    product = "product_matrix" if target.multiply in FACTORS else f"product_{target.lanes}"
+    product = (
+        "product_matrix" if target.product_mode in FACTOR_DTYPES else f"product_{target.lanes}"
+    )
     needed = {
         "scalar": True,
         "vectors": target.lanes == "one",
@@ -108,9 +119,9 @@ class _KernelWriter:
 
     def __init__(self, code: Code, target: Target) -> None:
         self.code, self.lanes = code, target.lanes
-        self.vector, self.wide = target.vector, target.wide
+        self.vector, self.wide = target.vector_width, target.vector_pair_width
         # The dtype of factors in local memory for matrix units; None without matrix units.
-        self.matrix_unit_dtype = FACTORS.get(target.multiply)
+        self.matrix_unit_dtype = FACTOR_DTYPES.get(target.product_mode)
         self.lines: list[str] = []
         # RANGEs that take several elements at once, and values that are vectors; with the widths.
         self.loop_widths, self.vector_widths = vectorise_columns(code)
@@ -245,7 +256,7 @@ class _KernelWriter:
         if self.lanes == "one" and is_scattered_loop(self.code, i):
             # Gathering vectors element by element takes half a second to compile and gains nothing.
             self.lines.append("#pragma clang loop vectorize(disable) interleave(disable)")
-        elif self.vector > NARROW and loop.count >= self.vector and self._only_stores(i):
+        elif self.vector > MIN_VECTOR_WIDTH and loop.count >= self.vector and self._only_stores(i):
             # LLVM prefers vectors of 8 for most processors that have vectors of 16.
             self.lines.append(f"#pragma clang loop vectorize_width({self.vector})")
 
@@ -441,7 +452,7 @@ class _KernelWriter:
         if i in self.output_accumulators:
             return
         if i in self.sum_accumulators:
-            self.lines += [f"float8 v{i}_by_8 = 0.f;"] if self.vector > NARROW else []
+            self.lines += [f"float8 v{i}_by_8 = 0.f;"] if self.vector > MIN_VECTOR_WIDTH else []
             self.lines.append(f"float v{i}_by_1 = 0.f;")
             return
         self.lines.append(f"{register_type(u.dtype)} v{i}[{count}];")
@@ -477,9 +488,9 @@ class _KernelWriter:
 
     def _vector_sum(self, i: int, acc: int, parts: int) -> None:
         """Write the sum of vector accumulators: halves are added until one element is left."""
-        eights = range(parts * self.vector // NARROW)
+        eights = range(parts * self.vector // MIN_VECTOR_WIDTH)
         terms = [f"((const float8 *)v{acc})[{n}]" for n in eights]
-        terms += [f"v{acc}_by_8"] if self.vector > NARROW else []
+        terms += [f"v{acc}_by_8"] if self.vector > MIN_VECTOR_WIDTH else []
         for width in (8, 4, 2):
             self.lines.append(f"const float{width} v{i}_of_{width} = {' + '.join(terms)};")
             terms = [f"v{i}_of_{width}.lo", f"v{i}_of_{width}.hi"]

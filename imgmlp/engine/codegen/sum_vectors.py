@@ -18,7 +18,7 @@ from imgmlp.engine.codegen.register_vectors import can_vectorise, memory_stride
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var
-from imgmlp.engine.ir.target import NARROW
+from imgmlp.engine.ir.target import MIN_VECTOR_WIDTH
 from imgmlp.engine.ir.uops import Code, Range, U
 
 EVERY_OTHER = 2  # the stride of terms of which two vector loads bring one vector
@@ -79,8 +79,18 @@ def _adding_loops(code: Code, acc: int, widest: int) -> list[tuple[int, int, set
     found = []
     for begin, end in _innermost_loops(code, [i for i in users if code.uops[i].op is U.ACCUMULATE]):
         loop: Range = code.uops[begin].arg
-        width = widest if loop.count % widest == 0 else NARROW if loop.count == NARROW else 1
-        if loop.kind != "vector" or loop.limit is not None or width == 1 < loop.count // NARROW:
+        width = (
+            widest
+            if loop.count % widest == 0
+            else MIN_VECTOR_WIDTH
+            if loop.count == MIN_VECTOR_WIDTH
+            else 1
+        )
+        if (
+            loop.kind != "vector"
+            or loop.limit is not None
+            or width == 1 < loop.count // MIN_VECTOR_WIDTH
+        ):
             return None
         values = _vector_values(code, begin, end, acc)
         if values is None:

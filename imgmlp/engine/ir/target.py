@@ -1,7 +1,7 @@
-"""What a step is compiled for: facts of a device that passes decide by, and sizes they share.
+"""The properties of a device that the compiler decides by, and sizes that several passes share.
 
-No pass asks a device: what one is told of it stands here. This module knows no graph and no
-instruction.
+No pass asks a device anything: runtime/program.py describes it by a Target. This module knows no
+graphs and no instructions.
 """
 
 from __future__ import annotations
@@ -12,45 +12,62 @@ from typing import Literal
 from imgmlp.engine.ir.dtype import DType, f16, f32
 
 Lanes = Literal["one", "group"]
-# Of products: that of float32, of factors in half precision, or whole numbers as they are.
+# How precise the user wants matrix products to be: float32, or factors rounded to half precision.
+# "exact" is for whole numbers, which must not be rounded or split.
 Precision = Literal["float32", "half", "exact"]
-# How: by a device's lanes, or by its matrix units, for which each element is split in two numbers
-# of TF32, or rounded.
-Multiply = Literal["float32", "split", "half"]
-FACTORS: dict[Multiply, DType] = {"split": f32, "half": f16}  # as what they lie in local memory
-ON_MATRIX_UNITS: dict[Precision, Multiply] = {
+# How a device computes products of float32 matrices: "float32" by ordinary instructions, the others
+# by matrix units. "split" splits each element into two TF32 numbers, "half" rounds it.
+ProductMode = Literal["float32", "split", "half"]
+MATRIX_UNIT_MODES: dict[Precision, ProductMode] = {
     "float32": "split",
     "half": "half",
     "exact": "float32",
 }
-NARROW = 8  # columns of the tile of a product that has no more; the least vector of float32
-TURNS = 48  # words in which work-groups that stay for several steps count (kernels/persistent.cl)
-MOST_UNITS = 24  # of one of their phases: bits of such a word
-GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
-SLIM = 32  # the same of one by matrix units if the product has no more
-GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
-BLOCK_ROWS = 256  # most rows of a block's tile: sums over rows are added to memory once a tile
-LOCAL = 47 << 10  # bytes that a group may take; what lanes exchange takes the rest of 48 KiB
-SLICE = 64 * 128  # bytes of a factor's slice on its way through local memory
+# The dtype that the factors have in local memory, for each mode that uses matrix units.
+FACTOR_DTYPES: dict[ProductMode, DType] = {"split": f32, "half": f16}
+
+MIN_VECTOR_WIDTH = 8  # float32 elements; kernels for CPUs need vectors of at least so many
+
+# --- work-groups on a GPU ---
+LANES_PER_GROUP = 128  # work-items; as 8 by 16 for the tile of a product
+GPU_TILE_SIDE = 64  # columns of a product's tile, and its maximum number of rows
+# Columns of the tiles of products that have no more: on matrix units, and on any GPU.
+SLIM_TILE_COLUMNS = 32
+NARROW_TILE_COLUMNS = 8
+# Local memory that a group may use for values. What its lanes exchange takes the rest of 48 KiB.
+LOCAL_MEMORY_BYTES = 47 << 10
+FACTOR_SLICE_BYTES = 64 * 128  # of a factor that passes through local memory in slices
+
+# Rows of a block's tile. Sums over rows are added to memory once for each tile.
+MAX_BLOCK_TILE_ROWS = 256
+
+# --- work-groups that stay for several steps (kernels/persistent.cl) ---
+PHASE_COUNTER_WORDS = 48  # 32 bits each: three counters, each in a cache line of its own
+MAX_UNITS_PER_PHASE = 24  # units of work, one bit each in the counter of units that are taken
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device as passes see it."""
+    """A device as the compiler sees it."""
 
-    lanes: Lanes = "one"  # work-items of a group: one, or as many as share its work
-    units: int = 1  # compute units
-    vector: int = NARROW  # elements of the widest vectors that its compiler may be given
-    align: int = 128  # bytes, of whatever begins inside of an allocation
-    slices: bool = True  # whether an allocation can be sliced
-    joins: bool = True  # whether a launch may be of several kernels, which blocks are too
-    stays: bool = False  # whether work-groups may stay for several steps
-    queues: bool = False  # whether launches of two queues run at the same time
-    aside: int = 0  # rows of a block that leaves room for what runs beside it
-    multiply: Multiply = "float32"  # how products do, where splitting pays
-    block_rows: int = BLOCK_ROWS  # most rows of a block's tile
+    # Work-items of a work-group: one that loops over the group's work, or many that share it.
+    lanes: Lanes = "one"
+    compute_units: int = 1
+    vector_width: int = MIN_VECTOR_WIDTH  # float32 elements of the widest vectors to use
+    alignment: int = 128  # bytes; everything in an allocation begins at a multiple of it
+    can_slice: bool = True  # whether a part of an allocation can be an argument of a kernel
+    # Whether several kernels may be joined into one launch; blocks are such launches too.
+    can_join_kernels: bool = True
+    keeps_groups: bool = False  # whether work-groups may stay for several steps
+    has_queues: bool = False  # whether launches in two queues run at the same time
+    # Rows of the batch of the block that runs in the second queue. It gets fewer work-groups, so
+    # that others can run at the same time. 0: there is none.
+    side_block_rows: int = 0
+    product_mode: ProductMode = "float32"
+    max_tile_rows: int = MAX_BLOCK_TILE_ROWS  # rows of a block's tile
 
     @property
-    def wide(self) -> int:
-        """Columns of a product's tile on a CPU, and accumulators of a reduction: two vectors."""
-        return 2 * self.vector
+    def vector_pair_width(self) -> int:
+        """Elements of two vectors: the columns of a product's tile on a CPU, and the accumulators
+        of a reduction."""
+        return 2 * self.vector_width

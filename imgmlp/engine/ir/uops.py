@@ -16,7 +16,7 @@ from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Expr, Var
-from imgmlp.engine.ir.target import NARROW, SLIM
+from imgmlp.engine.ir.target import MIN_VECTOR_WIDTH, NARROW_TILE_COLUMNS, SLIM_TILE_COLUMNS
 
 
 class U(Enum):
@@ -95,7 +95,7 @@ class Product:
     tile_columns: int
     left_aligned: bool  # whether all rows, or all columns, begin on 32 bytes and lie together
     right_aligned: bool
-    vector: int = NARROW  # columns that a CPU takes at once
+    vector: int = MIN_VECTOR_WIDTH  # columns that a CPU takes at once
     registers: bool = False  # whether a CPU has the tile there until it is stored
     along: bool = False  # whether a CPU takes neighbouring terms at once, of both factors
     summed: bool = False  # whether the right factor's column sums are wanted too
@@ -108,9 +108,11 @@ class Product:
     @property
     def name(self) -> str:
         """That of its tile's shape, in the building blocks for lanes of a group."""
-        if self.tile_columns == NARROW:
+        if self.tile_columns == NARROW_TILE_COLUMNS:
             return "narrow"
-        return str(self.tile_rows // 8) + ("_slim" if self.tile_columns == SLIM else "")
+        return str(self.tile_rows // 8) + (
+            "_slim" if self.tile_columns == SLIM_TILE_COLUMNS else ""
+        )
 
     def __str__(self) -> str:
         left = f"left at {self.left} by {self.left_row}m {self.left_inner}k"

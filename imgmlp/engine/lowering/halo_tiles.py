@@ -18,7 +18,7 @@ from imgmlp.engine.ir.kernel import Tiled
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, split, unravel
-from imgmlp.engine.ir.target import GPU_LANES, Target
+from imgmlp.engine.ir.target import LANES_PER_GROUP, Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Lowering, store_values
 from imgmlp.engine.passes.halo_tiles import LocalArrays, StencilChain, row_column_distance
@@ -114,8 +114,10 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
         if number or local.uniform:
             build.effect(U.BARRIER, ())
         rows, columns = height + 2 * halo, width + 2 * halo
-        lane = build.open(Range("l", GPU_LANES, "lane"))
-        count = build.open(Range("r", -(-rows * columns // GPU_LANES))) * GPU_LANES + lane
+        lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
+        count = (
+            build.open(Range("r", -(-rows * columns // LANES_PER_GROUP))) * LANES_PER_GROUP + lane
+        )
         with _if(build, "x", less(count, rows * columns)):
             count = _define(build, f"c{number}", count, rows * columns)
             cell = _Cell(count // columns, count % columns, halo)
@@ -148,7 +150,7 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
                     )
         build.close(2)
     build.close()
-    return across * down * GPU_LANES, GPU_LANES
+    return across * down * LANES_PER_GROUP, LANES_PER_GROUP
 
 
 def _load_uniform(stencil: StencilChain, build: Builder) -> dict[Buffer, tuple[int, range]]:

@@ -19,7 +19,7 @@ from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Persistent, Tiled
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import INT, LONG, Expr, Var, reach
-from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
+from imgmlp.engine.ir.target import LANES_PER_GROUP, MAX_UNITS_PER_PHASE, Lanes, ProductMode, Target
 from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.lowering.expressions import Lowering
@@ -32,7 +32,7 @@ from imgmlp.engine.lowering.row_kernels import row_kernel
 # Registers of each lane for sums that a block accumulates over its tiles. In float32 by lanes, more
 # work-groups at a time gain more than sums in registers do (docs/performance-notes.md, "One tile on
 # a GPU").
-SUM_REGISTERS_PER_LANE: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
+SUM_REGISTERS_PER_LANE: dict[ProductMode, int] = {"float32": 0, "split": 104, "half": 104}
 MAX_ELEMENTS = INT  # of a Buffer or a loop: an index is an int in OpenCL C
 
 
@@ -46,7 +46,7 @@ def linearize(kernel: Launch, target: Target, in_fused_launch: bool = False) -> 
         return _fused(kernel.name, members)
     if isinstance(kernel, Persistent):
         phases = [linearize(p, target) for p in kernel.phases]
-        return _persistent(kernel.name, phases, target.units)
+        return _persistent(kernel.name, phases, target.compute_units)
     build = Builder()
     for written in kernel.writes():
         build.parameter(written, True)
@@ -106,7 +106,7 @@ def _fused(name: str, codes: Sequence[Code]) -> Code:
 def _persistent(name: str, codes: Sequence[Code], units: int) -> Code:
     """One launch whose groups, of one work-item each, run the work-groups of several launches."""
     phases = [(c, Range("unit", c.global_size, "phase", first=i)) for i, c in enumerate(codes)]
-    shares = tuple(min(c.global_size, MOST_UNITS) for c in codes)
+    shares = tuple(min(c.global_size, MAX_UNITS_PER_PHASE) for c in codes)
     return Code(name, *_concatenate(codes, phases), min(units, max(shares)), 1, shares)
 
 
@@ -146,7 +146,7 @@ def _lower_block(block: Block, build: Builder, target: Target) -> tuple[int, int
     On a GPU, sums over rows may stay in registers from tile to tile: `accumulated` has their
     kernels, which store once, after the last tile.
     """
-    lanes, one_unit = target.lanes, replace(target, units=1)
+    lanes, one_unit = target.lanes, replace(target, compute_units=1)
 
     def lowering(kernel: Kernel) -> Lowering:
         return Lowering(build, kernel.core, one_unit, in_block=True)
@@ -154,7 +154,7 @@ def _lower_block(block: Block, build: Builder, target: Target) -> tuple[int, int
     build.open(Range("group", block.groups, "group"))
     accumulated: dict[Kernel, RegisterSums | RegisterTotals] = {}
     if lanes == "group":
-        registers = SUM_REGISTERS_PER_LANE[target.multiply]
+        registers = SUM_REGISTERS_PER_LANE[target.product_mode]
         lower = Lowering(build, None, one_unit, in_block=True)
         accumulated |= sums_in_registers(block.kernels, lower, registers)
         accumulated |= totals_in_registers(block.kernels, build)
@@ -181,7 +181,7 @@ def _lower_block(block: Block, build: Builder, target: Target) -> tuple[int, int
         storing = kernel.adding_to(_added_buffers([kernel]) - stored_once)
         sums.store_totals(storing, lowering(storing))
     build.close()
-    local = 1 if lanes == "one" else GPU_LANES
+    local = 1 if lanes == "one" else LANES_PER_GROUP
     return block.groups * local, local
 
 

@@ -14,7 +14,7 @@ from imgmlp.engine.ir.conditions import conj, less
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel, leaves
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, unravel
-from imgmlp.engine.ir.target import GPU_LANES
+from imgmlp.engine.ir.target import LANES_PER_GROUP
 from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.expressions import (
     DeferredStores,
@@ -45,14 +45,14 @@ MAX_LOCAL_TILES = 6  # transposed tiles, of 4 KiB each
 
 def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     """Lower an elementwise kernel; returns the launch's global and local size."""
-    build, shape, units = lower.build, kernel.shape, lower.target.units
+    build, shape, units = lower.build, kernel.shape, lower.target.compute_units
     size = math.prod(shape)
     if lower.target.lanes == "group":
         transposed = None if lower.in_block else _transposed_reads(kernel)
         if transposed is not None:
             return _map_transposed_on_gpu(kernel, lower, *transposed)
-        many = size >= MIN_ELEMENTS_FOR_SEVERAL_PER_LANE and size % GPU_LANES == 0
-        if many or (lower.in_block and size > GPU_LANES):
+        many = size >= MIN_ELEMENTS_FOR_SEVERAL_PER_LANE and size % LANES_PER_GROUP == 0
+        if many or (lower.in_block and size > LANES_PER_GROUP):
             return _map_several_per_lane(kernel, lower, size)
         local = min(64, size)
         flat = lower.open_outermost("i", size, "item")
@@ -100,22 +100,22 @@ def _map_several_per_lane(kernel: Kernel, lower: Lowering, size: int) -> tuple[i
         (MAX_VALUES_PER_LANE // len(stores) if lower.in_block else MAX_ELEMENTS_PER_LANE) // beside,
     )
     parts = size // beside
-    rounds = -(-parts // GPU_LANES)
-    most = min(most, lower.target.wide)  # longer loops are not unrolled: no registers
+    rounds = -(-parts // LANES_PER_GROUP)
+    most = min(most, lower.target.vector_pair_width)  # longer loops are not unrolled: no registers
     if not lower.in_block:  # all units have groups before a lane has more elements
-        most = max(1, min(most, rounds // (MIN_GROUPS_PER_UNIT * lower.target.units)))
+        most = max(1, min(most, rounds // (MIN_GROUPS_PER_UNIT * lower.target.compute_units)))
         most = next(n for n in range(most, 0, -1) if rounds % n == 0)
     groups = -(-rounds // most)
     rounds = -(-rounds // groups)
     group = lower.open_outermost("i", groups, "group")
-    lane = build.open(Range("l", GPU_LANES, "lane"))
+    lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
     deferred = DeferredStores(build, stores, rounds * beside)
 
     def each(names: str) -> tuple[Expr, list[Expr]]:
         """Open the loops over a lane's elements; returns the element's number and its indices."""
         place = build.open(Range(names[0], rounds, "vector"))
-        part = (group * rounds + place) * GPU_LANES + lane
-        if parts % (groups * rounds * GPU_LANES):
+        part = (group * rounds + place) * LANES_PER_GROUP + lane
+        if parts % (groups * rounds * LANES_PER_GROUP):
             build.open(Range(names[1], 1, "loop", less(part, parts)), holds=True)
         side = build.open(Range(names[2], beside, "vector"))
         return place * beside + side, unravel(part * beside + side, kernel.shape)
@@ -126,7 +126,7 @@ def _map_several_per_lane(kernel: Kernel, lower: Lowering, size: int) -> tuple[i
     build.close(len(build.scopes) - depth)
     deferred.store_values(*each("pyq"))
     build.close(len(build.scopes) - depth + 2)
-    return groups * GPU_LANES, GPU_LANES
+    return groups * LANES_PER_GROUP, LANES_PER_GROUP
 
 
 def _reads_aligned_neighbours(kernel: Kernel) -> bool:
@@ -270,10 +270,10 @@ def _map_transposed_on_gpu(
         build.effect(U.LOCAL, (), GPU_TRANSPOSE_TILE * (GPU_TRANSPOSE_TILE + 1), leaf.dtype)
         for leaf in moved
     ]
-    lane = build.open(Range("l", GPU_LANES, "lane"))
+    lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
     place = (
-        build.open(Range("r", GPU_TRANSPOSE_TILE * GPU_TRANSPOSE_TILE // GPU_LANES, "vector"))
-        * GPU_LANES
+        build.open(Range("r", GPU_TRANSPOSE_TILE * GPU_TRANSPOSE_TILE // LANES_PER_GROUP, "vector"))
+        * LANES_PER_GROUP
         + lane
     )
     column, row = place // GPU_TRANSPOSE_TILE, place % GPU_TRANSPOSE_TILE
@@ -283,10 +283,10 @@ def _map_transposed_on_gpu(
         build.effect(U.KEEP, (tile, value), column * (GPU_TRANSPOSE_TILE + 1) + row, leaf.dtype)
     build.close(2)
     build.effect(U.BARRIER, ())
-    lane = build.open(Range("m", GPU_LANES, "lane"))
+    lane = build.open(Range("m", LANES_PER_GROUP, "lane"))
     place = (
-        build.open(Range("q", GPU_TRANSPOSE_TILE * GPU_TRANSPOSE_TILE // GPU_LANES, "vector"))
-        * GPU_LANES
+        build.open(Range("q", GPU_TRANSPOSE_TILE * GPU_TRANSPOSE_TILE // LANES_PER_GROUP, "vector"))
+        * LANES_PER_GROUP
         + lane
     )
     row, column = place // GPU_TRANSPOSE_TILE, place % GPU_TRANSPOSE_TILE
@@ -301,4 +301,4 @@ def _map_transposed_on_gpu(
         build.open(Range("x", 1, "loop", inside))
     store_values(build, kernel.stores, values, indices)
     build.close(3 if inside is ONE else 4)
-    return math.prod(sizes) * GPU_LANES, GPU_LANES
+    return math.prod(sizes) * LANES_PER_GROUP, LANES_PER_GROUP

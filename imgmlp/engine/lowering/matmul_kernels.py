@@ -20,7 +20,15 @@ from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, split, unravel
-from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, SLIM, Target
+from imgmlp.engine.ir.target import (
+    FACTOR_DTYPES,
+    GPU_TILE_SIDE,
+    LANES_PER_GROUP,
+    MIN_VECTOR_WIDTH,
+    NARROW_TILE_COLUMNS,
+    SLIM_TILE_COLUMNS,
+    Target,
+)
 from imgmlp.engine.ir.uops import Builder, Product, Range, U
 from imgmlp.engine.ir.view import View
 from imgmlp.engine.lowering.expressions import DeferredStores, Lowering, lower_stores
@@ -54,7 +62,7 @@ def matmul_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     """Lower a kernel around a product; returns the launch's global and local size."""
     core, build = kernel.core, lower.build
     assert core is not None
-    wanted = 0 if lower.in_block else 4 * lower.target.units
+    wanted = 0 if lower.in_block else 4 * lower.target.compute_units
     if lower.target.lanes == "one":
         panels = _column_panels(core, lower.target)
         return max(_lower_panel(kernel, lower, each, wanted) for each in panels), 1
@@ -68,7 +76,7 @@ def matmul_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     sums.add(lower)
     sums.store_totals(kernel, lower)
     build.close()
-    return tiles * GPU_LANES, GPU_LANES
+    return tiles * LANES_PER_GROUP, LANES_PER_GROUP
 
 
 def _tile(
@@ -100,7 +108,7 @@ def _tile(
         tile_columns=size[1],
         left_aligned=_aligned(a, begins[0], -1, -2),
         right_aligned=_aligned(b, begins[1], -2, -1),
-        vector=min(size[1], lower.target.vector),
+        vector=min(size[1], lower.target.vector_width),
         along=lower.target.lanes == "one" and _reads_along_terms(core, lower.target),
     )
     build = lower.build
@@ -113,7 +121,7 @@ def _reads_along_terms(core: Node, target: Target) -> bool:
     (_, left), (_, right) = (through(s) for s in core.src)
     steps = left.views[0].strides[-1], right.views[0].strides[-2], right.views[0].strides[-1]
     inner = core.src[0].shape[-1]
-    whole = inner >= MIN_ALONG_TERMS and inner % target.vector == 0
+    whole = inner >= MIN_ALONG_TERMS and inner % target.vector_width == 0
     return whole and steps[0] == steps[1] == 1 < steps[2]
 
 
@@ -149,15 +157,17 @@ def _column_panels(core: Node, target: Target) -> Iterator[tuple[int, int, int]]
     Narrower panels take the columns that do not fill a whole tile. Products of too many terms for
     registers have tiles of full width only.
     """
-    columns, inner, width = core.shape[-1], core.src[0].shape[-1], target.wide
+    columns, inner, width = core.shape[-1], core.src[0].shape[-1], target.vector_pair_width
     if _reads_along_terms(core, target):
-        whole = columns // NARROW
-        yield from [(0, whole, NARROW)] if whole else []
-        yield from [(whole * NARROW, 1, left)] if (left := columns % NARROW) else []
+        whole = columns // MIN_VECTOR_WIDTH
+        yield from [(0, whole, MIN_VECTOR_WIDTH)] if whole else []
+        yield from (
+            [(whole * MIN_VECTOR_WIDTH, 1, left)] if (left := columns % MIN_VECTOR_WIDTH) else []
+        )
         return
     first, short = 0, inner <= MAX_REGISTER_TERMS
     while (left := columns - first) > 0:
-        if short and width > NARROW and left <= width - NARROW:
+        if short and width > MIN_VECTOR_WIDTH and left <= width - MIN_VECTOR_WIDTH:
             width //= 2
             continue
         count = max(1, left // width)
@@ -184,7 +194,7 @@ def _lower_panel(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], 
         and inner <= MAX_REGISTER_TERMS
         and not _reads_along_terms(core, lower.target)
     ):
-        most = MAX_REGISTER_ROWS[lower.target.vector][width]
+        most = MAX_REGISTER_ROWS[lower.target.vector_width][width]
         height += -height % most  # the last tile is short anyway; this avoids tiles of two heights
     shape = (*batch, -(-rows // height), count)
     tiles = math.prod(shape)
@@ -210,10 +220,10 @@ def _tile_in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     """Lower a tile as parts of a few rows, each stored directly from registers."""
     build, product, right, done = lower.build, tile.product, tile.right, 0
     if product.along:
-        fitting = ALONG_REGISTERS[lower.target.vector] // (product.tile_columns + 1)
+        fitting = ALONG_REGISTERS[lower.target.vector_width] // (product.tile_columns + 1)
         most = min(MAX_ALONG_ROWS, fitting)
     else:
-        most = MAX_REGISTER_ROWS[lower.target.vector][product.tile_columns]
+        most = MAX_REGISTER_ROWS[lower.target.vector_width][product.tile_columns]
     if not (product.along or product.direct):
         right = build.effect(U.PANEL, (right,), product, f32)
     for height, count in _row_parts(product.tile_rows, most):
@@ -256,11 +266,11 @@ def _store_tile(
 def _gpu_tile_size(core: Node, wanted: int, target: Target) -> tuple[int, int]:
     """Rows and columns of a tile: fewer rows if there would be fewer tiles than `wanted`."""
     batch, (rows, columns) = math.prod(core.shape[:-2]), core.shape[-2:]
-    on_units = target.multiply in FACTORS
-    if columns <= NARROW and (on_units or 2 * rows >= GPU_TILE):
-        return GPU_TILE, NARROW
-    width = SLIM if on_units and columns <= SLIM else GPU_TILE
-    height, panels = GPU_TILE, -(-columns // width)
+    on_units = target.product_mode in FACTOR_DTYPES
+    if columns <= NARROW_TILE_COLUMNS and (on_units or 2 * rows >= GPU_TILE_SIDE):
+        return GPU_TILE_SIDE, NARROW_TILE_COLUMNS
+    width = SLIM_TILE_COLUMNS if on_units and columns <= SLIM_TILE_COLUMNS else GPU_TILE_SIDE
+    height, panels = GPU_TILE_SIDE, -(-columns // width)
     while height > 8 and height >= 2 * rows:
         height //= 2
     while height > 8 and batch * -(-rows // height) * panels < wanted:
@@ -282,7 +292,7 @@ class Fragments:
 
     @staticmethod
     def of(rows: int, columns: int) -> Fragments:
-        down = 4 if columns == NARROW else 2 if rows >= 32 else 1
+        down = 4 if columns == NARROW_TILE_COLUMNS else 2 if rows >= 32 else 1
         return Fragments(down, max(1, rows // down // 16), min(2, rows // 8), columns * down // 32)
 
     def place(self, lane: Expr, pair: Expr) -> tuple[Expr, Expr]:
@@ -310,7 +320,7 @@ class RegisterSums:
 
     def store_totals(self, kernel: Kernel, lower: Lowering) -> None:
         """Compute and store the kernel's values from the sums."""
-        if lower.target.multiply in FACTORS:
+        if lower.target.product_mode in FACTOR_DTYPES:
             self._store_from_registers(kernel, lower)
         else:
             self._store_from_local_memory(kernel, lower)
@@ -321,9 +331,9 @@ class RegisterSums:
         """Each lane stores its own elements, two neighbours at a time."""
         build, tile, product = self.build, self.tile, self.tile.product
         size, left = (product.tile_rows, product.tile_columns), product.columns
-        pairs = math.prod(size) // GPU_LANES // 2
+        pairs = math.prod(size) // LANES_PER_GROUP // 2
         whole = left is None or (isinstance(left, Const) and left.value % 2 == 0)  # or odd ones too
-        lane = build.open(Range("l", GPU_LANES, "lane"))
+        lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
         deferred, depth = DeferredStores(build, kernel.stores, 2 * pairs), len(build.scopes)
         for first, names in ((True, "en"), (False, "pq")):
             pair = build.open(Range(names[0], pairs, "vector"))
@@ -383,7 +393,7 @@ def sums_in_registers(
             continue
         size = _gpu_tile_size(core, 0, lower.target)
         alone = core.shape[0] <= size[0] and core.shape[1] <= size[1]
-        needed = size[0] * size[1] // GPU_LANES
+        needed = size[0] * size[1] // LANES_PER_GROUP
         if alone and is_only_added(kernel) and needed <= registers:
             registers -= needed
             tile = _tile(core, (Const(0), Const(0)), size, lower)

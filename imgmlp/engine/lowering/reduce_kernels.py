@@ -16,7 +16,7 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
-from imgmlp.engine.ir.target import GPU_LANES
+from imgmlp.engine.ir.target import LANES_PER_GROUP
 from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Accumulators, Lowering, load_offsets, lower_stores
 from imgmlp.engine.lowering.map_kernels import MIN_ELEMENTS_PER_GROUP, stride
@@ -54,7 +54,9 @@ def reduce_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
 
     if lower.target.lanes == "group":
         return _reduce_on_lanes(kernel, lower, term, count)
-    groups = max(1, min(4 * lower.target.units, size * count // MIN_ELEMENTS_PER_GROUP, size))
+    groups = max(
+        1, min(4 * lower.target.compute_units, size * count // MIN_ELEMENTS_PER_GROUP, size)
+    )
     if size > 1 and shape[-1] > 1 and _runs_along_outputs(core, neighbours):
         return _reduce_columns(kernel, lower, term, count, groups), 1
     out = lower.open_outermost("i", size, "share")
@@ -110,7 +112,7 @@ def _reduce_columns(
     core, build = kernel.core, lower.build
     assert core is not None
     shape = core.shape
-    outer, width = math.prod(shape[:-1]), lower.target.wide
+    outer, width = math.prod(shape[:-1]), lower.target.vector_pair_width
     many = shape[-1] >= PAGE_ELEMENTS
     while width < MAX_COLUMN_ACCUMULATORS and many and outer * shape[-1] >= 2 * width * groups:
         if shape[-1] % width == 0 and shape[-1] % (2 * width):
@@ -144,9 +146,9 @@ def _reduce_on_lanes(
         return _reduce_in_parts(kernel, lower, term, count, parts)
     enough = 1024 if along else 16384
     if lower.in_block:
-        enough = GPU_LANES
+        enough = LANES_PER_GROUP
     one_lane = size >= enough or count < 32
-    local = 64 if one_lane else GPU_LANES
+    local = 64 if one_lane else LANES_PER_GROUP
     if size == 1 and count >= MIN_LONG_SUM_TERMS and not (lower.in_block or lower.in_fused_launch):
         local = LONG_SUM_LANES
     out = lower.open_outermost("i", size, "item" if one_lane else "group")
@@ -208,12 +210,12 @@ def _reduce_in_parts(
     """Each group computes neighbouring outputs; `parts` lanes share the terms of each output."""
     core, build = kernel.core, lower.build
     assert core is not None
-    size, columns = math.prod(core.shape), GPU_LANES // parts
+    size, columns = math.prod(core.shape), LANES_PER_GROUP // parts
     several = math.gcd(count // parts, MAX_TERMS_LOADED_AT_ONCE)
     groups, rounds = -(-size // columns), count // parts // several
     group = lower.open_outermost("i", groups, "group")
     accumulators = Accumulators(build, core, several)
-    lane = build.open(Range("l", GPU_LANES, "lane"))
+    lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
     output = group * columns + lane % columns
     limit = None if size % columns == 0 else less(output, size) * rounds
     block = build.open(Range("r", rounds, limit=limit), holds=limit is not None)
@@ -226,7 +228,7 @@ def _reduce_in_parts(
     first = build.open(Range("first", columns, "lane", left))
     lower_stores(lower, kernel.stores, unravel(group * columns + first, core.shape))
     build.close(2)
-    return groups * GPU_LANES, GPU_LANES
+    return groups * LANES_PER_GROUP, LANES_PER_GROUP
 
 
 class RegisterTotals:

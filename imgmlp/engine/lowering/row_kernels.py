@@ -16,7 +16,7 @@ from imgmlp.engine.ir.dtype import f16
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
-from imgmlp.engine.ir.target import GPU_LANES, NARROW
+from imgmlp.engine.ir.target import LANES_PER_GROUP, MIN_VECTOR_WIDTH
 from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.expressions import (
     Accumulators,
@@ -41,13 +41,15 @@ def row_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
         _RowLowering(
             kernel, lower, 0, MAX_KEPT_ELEMENTS // count, in_results=True
         ).on_one_work_item()
-        return max(1, min(4 * lower.target.units, size * count // MIN_ELEMENTS_PER_GROUP, size)), 1
+        return max(
+            1, min(4 * lower.target.compute_units, size * count // MIN_ELEMENTS_PER_GROUP, size)
+        ), 1
     one_lane = count < MIN_SHARED_ROW_ELEMENTS
-    own = count if one_lane else -(-count // GPU_LANES)
+    own = count if one_lane else -(-count // LANES_PER_GROUP)
     _RowLowering(kernel, lower, MIN_COST_TO_KEEP, MAX_KEPT_PER_LANE // own).on_lanes(one_lane, own)
     if one_lane and not lower.in_block:
         return -(-size // 64) * 64, 64
-    return size * GPU_LANES, GPU_LANES
+    return size * LANES_PER_GROUP, LANES_PER_GROUP
 
 
 class _RowLowering:
@@ -133,20 +135,20 @@ class _RowLowering:
     def _elements(self, one_lane: bool) -> Iterator[tuple[Expr, Expr]]:
         """Open loops over a lane's elements; yields their numbers in its arrays and in the row."""
         build = self.build
-        rounds, rest = (self.count, 0) if one_lane else divmod(self.count, GPU_LANES)
+        rounds, rest = (self.count, 0) if one_lane else divmod(self.count, LANES_PER_GROUP)
         kind = "vector" if rounds <= MAX_KEPT_PER_LANE else "loop"
         if one_lane:
             place = build.open(Range("r", rounds, kind))
             yield place, place
             build.close()
         elif rounds:
-            lane = build.open(Range("l", GPU_LANES, "lane"))
+            lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
             place = build.open(Range("r", rounds, kind))
-            yield place, place * GPU_LANES + lane
+            yield place, place * LANES_PER_GROUP + lane
             build.close(2)
         if rest:  # some lanes have one more
             lane = build.open(Range("x", rest, "lane"))
-            yield Const(rounds), lane + rounds * GPU_LANES
+            yield Const(rounds), lane + rounds * LANES_PER_GROUP
             build.close()
 
     # --- parts of stages ---
@@ -190,8 +192,8 @@ class _RowLowering:
 
 def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], int]) -> int:
     """A reduction of `count` terms by one work-item, two vectors of terms at once."""
-    build, wide = lower.build, lower.target.wide
-    accumulators = Accumulators(build, core, wide if count >= NARROW else count)
+    build, wide = lower.build, lower.target.vector_pair_width
+    accumulators = Accumulators(build, core, wide if count >= MIN_VECTOR_WIDTH else count)
 
     def add(first: Expr, terms: int) -> None:
         lane = build.open(Range("v", terms, "vector"))
@@ -202,7 +204,8 @@ def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], i
         add(build.open(Range("b", blocks)) * wide, wide)
         build.close()
     done = blocks * wide
-    for least in (lower.target.vector, NARROW, 1):  # a vector, half of one, and what is left
+    # A vector, half of one, and what is left.
+    for least in (lower.target.vector_width, MIN_VECTOR_WIDTH, 1):
         if (left := count - done) >= least:
             terms = least if least > 1 else left
             add(Const(done), terms)

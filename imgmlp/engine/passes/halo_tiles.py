@@ -37,7 +37,7 @@ from imgmlp.engine.ir.kernel import (
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, split, unravel
-from imgmlp.engine.ir.target import LOCAL
+from imgmlp.engine.ir.target import LOCAL_MEMORY_BYTES
 from imgmlp.engine.passes.horizontal_fusion import MAX_LAUNCH_BUFFERS
 
 MAX_READ_DISTANCE = 2  # rows and columns between an element and those that it reads
@@ -210,7 +210,9 @@ class StencilChain:
             return tiles * sum((size[0] + 2 * h) * (size[1] + 2 * h) for h in self.halos)
 
         for size in sorted(itertools.product(TILE_ROW_CHOICES, TILE_COLUMN_CHOICES), key=cost):
-            if (uniform + sum(LocalArrays.of(self, size).sizes)) * f32.itemsize <= LOCAL:
+            if (
+                uniform + sum(LocalArrays.of(self, size).sizes)
+            ) * f32.itemsize <= LOCAL_MEMORY_BYTES:
                 return size
         return None
 

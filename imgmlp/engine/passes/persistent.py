@@ -13,7 +13,7 @@ run take what is left of a phase (kernels/persistent.cl).
 from __future__ import annotations
 
 from imgmlp.engine.ir.kernel import Block, Kernel, Persistent, Phase, Procedure
-from imgmlp.engine.ir.target import MOST_UNITS
+from imgmlp.engine.ir.target import MAX_UNITS_PER_PHASE
 from imgmlp.engine.passes.horizontal_fusion import MAX_LAUNCH_BUFFERS, kernel_operations
 
 MAX_STEPS_PER_LAUNCH = 16  # training steps; more save next to nothing
@@ -39,7 +39,7 @@ def make_persistent(procedure: Procedure) -> Procedure:
     if steps < 2 or guarded or len(buffers) > MAX_LAUNCH_BUFFERS:
         return procedure
     blocks = [p for p in phases if isinstance(p, Block)]
-    if not blocks or max(b.groups for b in blocks) > MOST_UNITS:
+    if not blocks or max(b.groups for b in blocks) > MAX_UNITS_PER_PHASE:
         return procedure
     return Procedure((Persistent("k0_persistent", tuple(phases), steps),), procedure.note)
 

@@ -13,7 +13,7 @@ import numpy as np
 from imgmlp.engine.device.base import Allocation, KernelHandle, Launch
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.ir.graph import Buffer
-from imgmlp.engine.ir.target import TURNS
+from imgmlp.engine.ir.target import PHASE_COUNTER_WORDS
 from imgmlp.engine.runtime.executable import Executable
 
 
@@ -89,8 +89,8 @@ class BoundLaunches:
     def _counters(self) -> Allocation:
         """Where work-groups that stay count finished phases: zeros between two launches."""
         if self._phase_counters is None:
-            self._phase_counters = self._device.alloc(TURNS * 4)
-            self._device.write(self._phase_counters, np.zeros(TURNS, np.uint32))
+            self._phase_counters = self._device.alloc(PHASE_COUNTER_WORDS * 4)
+            self._device.write(self._phase_counters, np.zeros(PHASE_COUNTER_WORDS, np.uint32))
         return self._phase_counters
 
     def _current_allocations(self) -> list[Allocation]:

@@ -23,7 +23,7 @@ from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, Precision, Target
+from imgmlp.engine.ir.target import MATRIX_UNIT_MODES, MIN_VECTOR_WIDTH, Precision, Target
 from imgmlp.engine.ir.usage_errors import misuse, warn
 from imgmlp.engine.oracle.index_bounds import (
     check_assigned,
@@ -304,10 +304,10 @@ class Program:
         rows = self.executable.block_rows // 2
         if rows >= MIN_TILE_ROWS:
             change = f"tiles of {rows} rows instead of {2 * rows}"
-            self._target = replace(self._target, block_rows=rows)
-        elif self._target.joins:
+            self._target = replace(self._target, max_tile_rows=rows)
+        elif self._target.can_join_kernels:
             change = "kernels one by one instead of several in a launch"
-            self._target = replace(self._target, joins=False)
+            self._target = replace(self._target, can_join_kernels=False)
         else:
             raise OutOfMemoryError(shortage, hint="use a smaller network, or another device")
         warn(f"{shortage}: {change}", ImgmlpWarning)
@@ -461,14 +461,14 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
     """The properties of a device that the compiler decides by."""
     return Target(
         lanes=device.lanes,
-        units=device.info.compute_units,
-        vector=device.vector_width if device.lanes == "one" else NARROW,
-        align=device.align,
-        slices=device.can_slice,
-        joins=device.joins_kernels,
-        stays=device.keeps_groups,
-        queues=device.has_queues,
-        multiply=ON_MATRIX_UNITS[precision] if device.has_matrix_units else "float32",
+        compute_units=device.info.compute_units,
+        vector_width=device.vector_width if device.lanes == "one" else MIN_VECTOR_WIDTH,
+        alignment=device.align,
+        can_slice=device.can_slice,
+        can_join_kernels=device.joins_kernels,
+        keeps_groups=device.keeps_groups,
+        has_queues=device.has_queues,
+        product_mode=MATRIX_UNIT_MODES[precision] if device.has_matrix_units else "float32",
     )
 
 

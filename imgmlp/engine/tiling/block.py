@@ -23,7 +23,13 @@ from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, toposort
 from imgmlp.engine.ir.kernel import CORES, Block, Kernel, Procedure, Update, storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import CONTROL, Op
-from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, MOST_UNITS, Multiply, Target
+from imgmlp.engine.ir.target import (
+    FACTOR_DTYPES,
+    MAX_BLOCK_TILE_ROWS,
+    MAX_UNITS_PER_PHASE,
+    ProductMode,
+    Target,
+)
 from imgmlp.engine.passes.drafts import topological_order
 from imgmlp.engine.passes.materialize import Graph
 from imgmlp.engine.passes.merge import attach_column_sums, merge_drafts
@@ -41,7 +47,7 @@ from imgmlp.engine.tiling.tile_memory import share_buffers
 from imgmlp.engine.tiling.tile_skipping import guard_kernels
 
 # --- the size of a tile, by the lanes of a work-group ---
-MAX_TILE_ROWS = {"one": BLOCK_ROWS, "group": 64}
+MAX_TILE_ROWS = {"one": MAX_BLOCK_TILE_ROWS, "group": 64}
 MIN_TILE_ROWS = {"one": 64, "group": 8}  # where smaller tiles keep more compute units busy
 MAX_TILE_BYTES = {"one": 1 << 19, "group": 1 << 18}  # of all ROW values of a tile
 # Rows of a float32 tile from which matrix units pay, if local memory does not hold more. In half
@@ -58,7 +64,7 @@ MAX_PARTIAL_SUMS = 1 << 18  # elements, of all groups
 # On matrix units, if groups have several tiles: groups per unit by the number of elements that are
 # summed over rows. Few sums stay in registers. In float32 fewer groups leave more of the cache for
 # the matrices that are read where they are.
-GROUPS_PER_UNIT_BY_SUMS: dict[Multiply, dict[int, int]] = {
+GROUPS_PER_UNIT_BY_SUMS: dict[ProductMode, dict[int, int]] = {
     "half": {1 << 12: 4, 1 << 62: 2},
     "split": {1 << 12: 3, 1 << 62: 2},
 }
@@ -82,17 +88,21 @@ def block_procedure(updates: Sequence[Update], target: Target) -> Procedure:
     Which block that is is known only after scheduling. It is guessed to be the first one, which is
     mostly right and saves scheduling twice.
     """
-    if not target.queues:
+    if not target.has_queues:
         return _schedule_blocks(updates, target)
     kinds = _first_block_kinds(updates)
     guessed_rows = 0
     if kinds is not None and kinds.other_product_operations() >= MIN_PRODUCT_OPERATIONS:
         guessed_rows = kinds.batch_size()
         guessed_rows *= guessed_rows <= MAX_SIDE_BLOCK_ROWS
-    procedure = _schedule_blocks(updates, replace(target, aside=guessed_rows), first_kinds=kinds)
+    procedure = _schedule_blocks(
+        updates, replace(target, side_block_rows=guessed_rows), first_kinds=kinds
+    )
     side_rows = side_block_rows(procedure)
     if side_rows != guessed_rows:
-        procedure = _schedule_blocks(updates, replace(target, aside=side_rows), first_kinds=kinds)
+        procedure = _schedule_blocks(
+            updates, replace(target, side_block_rows=side_rows), first_kinds=kinds
+        )
     return procedure
 
 
@@ -169,9 +179,9 @@ class _BlockPlan:
             return
         self.limits: list[str] = []  # why tiles are small, or their factors not staged
         tiling, kernels = self._largest_tiles(after)
-        if target.multiply == "split":
+        if target.product_mode == "split":
             tiling, kernels = self._fit_local_memory(tiling, kernels, after)
-        if target.multiply in FACTORS and not is_staged(kernels):
+        if target.product_mode in FACTOR_DTYPES and not is_staged(kernels):
             self.limits.append(FACTORS_ARE_SLICED)
         cleared = self.partial_sums.clear() if tiling.tiles > tiling.groups else []
         prologue = (*cleared, *self.staging_kernels, *self.tile.prologue.kernels())
@@ -201,8 +211,8 @@ class _BlockPlan:
     def _largest_tiles(self, after: Sequence[Node]) -> tuple[Tiling, list[Kernel]]:
         """The tiling with most rows, and the kernels of its tiles."""
         lanes, batch = self.target.lanes, self.kinds.batch_size()
-        rows = min(self.target.block_rows, MAX_TILE_ROWS[lanes])
-        while rows > MIN_TILE_ROWS[lanes] and batch < rows * self.target.units:
+        rows = min(self.target.max_tile_rows, MAX_TILE_ROWS[lanes])
+        while rows > MIN_TILE_ROWS[lanes] and batch < rows * self.target.compute_units:
             rows //= 2
         most_rows = rows = min(rows, batch)
         while True:
@@ -233,14 +243,14 @@ class _BlockPlan:
     def _choose_tiling(self, batch: int, rows: int) -> Tiling:
         """Tiles of at most `rows` rows, and how many work-groups share them."""
         target = self.target
-        max_groups = target.units * GROUPS_PER_UNIT[target.lanes]
-        if target.multiply in FACTORS and -(-batch // rows) > max_groups:
+        max_groups = target.compute_units * GROUPS_PER_UNIT[target.lanes]
+        if target.product_mode in FACTOR_DTYPES and -(-batch // rows) > max_groups:
             sums = sum(n.size for n in self.sums)
-            limits = GROUPS_PER_UNIT_BY_SUMS[target.multiply].items()
+            limits = GROUPS_PER_UNIT_BY_SUMS[target.product_mode].items()
             per_unit = next(count for max_sums, count in limits if sums <= max_sums)
-            max_groups = target.units * per_unit
-        if batch == target.aside:
-            max_groups = min(max_groups, target.units * SIDE_GROUPS_PER_UNIT)
+            max_groups = target.compute_units * per_unit
+        if batch == target.side_block_rows:
+            max_groups = min(max_groups, target.compute_units * SIDE_GROUPS_PER_UNIT)
         tiling = tile_batch(batch, rows, max_groups)
         if target.lanes == "one":
             return replace(tiling, groups=self._count_cpu_groups(tiling))
@@ -254,9 +264,9 @@ class _BlockPlan:
         sums = sum(n.size for n in self.sums)
         limits = [MAX_PARTIAL_SUMS // max(1, sums), tiling.tiles // MIN_TILES_PER_GROUP]
         if 2 * self.kinds.row_operations() <= MAX_OPERATIONS_PER_LAUNCH:
-            limits.append(MOST_UNITS)
-        per_core = min(MAX_GROUPS_PER_CORE, *(n // self.target.units for n in limits))
-        return max(tiling.groups, per_core * self.target.units)
+            limits.append(MAX_UNITS_PER_PHASE)
+        per_core = min(MAX_GROUPS_PER_CORE, *(n // self.target.compute_units for n in limits))
+        return max(tiling.groups, per_core * self.target.compute_units)
 
     def _fit_local_memory(
         self, tiling: Tiling, kernels: list[Kernel], after: Sequence[Node]
@@ -388,7 +398,7 @@ def _tile_kernels(
             return None
         kernels = guarded
     if target.lanes == "group":
-        staged = stage_in_local_memory(kernels, buffers, places, target.multiply)
+        staged = stage_in_local_memory(kernels, buffers, places, target.product_mode)
         if staged is not None:
             return staged
     return share_buffers(kernels, buffers), []

@@ -19,7 +19,12 @@ from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, make, move
 from imgmlp.engine.ir.kernel import Kernel, Store, access, part_begin, storage
 from imgmlp.engine.ir.local_memory import CHUNK, LocalBuffer
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.target import FACTORS, LOCAL, SLICE, Multiply
+from imgmlp.engine.ir.target import (
+    FACTOR_DTYPES,
+    FACTOR_SLICE_BYTES,
+    LOCAL_MEMORY_BYTES,
+    ProductMode,
+)
 from imgmlp.engine.ir.view import View
 from imgmlp.engine.tiling.tile_memory import TileBuffers, replace_nodes, share_buffers
 
@@ -37,18 +42,22 @@ def stage_in_local_memory(
     kernels: Sequence[Kernel],
     buffers: TileBuffers,
     places: Mapping[Buffer, Node],
-    multiply: Multiply,
+    product_mode: ProductMode,
 ) -> tuple[list[Kernel], list[Kernel]] | None:
     """The kernels of a tile with values in local memory, and the kernels that each group runs once.
 
     None if the values do not fit. `places` has the place of the value in each of the `buffers`.
     """
-    tile = kernels, buffers, places, multiply
+    tile = kernels, buffers, places, product_mode
     found = _stage(*tile, MAX_SMALL_ELEMENTS)
-    if found is None or multiply not in FACTORS:
+    if found is None or product_mode not in FACTOR_DTYPES:
         return found
-    for max_whole_elements in (LOCAL, MAX_SMALL_ELEMENTS) if multiply == "half" else (LOCAL,):
-        larger = _stage(*tile, LOCAL, max_whole_elements)
+    for max_whole_elements in (
+        (LOCAL_MEMORY_BYTES, MAX_SMALL_ELEMENTS)
+        if product_mode == "half"
+        else (LOCAL_MEMORY_BYTES,)
+    ):
+        larger = _stage(*tile, LOCAL_MEMORY_BYTES, max_whole_elements)
         if larger and _count_copies(larger[1]) == _count_copies(found[1]):
             return larger
     return found
@@ -62,15 +71,15 @@ def _stage(
     kernels: Sequence[Kernel],
     buffers: TileBuffers,
     places: Mapping[Buffer, Node],
-    multiply: Multiply,
+    product_mode: ProductMode,
     max_elements: int,
-    max_whole_elements: int = LOCAL,
+    max_whole_elements: int = LOCAL_MEMORY_BYTES,
 ) -> tuple[list[Kernel], list[Kernel]] | None:
     """The same, staging values other than factors if they have at most `max_elements` elements.
 
     Those of more than `max_whole_elements` are stored like factors, which may be in half precision.
     """
-    stored = FACTORS.get(multiply)
+    stored = FACTOR_DTYPES.get(product_mode)
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
     local_places: dict[Node, Node] = {}
     found: TileBuffers = dict(buffers)
@@ -95,7 +104,7 @@ def _stage(
     taken = list(
         dict.fromkeys(b for k in kernels for b in k.writes() if isinstance(b, LocalBuffer))
     )
-    free_bytes = LOCAL - sum(b.local_bytes for b in taken)
+    free_bytes = LOCAL_MEMORY_BYTES - sum(b.local_bytes for b in taken)
     if stored is None:
         return (kernels, []) if free_bytes >= SLICE_BYTES_WITHOUT_MATRIX_UNITS else None
     if free_bytes < 0:
@@ -169,7 +178,7 @@ def _copy_matrices(
     while True:
         changed = [_with_copy(k, written, copies) for k in kernels]
         far = sum(m.size * f32.itemsize for m in wanted if m not in copies)
-        slices = SLICE * _count_sliced_sides(changed) if stored is f16 else 0
+        slices = FACTOR_SLICE_BYTES * _count_sliced_sides(changed) if stored is f16 else 0
         if sum(c.local_bytes for c in copies.values()) + slices <= free_bytes:
             before = [_copy(matrix, c) for matrix, c in copies.items()]
             return (changed, before) if stored is f16 or far <= MAX_UNSTAGED_BYTES else None

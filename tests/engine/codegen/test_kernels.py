@@ -14,7 +14,7 @@ import imgmlp
 from imgmlp.engine import Device
 from imgmlp.engine.codegen.render import building_block, size_definitions
 from imgmlp.engine.device.pocl import PLATFORM
-from imgmlp.engine.ir.target import GPU_LANES, NARROW, Target
+from imgmlp.engine.ir.target import LANES_PER_GROUP, MIN_VECTOR_WIDTH, NARROW_TILE_COLUMNS, Target
 from imgmlp.engine.oracle.interpret import lowbias32
 
 Array = np.ndarray[Any, Any]
@@ -37,13 +37,13 @@ class Bench:
     """Kernels of one source, launched on arrays; the first argument comes back."""
 
     def __init__(
-        self, device: Device, blocks: list[str], source: str, vector: int = NARROW
+        self, device: Device, blocks: list[str], source: str, vector: int = MIN_VECTOR_WIDTH
     ) -> None:
         if vector > device.vector_width:
             pytest.skip(f"{device.info.name} has no vectors of {vector}")
         self.device = device
         self.source = (
-            size_definitions(Target(vector=vector))
+            size_definitions(Target(vector_width=vector))
             + "\n".join(map(building_block, blocks))
             + source
         )
@@ -328,7 +328,7 @@ def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
     bench = Bench(device, ["factor", "product_group"], which + PRODUCT_GROUP)
     for columns, flip in ((64, 0), (64, 3), (1, 1), (19, 2), (63, 0)):
         aligned = inner % 4 == 0 and rows % 4 == 0 and columns == 64
-        check_product(bench, rows, inner, columns, flip, direct=aligned, local=GPU_LANES)
+        check_product(bench, rows, inner, columns, flip, direct=aligned, local=LANES_PER_GROUP)
 
 
 @pytest.mark.parametrize("inner", [1, 33, 64])
@@ -336,9 +336,15 @@ def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
 def test_narrow_product_by_a_group(device: Device, rows: int, inner: int) -> None:
     which = "#define PRODUCT tile_product_narrow\n#define SPREAD spread_narrow\n"
     bench = Bench(device, ["factor", "product_group"], which + PRODUCT_GROUP)
-    for columns, flip in ((3, 0), (3, 3), (1, 1), (NARROW, 2), (NARROW, 1)):
-        aligned = inner % 4 == 0 and rows % 4 == 0 and columns == NARROW
-        check_product(bench, rows, inner, columns, flip, direct=aligned, local=GPU_LANES)
+    for columns, flip in (
+        (3, 0),
+        (3, 3),
+        (1, 1),
+        (NARROW_TILE_COLUMNS, 2),
+        (NARROW_TILE_COLUMNS, 1),
+    ):
+        aligned = inner % 4 == 0 and rows % 4 == 0 and columns == NARROW_TILE_COLUMNS
+        check_product(bench, rows, inner, columns, flip, direct=aligned, local=LANES_PER_GROUP)
 
 
 def test_products_of_several_kernels_by_a_group(device: Device) -> None:
@@ -359,5 +365,7 @@ def test_products_of_several_kernels_by_a_group(device: Device) -> None:
     bench = Bench(device, ["factor", "product_group"], both)
     x = np.arange(8 * 55, dtype=np.float32).reshape(8, 55) % 7
     y = np.arange(55 * 63, dtype=np.float32).reshape(55, 63) % 5
-    found = bench("t_55", np.zeros((8, 63), np.float32), x, y, items=GPU_LANES, local=GPU_LANES)
+    found = bench(
+        "t_55", np.zeros((8, 63), np.float32), x, y, items=LANES_PER_GROUP, local=LANES_PER_GROUP
+    )
     assert np.array_equal(found, x @ y)

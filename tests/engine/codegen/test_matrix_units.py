@@ -15,7 +15,13 @@ from imgmlp.engine import AnyDevice, Program, Tensor, compile, compiler, dtype, 
 from imgmlp.engine.ir.kernel import storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.symbolic import Var
-from imgmlp.engine.ir.target import GPU_LANES, GPU_TILE, NARROW, SLIM, Precision
+from imgmlp.engine.ir.target import (
+    GPU_TILE_SIDE,
+    LANES_PER_GROUP,
+    NARROW_TILE_COLUMNS,
+    SLIM_TILE_COLUMNS,
+    Precision,
+)
 from imgmlp.engine.lowering.matmul_kernels import Fragments
 from imgmlp.engine.oracle.interpret import evaluate
 
@@ -31,11 +37,14 @@ def device() -> AnyDevice:
 
 @pytest.mark.parametrize(
     "size",
-    [*itertools.product((8, 16, 32, 64), (SLIM, GPU_TILE)), (GPU_TILE, NARROW)],
+    [
+        *itertools.product((8, 16, 32, 64), (SLIM_TILE_COLUMNS, GPU_TILE_SIDE)),
+        (GPU_TILE_SIDE, NARROW_TILE_COLUMNS),
+    ],
 )
 def test_lanes_have_each_sum_of_a_tile_once(size: tuple[int, int]) -> None:
     """Two neighbours each, where m16n8 leaves them: row lane / 4 and columns 2 * (lane % 4)."""
-    lane, pair = Var("lane", 0, GPU_LANES - 1), Var("pair", 0, size[0] * size[1] // 256 - 1)
+    lane, pair = Var("lane", 0, LANES_PER_GROUP - 1), Var("pair", 0, size[0] * size[1] // 256 - 1)
     row, column = Fragments.of(*size).place(lane, pair)
     seen = set()
     for values in itertools.product(range(lane.hi + 1), range(pair.hi + 1)):

@@ -34,13 +34,17 @@ from imgmlp.engine.device import driver
 from imgmlp.engine.device.base import Allocation, KernelHandle
 from imgmlp.engine.device.discover import find
 from imgmlp.engine.ir.op import ELEMENTWISE
-from imgmlp.engine.ir.target import NARROW, Lanes
+from imgmlp.engine.ir.target import MIN_VECTOR_WIDTH, Lanes
 from imgmlp.engine.ir.uops import U
 from imgmlp.engine.lowering import map_kernels, reduce_kernels
 from imgmlp.engine.passes import schedule
 
 Mapping = tuple[Lanes, int]  # and elements of the widest vectors
-MAPPINGS: tuple[Mapping, ...] = (("one", NARROW), ("one", 2 * NARROW), ("group", NARROW))
+MAPPINGS: tuple[Mapping, ...] = (
+    ("one", MIN_VECTOR_WIDTH),
+    ("one", 2 * MIN_VECTOR_WIDTH),
+    ("group", MIN_VECTOR_WIDTH),
+)
 UNITS = 3  # compute units that kernels are written for: shares that divide little
 CHECKS = {
     "OCLGRIND_DATA_RACES": "1",
@@ -138,7 +142,7 @@ def spoken(mapping: Mapping) -> str:
 def programs_of(mapping: Mapping) -> dict[str, Make]:
     """What is simulated in it, whole steps apart; of wider vectors what they may change."""
     lanes, vector = mapping
-    return programs(lanes) if vector == NARROW else PRODUCTS | OTHERS
+    return programs(lanes) if vector == MIN_VECTOR_WIDTH else PRODUCTS | OTHERS
 
 
 CASES = [
@@ -193,7 +197,7 @@ def test_nothing_is_reported_of_decoding(
 @simulated
 def test_nothing_is_reported_of_reading_latents(judge: Open) -> None:
     """By kernels/latents.cl, whose neighbours lie beyond each edge of a grid."""
-    model, device = small_latent_model(6, 9), judge(("one", NARROW))
+    model, device = small_latent_model(6, 9), judge(("one", MIN_VECTOR_WIDTH))
     shape = model.shape
     found = sections.read(sections.write(model), (9, 6), shape.channels, device)
     assert device.report() == ""
@@ -216,7 +220,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_reported(fault: str, judge: Open) -> None:
     """Seven numbers in and out, and eight work-items in groups of four."""
-    device = judge(("group", NARROW))
+    device = judge(("group", MIN_VECTOR_WIDTH))
     source = f"""__kernel void t_fault(__global float *out, __global const float *in) {{
         __local float part[4]; const int i = get_global_id(0), l = get_local_id(0);
         {FAULTS[fault]} }}"""

@@ -199,7 +199,9 @@ def test_all_cores_have_as_much_of_a_few_long_rows(units: int) -> None:
         """Pieces of so many rows, and groups that share them."""
         whole = buffer(Buffer((count, columns + 5), f32))
         rows = move(Op.SHRINK, whole, ((0, count), (0, columns)))
-        (code,) = lower([(Buffer((count, columns), f32), rows * 2.0)], Target(units=units)).codes
+        (code,) = lower(
+            [(Buffer((count, columns), f32), rows * 2.0)], Target(compute_units=units)
+        ).codes
         (share,) = (u.arg for u in code.uops if u.op is U.RANGE and u.arg.kind == "share")
         return share.count, code.global_size
 

@@ -16,7 +16,7 @@ from imgmlp.engine.ir.graph import reduce as reduced
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var
-from imgmlp.engine.ir.target import GPU_LANES, Target
+from imgmlp.engine.ir.target import LANES_PER_GROUP, Target
 from imgmlp.engine.ir.uops import Builder, Code, U
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.lowering.map_kernels import stride
@@ -84,7 +84,7 @@ def test_lanes_share_the_terms_of_many_sums(shape: tuple[int, int], parts: int) 
     found, wanted = program(open_mapping("group"), REDUCTIONS["columns"], *shape)
     (code,) = found.stages.codes
     joined = [u.arg[1] for u in code.uops if u.op is U.GROUP]
-    assert joined == ([GPU_LANES // parts] if parts > 1 else [])
+    assert joined == ([LANES_PER_GROUP // parts] if parts > 1 else [])
     found.run()
     assert close(found.read("y"), *wanted)
 

@@ -141,7 +141,7 @@ def test_tiles_take_no_more_local_memory_than_there_is(
     monkeypatch: pytest.MonkeyPatch, room: int, members: int
 ) -> None:
     """They are smaller, or nothing is brought there before, or kernels stay apart."""
-    monkeypatch.setattr(halo_tiles, "LOCAL", room)
+    monkeypatch.setattr(halo_tiles, "LOCAL_MEMORY_BYTES", room)
     program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     assert [len(launch.members) for launch in tiled(program)] == [members] * (members > 0)

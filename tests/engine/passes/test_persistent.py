@@ -13,7 +13,7 @@ from test_prologue import descent
 from imgmlp.engine import AnyDevice, Device, Program, RawKernel, open_device
 from imgmlp.engine.codegen.render import building_block
 from imgmlp.engine.ir.kernel import Block, Guard, Kernel, Loop, Persistent, Procedure
-from imgmlp.engine.ir.target import MOST_UNITS
+from imgmlp.engine.ir.target import MAX_UNITS_PER_PHASE
 from imgmlp.engine.lowering import linearize
 from imgmlp.engine.passes import persistent
 from imgmlp.engine.passes.persistent import MAX_STEPS_PER_LAUNCH, make_persistent
@@ -66,9 +66,11 @@ def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
     assert bits(first) == bits(others[0]) == bits(others[1])
 
 
-@pytest.mark.parametrize("units", [1, MOST_UNITS])
+@pytest.mark.parametrize("units", [1, MAX_UNITS_PER_PHASE])
 def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
-    monkeypatch.setattr(linearize, "MOST_UNITS", units)  # of as many groups each as it takes
+    monkeypatch.setattr(
+        linearize, "MAX_UNITS_PER_PHASE", units
+    )  # of as many groups each as it takes
     stays = descent(open_pocl())[0]
     monkeypatch.setattr(Device, "keeps_groups", False)
     leaves = descent(open_pocl())[0]
@@ -149,7 +151,7 @@ def test_a_block_keeps_all_its_groups() -> None:
     """Of which more cores than a phase has units would have more than may stay."""
     block, *after = parts().items
     assert isinstance(block, Block)
-    for groups, stays in ((MOST_UNITS, True), (MOST_UNITS + 1, False)):
+    for groups, stays in ((MAX_UNITS_PER_PHASE, True), (MAX_UNITS_PER_PHASE + 1, False)):
         wide = Procedure((replace(block, tiles=groups, groups=groups), *after))
         assert isinstance(make_persistent(wide).kernels[0], Persistent) is stays
 

@@ -180,7 +180,7 @@ def test_blocks_of_many_rows_run_one_after_the_other_and_take_less_memory(
     cuts, cut = list[int](), block._schedule_blocks
 
     def counted(*given: Any, **named: Any) -> Procedure:
-        cuts.append(given[1].aside)
+        cuts.append(given[1].side_block_rows)
         return cut(*given, **named)
 
     monkeypatch.setattr(side_queue, "MAX_SIDE_BLOCK_ROWS", most)

@@ -252,10 +252,18 @@ def test_the_order_of_buffers_is_that_of_their_first_use() -> None:
 
 
 TARGETS = [
-    Target(lanes="group"), Target(units=2), Target(vector=16), Target(align=256),
-    Target(slices=False), Target(joins=False), Target(stays=True), Target(multiply="half"),
-    Target(block_rows=128), Target(queues=True), Target(aside=64),
-]  # fmt: skip
+    Target(lanes="group"),
+    Target(compute_units=2),
+    Target(vector_width=16),
+    Target(alignment=256),
+    Target(can_slice=False),
+    Target(can_join_kernels=False),
+    Target(keeps_groups=True),
+    Target(product_mode="half"),
+    Target(max_tile_rows=128),
+    Target(has_queues=True),
+    Target(side_block_rows=64),
+]
 
 
 def test_other_targets_sources_and_schedulers_have_other_entries(

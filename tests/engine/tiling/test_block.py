@@ -150,7 +150,9 @@ def test_lanes_have_their_values_in_registers(features: int, stores: int) -> Non
         elif u.op is U.ACC and u.arg[1] is None:
             taken[-1].append(u.arg[0])
         elif u.op in (U.KEEP, U.LANE):
-            assert all(loop.count <= Target().wide for loop in loops if loop.kind == "vector")
+            assert all(
+                loop.count <= Target().vector_pair_width for loop in loops if loop.kind == "vector"
+            )
     most = max(taken, key=sum)
     assert len(most) == stores
     assert MAX_VALUES_PER_LANE // 4 < sum(most) <= MAX_VALUES_PER_LANE

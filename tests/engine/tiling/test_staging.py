@@ -17,7 +17,7 @@ from imgmlp.engine.ir.dtype import f32, i32, u32
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.kernel import Block, storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
-from imgmlp.engine.ir.target import LOCAL, Precision
+from imgmlp.engine.ir.target import LOCAL_MEMORY_BYTES, Precision
 from imgmlp.engine.ir.uops import U, UOp
 from imgmlp.engine.oracle.emulate_uops import run_code
 from imgmlp.engine.oracle.interpret import evaluate
@@ -63,7 +63,10 @@ def test_factors_have_a_room_beside_matrix_units(device: AnyDevice, precision: P
     _, block = step(device, lambda h: (h @ weight).sin(), precision)
     found = tile_buffers(block) & factors(block)
     assert {b.extent for b in found if isinstance(b, LocalBuffer)} >= {(block.rows, 40)}
-    assert sum(b.local_bytes for b in tile_buffers(block) if isinstance(b, LocalBuffer)) <= LOCAL
+    assert (
+        sum(b.local_bytes for b in tile_buffers(block) if isinstance(b, LocalBuffer))
+        <= LOCAL_MEMORY_BYTES
+    )
     assert not any(isinstance(b, LocalBuffer) for b in (*block.reads(), *block.writes()))
 
 
@@ -91,7 +94,7 @@ def test_what_lanes_exchange_has_room_beside_a_full_tile(device: AnyDevice) -> N
         outputs[kind.name] = (h > 0).cast(kind).sum().node
     found = Program(device, outputs, []).stages
     assert "mma.sync" in found.source
-    assert LOCAL < warps.local_bytes(found.source) <= warps.LOCAL
+    assert LOCAL_MEMORY_BYTES < warps.local_bytes(found.source) <= warps.LOCAL
 
 
 def test_without_matrix_units_they_stay_in_memory(device: AnyDevice) -> None:
