@@ -25,10 +25,13 @@ from typing import Any
 import numpy as np
 
 from imgmlp import image
-from imgmlp.codec.latent.model import BICUBIC_TAPS, NEIGHBOUR_OFFSETS, trained_order
+from imgmlp.codec.latent.model import BICUBIC_TAPS, NEIGHBOUR_OFFSETS
 from imgmlp.codec.latent.pretrained import newest_pretrained
-from imgmlp.codec.latent.step import latent_step, operations
-from imgmlp.codec.latent.step.latent_step import Control, LatentStep
+from imgmlp.codec.latent.step import architecture, control, latent_step, operations
+from imgmlp.codec.latent.step.architecture import SYNTHESIS_WIDTH, Architecture
+from imgmlp.codec.latent.step.control import Control
+from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.step.parameters import Networks, trained_order
 from imgmlp.codec.latent.training import (
     bit_allocation,
     forms,
@@ -62,8 +65,8 @@ class Without(LatentStep):
     def _optimizers(self) -> tuple[optim.Adam, Any]:
         latents, networks = super()._optimizers()
         if self.refreshed:
-            betas = latent_step.NETWORK_BETA1, latent_step.BETA2
-            rest = betas, SHAMPOO_BETA, latent_step.ADAM_EPSILON, self.shapes
+            betas = control.NETWORK_BETA1, latent_step.BETA2
+            rest = betas, SHAMPOO_BETA, control.ADAM_EPSILON, self.parameter_shapes.tensors
             return latents, optim.SOAP([self.flat], self.steering.network_lr, *rest)
         return latents, networks
 
@@ -79,7 +82,7 @@ class Without(LatentStep):
         if self.kept:
             self.flat.write(self.averaged.numpy())
 
-    def _networks(self, flat: Tensor) -> list[list[Tensor]]:
+    def _networks(self, flat: Tensor) -> Networks[Tensor]:
         synthesis, convolutions, entropy, taps = super()._networks(flat)
         if self.lacks == "upsampling":
             own = Tensor(np.array(BICUBIC_TAPS, np.float32), self.device, name="bicubic")
@@ -94,7 +97,7 @@ class Without(LatentStep):
             seen = np.zeros((rows, 1), np.float32)
             seen[[*order[:NEAREST], *order[len(NEIGHBOUR_OFFSETS) :]]] = 1
             entropy[0] = entropy[0] * Tensor(seen, self.device, name="near")
-        return [synthesis, convolutions, entropy, taps]
+        return Networks(synthesis, convolutions, entropy, taps)
 
     def _noise(self, share: Tensor) -> Tensor:
         if self.lacks != "mirrored noise":
@@ -126,7 +129,7 @@ class Variant:
     constants: dict[tuple[Any, str], Any] = field(default_factory=dict)
     step: dict[str, Any] = field(default_factory=dict)  # attributes of Without
     averaged: bool = False  # networks, in the end
-    hyper: bool = False
+    has_hyperlatents: bool = False
     pretrained: bool = True
     predicted: bool = True  # initial latents
     searched: bool = True  # the networks' step sizes
@@ -191,13 +194,13 @@ def variants() -> list[Variant]:
             "Adam's beta2 of 0.999",
             {(step, "BETA2"): 0.999, (schedule, "NETWORK_BETA2S"): (0.999, 0.999)},
         ),
-        Variant("no gradient clipping", {(step, "MAX_GRADIENT_NORM"): 1e9}),
+        Variant("no gradient clipping", {(control, "MAX_GRADIENT_NORM"): 1e9}),
         Variant("random instead of pretrained networks", pretrained=False),
         Variant("initial latents of zero", predicted=False),
         Variant("bicubic upsampling", step={"lacks": "upsampling"}),
         Variant(
             "no filter of the finest grid",
-            {(step, "FILTERED_FROM_WIDTH"): latent_step.SYNTHESIS_WIDTH + 1},
+            {(architecture, "FILTERED_FROM_WIDTH"): SYNTHESIS_WIDTH + 1},
         ),
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
@@ -208,11 +211,11 @@ def variants() -> list[Variant]:
         Variant("another seed", {(forms, "SEED"): forms.SEED + 1}),  # how far chance goes
         *soap,
         Variant("latent learning rate times 1.5", {(schedule, "LATENT_LR"): 0.3}),
-        Variant("beta1 = 0.9, beta2 = 0.98 for the latents", {(step, "LATENT_BETA1"): 0.9}),
+        Variant("beta1 = 0.9, beta2 = 0.98 for the latents", {(schedule, "LATENT_BETA1"): 0.9}),
         Variant("beta1 = 0.8, beta2 = 0.95 for the latents", {(step, "BETA2"): 0.95}),
         Variant("beta1 = 0.8, beta2 = 0.99 for the latents", {(step, "BETA2"): 0.99}),
         Variant("weight averaging over the last networks", averaged=True),
-        Variant("hyperlatents", hyper=True),
+        Variant("hyperlatents", has_hyperlatents=True),
     ]
 
 
@@ -233,12 +236,13 @@ def cost(
 ) -> float:
     """D + lambda R of a file."""
     with changed(variant.constants):
-        hidden, entropy = found = forms.widths(pixels.shape, np.inf)
-        start = newest_pretrained(found) if variant.pretrained else 0
+        widths = forms.widths(pixels.shape, np.inf)
+        start = newest_pretrained(widths) if variant.pretrained else 0
         kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
         kind = type("Step", (Without,), {**variant.step, "kept": kept})
-        sizes = {"hidden": hidden, "entropy": entropy}
-        step = kind(pixels, forms.SEED, device, start=start, hyper=variant.hyper, **sizes)
+        step = kind(
+            pixels, forms.SEED, device, Architecture(*widths, start, variant.has_hyperlatents)
+        )
         if variant.predicted:
             initialisation.initialise(step, pixels, lmbda, steps)
         trainer = Refreshing(step, latent_trainer.LatentTrainerState(steps, lmbda))

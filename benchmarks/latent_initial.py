@@ -20,6 +20,7 @@ from PIL import Image
 from imgmlp.codec.latent.initial_latents import PREDICTOR_RADIUS, halved
 from imgmlp.codec.latent.model import DEFAULT_LEVELS
 from imgmlp.codec.latent.pretrained import TRAINING_CHANNELS, hidden_widths
+from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.schedule import control
 from imgmlp.engine import AnyDevice, open_device
@@ -83,7 +84,7 @@ def trained(
 ) -> list[np.ndarray]:
     """The grids after so many steps."""
     hidden, entropy = hidden_widths(start)
-    step = LatentStep(pixels, 0, device, hidden=hidden, entropy=entropy, start=start)
+    step = LatentStep(pixels, 0, device, Architecture(hidden, entropy, start))
     for done in range(0, steps, AT_ONCE):
         step.steer(replace(control(done, steps, lmbda), network_lr=0.0))
         step.run(AT_ONCE)

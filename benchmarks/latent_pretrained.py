@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from imgmlp.codec.latent.model import DEFAULT_LEVELS, networks_of
+from imgmlp.codec.latent.model import DEFAULT_LEVELS
 from imgmlp.codec.latent.pretrained import stored_networks
-from imgmlp.codec.latent.step import latent_step
+from imgmlp.codec.latent.step import architecture, latent_step
+from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.step.parameters import networks_of
 from imgmlp.codec.latent.training.initialisation import initialise
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.training.run import Progress, Run
@@ -49,8 +51,8 @@ def main() -> None:
     device, widths = open_device(options.device), (options.hidden, options.entropy)
     print(f"{pixels.shape[1]}x{pixels.shape[0]} pixels", flush=True)
     latent_step.DIFFERENCE_RATE_FACTOR = 0.0  # from the start that it goes on from
-    latent_step.default_levels = lambda height, width: DEFAULT_LEVELS
-    step = LatentStep(pixels, 0, device, hidden=widths[0], entropy=widths[1], start=options.start)
+    architecture.default_levels = lambda height, width: DEFAULT_LEVELS
+    step = LatentStep(pixels, 0, device, Architecture(*widths, options.start))
     initialise(step, pixels, options.lmbda, options.steps)
     began, shown = time.perf_counter(), [0.0]
 
@@ -67,7 +69,7 @@ def main() -> None:
     trainer = LatentTrainer(step, LatentTrainerState(options.steps, options.lmbda))
     trainer.rescale()
     print(trainer.run(Run(tell)))
-    options.out.write_bytes(stored_networks(networks_of(step.flat.numpy(), step.shapes)))
+    options.out.write_bytes(stored_networks(networks_of(step.flat.numpy(), step.parameter_shapes)))
 
 
 def size(text: str) -> tuple[int, int]:

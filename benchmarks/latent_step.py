@@ -12,7 +12,12 @@ import time
 from pathlib import Path
 
 from imgmlp.codec.latent.pretrained import newest_pretrained
-from imgmlp.codec.latent.step.latent_step import ENTROPY_WIDTH, SYNTHESIS_WIDTH, LatentStep
+from imgmlp.codec.latent.step.architecture import (
+    ENTROPY_WIDTH,
+    SYNTHESIS_WIDTH,
+    Architecture,
+)
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.schedule import control
 from imgmlp.engine import open_device
@@ -32,7 +37,8 @@ def main() -> None:
         pixels = load(path).pixels
         began = time.perf_counter()
         step = LatentStep(
-            pixels, 0, device, start=newest_pretrained((SYNTHESIS_WIDTH, ENTROPY_WIDTH)),
+            pixels, 0, device,
+            Architecture(pretrained=newest_pretrained((SYNTHESIS_WIDTH, ENTROPY_WIDTH))),
             bucket=TrainingSetup(pixels.shape, device).bucket,
         )  # fmt: skip
         step.steer(control(0, 36_000, 1e-3))

@@ -8,6 +8,7 @@ from conftest import small_pixels
 
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded, encode
+from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
@@ -76,7 +77,7 @@ def test_figures_are_those_of_what_is_seen() -> None:
 def test_what_training_measures_is_what_is_seen() -> None:
     device, found = open_device("numpy"), []
     for fill in (0, None):
-        step = LatentStep(cut_out(fill), 0, device, hidden=4, entropy=4)
+        step = LatentStep(cut_out(fill), 0, device, Architecture(4, 4))
         found.append(step.judge(step.flat.numpy()))
     assert found[0] == found[1]
     pixels = cut_out(0)

@@ -26,7 +26,7 @@ The model in real numbers, where a(x) = x * smoothstep(x / 4 + 1/2) is the activ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -280,61 +280,3 @@ def _check_layer_sums(name: str, weight: Quantized, bias: Quantized) -> None:
         int(max_sums.max()) < 2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS),
         f"sums of {name} need more than 32 bits",
     )
-
-
-# --- conversion between the flat parameter vector of training and a file's tensors ---
-
-
-def networks_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> dict[str, Array]:
-    """A file's tensors from the trained parameters, a flat vector of arrays of these shapes."""
-    parts = np.split(flat, np.cumsum([int(np.prod(s)) for s in shapes])[:-1])
-    arrays = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
-    synthesis, residual, entropy = arrays[:6], arrays[6:10], arrays[10:16]
-    has_filter = shapes[-1] == FILTER_SHAPE
-    taps = arrays[16:-1] if has_filter else arrays[16:]
-    tensors = dict(zip(_dense_names("entropy"), entropy, strict=True))
-    first = tensors["entropy.0.weight"]
-    tensors["entropy.0.weight"] = first[trained_order(len(first))]
-    tensors["upsampling"] = np.array(taps).reshape(-1, 4)
-    tensors |= dict(zip(_dense_names("synthesis"), synthesis, strict=True))
-    for number in range(2):
-        weight, bias = residual[2 * number : 2 * number + 2]
-        kernel = weight.reshape(bias.size, 3, 3, bias.size).transpose(1, 2, 0, 3)
-        tensors[f"residual.{number}.weight"] = kernel
-        tensors[f"residual.{number}.bias"] = bias
-    if has_filter:
-        tensors["filter"] = arrays[-1].reshape(3, 3)
-    return tensors
-
-
-def flat_of(networks: Mapping[str, Array]) -> Array:
-    """The inverse of `networks_of`: float32 [parameters]."""
-    first, *entropy = (networks[name] for name in _dense_names("entropy"))
-    reordered = np.empty_like(first)
-    reordered[trained_order(len(first))] = first
-    arrays = [networks[name] for name in _dense_names("synthesis")]
-    for number in range(2):
-        bias = networks[f"residual.{number}.bias"]
-        weight = networks[f"residual.{number}.weight"].transpose(2, 0, 1, 3)
-        arrays += [weight.reshape(-1, bias.size), bias]
-    arrays += [reordered, *entropy, networks["upsampling"]]
-    if "filter" in networks:
-        arrays.append(networks["filter"])
-    return np.concatenate([np.ravel(a) for a in arrays]).astype(np.float32)
-
-
-def _dense_names(network: str) -> list[str]:
-    return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
-
-
-def trained_order(rows: int) -> list[int]:
-    """For every input of the entropy network, its row in the first layer as training has it.
-
-    Training orders neighbours by position; the inputs from hyperlatents come last in both.
-    """
-    width = 2 * NEIGHBOUR_RADIUS + 1
-    by_position = [
-        (down + NEIGHBOUR_RADIUS) * width + right + NEIGHBOUR_RADIUS
-        for down, right in NEIGHBOUR_OFFSETS
-    ]
-    return [*by_position, *range(len(by_position), rows)]

@@ -22,7 +22,9 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import decode, pretrained, sections
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent.model import LatentModel, Quantized
-from imgmlp.codec.latent.step.latent_step import LatentStep, Steering
+from imgmlp.codec.latent.step.architecture import Architecture
+from imgmlp.codec.latent.step.control import Steering
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training import (
     bit_allocation,
     buckets,
@@ -669,7 +671,7 @@ def test_a_pass_looks_for_the_steps_of_networks_near_to_those_before(
 @pytest.mark.parametrize("wanted", [Goal("lambda", 3e-3), Goal("bytes", 200)])
 def test_single_weights_leave_time_to_come_near_a_target(wanted: Goal) -> None:
     picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
-    step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
+    step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
     asked = list[float]()
 
@@ -697,7 +699,7 @@ def test_networks_harden_once_more_only_where_there_is_time(
     monkeypatch.setattr(bit_allocation.Search, "quantised", hardened)
     monkeypatch.setattr(bit_allocation, "MIN_NETWORK_FRACTION", 0.0)
     picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
-    made = picture, Goal("lambda", 3e-3), LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
+    made = picture, Goal("lambda", 3e-3), LatentStep(picture.pixels, 0, device, Architecture(4, 4))
     refining = Refining(5, quantisation_steps=3, searching=False)
     found = rounding_search.Rounding(*made, device, {}, lambda share: share <= spent, refining)
     found.best(3e-3)
@@ -750,7 +752,7 @@ def test_a_limit_leaves_time_for_moving_latents(
 @pytest.mark.parametrize(("share", "lmbdas"), [(0.99, 1), (0.5, 3)])
 def test_single_weights_save_bytes_at_ever_higher_lambdas(share: float, lmbdas: int) -> None:
     """Until they are few enough; one after the other, as what one saved is kept."""
-    step = LatentStep(small_pixels(), 0, open_device("numpy"), hidden=8, entropy=8)
+    step = LatentStep(small_pixels(), 0, open_device("numpy"), Architecture(8, 8))
     LatentTrainer(step, LatentTrainerState(30, 1e-4)).run()
     made = step, open_device("numpy"), {}
     first = rounding_search.Rounding(Picture(small_pixels()), Goal("bytes", 10**6), *made)
@@ -777,7 +779,7 @@ def test_single_weights_save_bytes_only_of_too_many_where_no_pass_may_follow(
         rounding_search.Rounding, "_shaved", lambda *_: asked.append(True) or list[Trial]()
     )
     picture, device = Picture(PIXELS), open_device("numpy")
-    step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
+    step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
     made = picture, Goal("bytes", size), step, device, {}
     rounding_search.Rounding(*made, refining=Refining(5, shaving=shaving)).best(3e-3)
@@ -790,7 +792,7 @@ def test_what_moving_single_weights_saved_is_another_file(
 ) -> None:
     """Though it has the same steps of networks and latents."""
     picture, device = Picture(PIXELS), open_device("numpy")
-    step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
+    step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
     made = picture, Goal("bytes", 60), step, device, {}
     found = rounding_search.Rounding(*made, refining=Refining(5))
     written: list[int] = []
@@ -813,7 +815,7 @@ def test_a_file_that_gives_all_back_says_nothing_of_how_estimates_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = open_device("numpy")
-    step = LatentStep(PIXELS, 0, device, hidden=4, entropy=4)
+    step = LatentStep(PIXELS, 0, device, Architecture(4, 4))
     made = Picture(PIXELS), Goal("psnr", 10.0), step, device, {}
     found = rounding_search.Rounding(*made, refining=Refining(5))
     write, files = found._written, list[Written]()
@@ -990,7 +992,7 @@ def test_how_long_judging_takes_is_found_beside_the_pace(monkeypatch: pytest.Mon
 def test_what_a_limit_leaves_is_trained_in(clock_of_steps: ClockOfSteps) -> None:
     """Of 40 steps that were thought to take 2 seconds each."""
     clock = clock_of_steps(lambda _: 1.0)
-    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
     for most, steps in ((0, 40), (1000, 80)):
         step.count.write(np.uint32(0))
         clock[0] = 0.0
@@ -1006,7 +1008,7 @@ def test_a_run_towards_a_target_grows_early_only(
 ) -> None:
     """As fast as thought, then more than twice as fast."""
     clock = clock_of_steps(lambda n: 2.0 if n < from_step else 0.5)
-    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
     state = LatentTrainerState(40, 1e-3)
     trainer = LatentTrainer(step, state, lambda *_: 1.0, 80.0, 1000)
     assert trainer.run() == "done"
@@ -1015,7 +1017,7 @@ def test_a_run_towards_a_target_grows_early_only(
 
 
 def test_a_moment_without_a_step_says_nothing_of_how_long_steps_take() -> None:
-    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, 1e12)
     trainer._timed_from = 0, 0.0
     trainer._fit_steps_to_limit()
@@ -1123,7 +1125,8 @@ def test_where_the_program_of_many_sizes_has_no_memory_the_pictures_own_has(
 ) -> None:
     buckets: list[object] = []
 
-    def made(*_: object, bucket: object, **__: object) -> str:
+    def made(*told: object) -> str:
+        bucket = told[-1]
         buckets.append(bucket)
         if bucket is not None:
             raise OutOfMemoryError("too little", hint="")
@@ -1201,7 +1204,7 @@ def test_a_pass_that_explodes_at_once_is_taken_back_to_its_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And not to the run before it, whose lambda and networks are others."""
-    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3))
     assert trainer.run() == "done"
     check = LatentTrainer._check
@@ -1220,7 +1223,7 @@ def test_a_pass_that_explodes_at_once_is_taken_back_to_its_beginning(
 
 
 def test_a_lambda_that_is_no_number_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: math.nan)
     assert trainer.run() == "done"
     assert trainer.state.lmbda == 1e-3
@@ -1261,9 +1264,9 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
     pixels = np.zeros((400, 300, 3), np.uint8)
 
     def taken(device: Any, short: bool) -> tuple[int, int]:
-        return forms.Forms(
-            pixels, buckets.TrainingSetup(pixels.shape, device, short), math.inf
-        )._widths
+        setup = buckets.TrainingSetup(pixels.shape, device, short)
+        architecture = forms.Forms(pixels, setup, math.inf).architecture
+        return architecture.synthesis_width, architecture.entropy_width
 
     assert taken(cpu, short=True) == forms.SMALL_WIDTHS == pretrained.HIDDEN_WIDTHS[6]
     assert taken(cpu, short=False) == forms.LARGE_WIDTHS

@@ -18,7 +18,9 @@ from imgmlp import child
 from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import plane
-from imgmlp.codec.latent.step.latent_step import Control, LatentStep
+from imgmlp.codec.latent.step.architecture import Architecture
+from imgmlp.codec.latent.step.control import Control
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training import (
     buckets,
     cost_model,
@@ -41,7 +43,7 @@ from imgmlp.image import Picture
 
 pytestmark = pytest.mark.usefixtures("trained")
 
-STARTED = {"hidden": 16, "entropy": 12, "start": 4}
+STARTED = Architecture(16, 12, pretrained=4)
 SIZE = 5, 6
 PIXELS = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8)
 BUCKET = 8, 8
@@ -144,7 +146,7 @@ def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_bucke
 def test_on_a_graphics_card_others_help_the_process_that_compiles_beside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, told = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=BUCKET), []
+    step, told = WindowedStep(PIXELS, 0, open_device("numpy"), STARTED, window=BUCKET), []
     monkeypatch.setattr(child, "Helper", lambda *_, may_have_helpers: told.append(may_have_helpers))
     monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
     bucket_compiler(step, BUCKET)
@@ -155,8 +157,8 @@ def test_the_whole_goes_on_where_windows_are() -> None:
     """Of one window, which does what the whole does; of several, networks' moments are as those of
     so many times larger gradients."""
     device = open_device("numpy")
-    step, padded = (LatentStep(PIXELS, 0, device, **STARTED, bucket=one) for one in (None, BUCKET))
-    window = WindowedStep(PIXELS, 0, device, **STARTED, window=BUCKET)
+    step, padded = (LatentStep(PIXELS, 0, device, STARTED, bucket=one) for one in (None, BUCKET))
+    window = WindowedStep(PIXELS, 0, device, STARTED, window=BUCKET)
     for each in (step, window):
         each.steer(Control(1e-3, noise_scale=0.0))
         each.run(2)
@@ -170,10 +172,10 @@ def test_the_whole_goes_on_where_windows_are() -> None:
     for found, expected in zip(padded.grids(), step.grids(), strict=True):
         assert np.allclose(found, expected, atol=1e-4)
     tall = np.concatenate([PIXELS] * 3)
-    several = WindowedStep(tall, 0, device, **STARTED, window=BUCKET)
+    several = WindowedStep(tall, 0, device, STARTED, window=BUCKET)
     several.adam.first[0].write(np.full(several.flat.shape, 0.5, np.float32))
     several.adam.second[0].write(np.full(several.flat.shape, 0.25, np.float32))
-    found, count = several.handed_to(LatentStep(tall, 0, device, **STARTED)), len(several.windows)
+    found, count = several.handed_to(LatentStep(tall, 0, device, STARTED)), len(several.windows)
     assert count > 1
     assert (found["networks_0"] == 0.5 * count).all()
     assert (found["networks_1"] == 0.25 * count**2).all()
@@ -183,7 +185,7 @@ def test_a_bucket_goes_on_where_another_is() -> None:
     device = open_device("numpy")
     all_buckets: tuple[buckets.Bucket, ...] = None, (16, 16), (8, 6)
     step, shared, own = (
-        LatentStep(PIXELS, 0, device, **STARTED, bucket=bucket) for bucket in all_buckets
+        LatentStep(PIXELS, 0, device, STARTED, bucket=bucket) for bucket in all_buckets
     )
     for each in (step, shared):
         each.steer(Control(1e-3, noise_scale=0.0))
@@ -359,7 +361,7 @@ def test_where_a_shared_bucket_has_no_memory_a_run_has_its_own_from_the_beginnin
 
 
 def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> None:
-    step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=BUCKET)
+    step = WindowedStep(PIXELS, 0, open_device("numpy"), STARTED, window=BUCKET)
     with bucket_compiler(step, BUCKET) as compiler:
         process = compiler._process
         assert process is not None
@@ -374,12 +376,12 @@ def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> No
     assert process.returncode not in (0, None)
 
 
-@pytest.mark.parametrize("more", [{}, {"hyper": True}, {"extra": 2}])
+@pytest.mark.parametrize("more", [{}, {"has_hyperlatents": True}, {"extra_grids": 2}])
 def test_the_other_process_makes_the_step_that_is_gone_over_to(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels, made = np.zeros((6, 40, 3), np.uint8), []
-    step = WindowedStep(pixels, 0, open_device("numpy"), **STARTED, window=(64, 64), **more)
+    step = WindowedStep(pixels, 0, open_device("numpy"), replace(STARTED, **more), window=(64, 64))
     kind = buckets.LatentStep
 
     def noted(*given: Any, **named: Any) -> LatentStep:
@@ -395,12 +397,12 @@ def test_the_other_process_makes_the_step_that_is_gone_over_to(
     bucket_compiler(step, (8, 64))
     assert [one.shape for one in made] == [step.shape]
     assert made[0].bucket == (8, 64)
-    assert made[0].start.number == step.start.number
+    assert made[0].pretrained.number == step.pretrained.number
 
 
 def test_the_other_process_ends_with_the_one_that_started_it() -> None:
     """However that ends: of its standard input there is no more then."""
-    step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=BUCKET)
+    step = WindowedStep(PIXELS, 0, open_device("numpy"), STARTED, window=BUCKET)
     with bucket_compiler(step, BUCKET) as compiler:
         process = compiler._process
         assert process is not None

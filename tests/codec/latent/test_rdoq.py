@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ from test_windows import picture
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded, encode
-from imgmlp.codec.latent.model import MAX_LATENT, MIN_LATENT, Quantized, flat_of
+from imgmlp.codec.latent.model import MAX_LATENT, MIN_LATENT, Quantized
 from imgmlp.codec.latent.plane import Extent, Plane
-from imgmlp.codec.latent.step import latent_step
-from imgmlp.codec.latent.step.latent_step import Control, LatentStep
+from imgmlp.codec.latent.step import architecture
+from imgmlp.codec.latent.step.architecture import Architecture
+from imgmlp.codec.latent.step.control import Control
+from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.step.parameters import flat_of
 from imgmlp.codec.latent.training import effort, rdoq, rounding_search
 from imgmlp.codec.latent.training.bit_allocation import Search
+from imgmlp.codec.latent.training.buckets import Bucket
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import MAX_LEVELS, NEIGHBOURHOOD, NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rounding_search import Refining, Rounding
@@ -41,18 +46,18 @@ from imgmlp.image import Picture
 Array = np.ndarray[Any, Any]
 Place = tuple[int, ...]  # row and column
 
-STARTED: dict[str, Any] = {"hidden": 16, "entropy": 12, "start": 4}
+STARTED = Architecture(16, 12, pretrained=4)
 LMBDA = 1e-3
 
 
-def whole(pixels: Array, **sizes: Any) -> LatentStep:
+def whole(pixels: Array, bucket: Bucket = None, **sizes: Any) -> LatentStep:
     """With latents that are not rounded, and networks that are no start's."""
-    return filled(LatentStep(pixels, 0, open_device("numpy"), **STARTED | sizes))
+    return filled(LatentStep(pixels, 0, open_device("numpy"), replace(STARTED, **sizes), bucket))
 
 
 def parted(pixels: Array, window: tuple[int, int], **sizes: Any) -> WindowedStep:
     """The same in windows."""
-    made = WindowedStep(pixels, 0, open_device("numpy"), **STARTED | sizes, window=window)
+    made = WindowedStep(pixels, 0, open_device("numpy"), replace(STARTED, **sizes), window=window)
     filled(made)
     return made
 
@@ -66,7 +71,7 @@ def filled(step: LatentStep) -> LatentStep:
 @pytest.fixture
 def four_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     """With which a window may be as small as 8 pixels high."""
-    monkeypatch.setattr(latent_step, "default_levels", lambda *_: 4)
+    monkeypatch.setattr(architecture, "default_levels", lambda *_: 4)
 
 
 def put_together(step: LatentStep, flat: Array) -> tuple[Array, list[Array]]:
@@ -85,7 +90,7 @@ def put_together(step: LatentStep, flat: Array) -> tuple[Array, list[Array]]:
 def total(step: LatentStep, flat: Array, lmbda: float = LMBDA) -> float:
     """D + lambda R, summed over pixels, as what networks are judged by has it."""
     error, rate = step.judge(flat)
-    return (error * step.counted + lmbda * rate) * step.pixels
+    return (error * step.visible_fraction + lmbda * rate) * step.pixels
 
 
 # --- what latents and pixels cost ---
@@ -93,7 +98,11 @@ def total(step: LatentStep, flat: Array, lmbda: float = LMBDA) -> float:
 
 @pytest.mark.parametrize(
     ("size", "channels", "has"),
-    [((66, 70), 3, {}), ((20, 130), 4, {"hyper": True}), ((66, 70), 3, {"extra": 2})],
+    [
+        ((66, 70), 3, {}),
+        ((20, 130), 4, {"has_hyperlatents": True}),
+        ((66, 70), 3, {"extra_grids": 2}),
+    ],
 )
 def test_costs_are_parts_of_what_is_judged_in_windows_as_in_the_whole_picture(
     size: tuple[int, int], channels: int, has: dict[str, Any]
@@ -102,11 +111,11 @@ def test_costs_are_parts_of_what_is_judged_in_windows_as_in_the_whole_picture(
     step, windows = whole(pixels, **has), parted(pixels, (64, 64), **has)
     flat, found = step.flat.numpy(), list[list[Array]]()
     assert len(windows.windows) in (3, 4)
-    assert (step.counted < 1) is (channels == 4)
+    assert (step.visible_fraction < 1) is (channels == 4)
     for each in (step, windows):
         errors, bits = put_together(each, flat)
         error, rate = each.judge(flat)
-        samples = each.pixels * channels * each.counted
+        samples = each.pixels * channels * each.visible_fraction
         assert errors.sum(dtype=np.float64) == pytest.approx(error * samples, rel=1e-5)
         own = sum(float(part.sum(dtype=np.float64)) for part in bits)
         assert own == pytest.approx(rate * each.pixels, rel=1e-5)
@@ -130,9 +139,9 @@ def test_costs_and_slopes_are_those_of_numpy_on_every_device(device: AnyDevice, 
     for each in (open_device("numpy"), device):
         step: LatentStep
         if form == "whole":
-            step = filled(LatentStep(pixels, 0, each, **STARTED))
+            step = filled(LatentStep(pixels, 0, each, STARTED))
         else:
-            step = filled(WindowedStep(pixels, 0, each, **STARTED, window=(16, 16)))
+            step = filled(WindowedStep(pixels, 0, each, STARTED, window=(16, 16)))
         flat, values = step.flat.numpy(), list[Array]()
         for extent in step.windows:
             values += step.latent_slopes(extent, flat, LMBDA)
@@ -146,9 +155,11 @@ def test_costs_and_slopes_are_those_of_numpy_on_every_device(device: AnyDevice, 
 @pytest.mark.parametrize("extra", [0, 2])
 def test_a_room_for_more_changes_neither_costs_nor_slopes(extra: int) -> None:
     """Nor what is around a window."""
-    pixels, found, has = picture(20, 28), list[list[Array]](), STARTED | {"extra": extra}
-    window = WindowStep(pixels, 0, open_device("numpy"), **has, window=(32, 64))
-    for step in (whole(pixels, **has), whole(pixels, **has, bucket=(32, 64)), filled(window)):
+    pixels, found, bucket = picture(20, 28), list[list[Array]](), (32, 64)
+    steps = [whole(pixels, one, extra_grids=extra) for one in (None, bucket)]
+    architecture = steps[0].architecture
+    steps.append(filled(WindowStep(pixels, 0, open_device("numpy"), architecture, bucket)))
+    for step in steps:
         flat, (extent,) = step.flat.numpy(), step.windows
         errors, bits = step.costs(extent, flat)
         found.append([errors, *bits, *step.latent_slopes(extent, flat, LMBDA)])
@@ -157,14 +168,18 @@ def test_a_room_for_more_changes_neither_costs_nor_slopes(extra: int) -> None:
             assert np.allclose(one, same, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("has", [{}, {"hyper": True}, {"extra": 2}])
+@pytest.mark.parametrize("has", [{}, {"has_hyperlatents": True}, {"extra_grids": 2}])
 def test_bits_of_a_latent_stand_where_it_does(has: dict[str, Any]) -> None:
     """As plain NumPy has them; those of hyperlatents and extra grids behind those of levels."""
     step = whole(picture(12, 40), **has)
     flat = step.flat.numpy()
     _, bits = step.costs(step.windows[0], flat)
-    every = np.split(flat.astype(np.float64), np.cumsum([math.prod(s) for s in step.shapes]))
-    layers = [a.reshape(s) for a, s in zip(every, step.shapes, strict=False)][10:16]
+    every = np.split(
+        flat.astype(np.float64), np.cumsum([math.prod(s) for s in step.parameter_shapes.tensors])
+    )
+    layers = [a.reshape(s) for a, s in zip(every, step.parameter_shapes.tensors, strict=False)][
+        10:16
+    ]
     grids = [np.floor(grid.astype(np.float64) + 0.5) for grid in step.grids()]
     seen, own = grids[: step.levels], grids[step.levels :]
     for n, (grid, found) in enumerate(zip(grids, bits, strict=True)):
@@ -233,8 +248,8 @@ def differs(step: LatentStep, ways: list[Array], slopes: list[Array], loss: Any)
         ({}, 1e-4),
         ({}, 3e-2),
         ({"bucket": (32, 48)}, 3e-2),
-        ({"hyper": True}, 1e-3),
-        ({"extra": 2}, 1e-3),
+        ({"has_hyperlatents": True}, 1e-3),
+        ({"extra_grids": 2}, 1e-3),
     ],
 )
 def test_slopes_by_latents_are_differences_of_what_rounded_ones_cost(
@@ -242,7 +257,7 @@ def test_slopes_by_latents_are_differences_of_what_rounded_ones_cost(
 ) -> None:
     """Each grid's by itself, in float64 and value by value."""
     monkeypatch.setattr(test_training_step, "softened", lambda x: x)
-    pixels = picture(12, 40) if "hyper" in sizes else picture(21, 30)
+    pixels = picture(12, 40) if "has_hyperlatents" in sizes else picture(21, 30)
     step = whole(pixels, **sizes)
     flat = step.flat.numpy() * np.float32(0.9)  # not those that it has
     slopes = step.latent_slopes(step.windows[0], flat, lmbda)
@@ -650,7 +665,7 @@ def test_places_around_are_those_of_what_has_a_frame() -> None:
 
 @functools.cache
 def _trained() -> tuple[LatentStep, dict[str, Array]]:
-    step = LatentStep(picture(21, 30), 0, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(21, 30), 0, open_device("numpy"), STARTED)
     LatentTrainer(step, LatentTrainerState(60, LMBDA)).run()
     return step, step.state()
 
@@ -703,7 +718,7 @@ def test_a_picture_costs_less_with_latents_that_moved(form: str) -> None:
 
 
 def test_neither_coarse_grids_nor_hyperlatents_are_moved() -> None:
-    step = rounded(whole(picture(12, 40), hyper=True))
+    step = rounded(whole(picture(12, 40), has_hyperlatents=True))
     flat, before = step.flat.numpy(), [grid.copy() for grid in step.grids()]
     cost = total(step, flat)
     rdoq.optimise(step, flat, LMBDA, Budget(2, 4))
@@ -773,7 +788,7 @@ def test_moves_stay_that_the_windows_which_networks_are_judged_by_do_not_see(
     """As they were where time is over before the others' turn."""
     monkeypatch.setattr("imgmlp.codec.latent.training.windows.JUDGED_PIXELS", 1)
     step = rounded(parted(picture(20, 60), (16, 16)))
-    unseen = next(extent for extent in step.windows if extent not in step._judges)
+    unseen = next(extent for extent in step.windows if extent not in step._judged_windows)
     values = unseen.cut(step.grids())[0] + 1
     monkeypatch.setattr(rdoq, "optimise", lambda *_: step.put(unseen, 0, values))
     search = Search(step)

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -26,14 +27,22 @@ from imgmlp.codec.latent.model import (
     LatentModel,
     Quantized,
     default_levels,
-    flat_of,
-    networks_of,
     quantized,
 )
 from imgmlp.codec.latent.plane import MIN_SIDE, SIDE_MULTIPLE, Extent, Plane, bucket_side
 from imgmlp.codec.latent.pretrained import pretrained_networks
-from imgmlp.codec.latent.step import latent_step, operations, upsampling
-from imgmlp.codec.latent.step.latent_step import PARTS, Control, LatentStep, Part, Steering
+from imgmlp.codec.latent.step import (
+    architecture,
+    control,
+    forward_pass,
+    latent_step,
+    operations,
+    upsampling,
+)
+from imgmlp.codec.latent.step.architecture import DEFAULT_ARCHITECTURE, Architecture
+from imgmlp.codec.latent.step.control import Control, Steering
+from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
+from imgmlp.codec.latent.step.parameters import flat_of, networks_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import (
     latent_trainer,
@@ -59,7 +68,7 @@ from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
 
 HEIGHT, WIDTH = 21, 30
-NARROW = {"hidden": 8, "entropy": 4}  # networks where any will do
+NARROW = Architecture(8, 4)  # networks where any will do
 
 
 def picture() -> np.ndarray:
@@ -242,8 +251,11 @@ def reference(
     step: LatentStep, pixels: np.ndarray, grids: list[np.ndarray], flat: np.ndarray, lmbda: float
 ) -> float:
     """The loss of a step without noise, in float64 and value by value."""
-    ends = np.cumsum([int(np.prod(s)) for s in step.shapes])[:-1]
-    arrays = [a.reshape(s) for a, s in zip(np.split(flat, ends), step.shapes, strict=True)]
+    ends = np.cumsum([int(np.prod(s)) for s in step.parameter_shapes.tensors])[:-1]
+    arrays = [
+        a.reshape(s)
+        for a, s in zip(np.split(flat, ends), step.parameter_shapes.tensors, strict=True)
+    ]
     synthesis, (w, b, w2, b2), entropy = arrays[:6], arrays[6:10], arrays[10:16]
     every = [softened(softened(g)) for g in grids]
     seen, own = every[: step.levels], every[step.levels :]
@@ -334,34 +346,36 @@ def convolved(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.stack(near, -1).reshape(h, w, channels * 9) @ weights
 
 
-STARTED = {"hidden": 16, "entropy": 12, "start": 1}
+STARTED = Architecture(16, 12, pretrained=1)
 BUCKET = (32, 48)
 
 
 @pytest.mark.parametrize(
-    ("spec", "sizes"),
+    ("spec", "sizes", "bucket"),
     [
-        ("numpy", {}),
-        ("numpy", STARTED),
-        ("numpy", STARTED | {"bucket": BUCKET}),
-        ("numpy", STARTED | {"hyper": True}),
-        ("numpy:uops", {}),
-        ("numpy:uops-group", {}),
-        ("numpy:uops-group", STARTED | {"hyper": True}),
-        ("numpy", STARTED | {"extra": 1}),
-        ("numpy:uops", STARTED | {"extra": 2}),
-        ("numpy:uops-group", STARTED | {"extra": 3}),
+        ("numpy", DEFAULT_ARCHITECTURE, None),
+        ("numpy", STARTED, None),
+        ("numpy", STARTED, BUCKET),
+        ("numpy", replace(STARTED, has_hyperlatents=True), None),
+        ("numpy:uops", DEFAULT_ARCHITECTURE, None),
+        ("numpy:uops-group", DEFAULT_ARCHITECTURE, None),
+        ("numpy:uops-group", replace(STARTED, has_hyperlatents=True), None),
+        ("numpy", replace(STARTED, extra_grids=1), None),
+        ("numpy:uops", replace(STARTED, extra_grids=2), None),
+        ("numpy:uops-group", replace(STARTED, extra_grids=3), None),
     ],
 )
 def test_gradients_of_a_whole_step_are_differences(
-    spec: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    spec: str, sizes: Architecture, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam's first moments hold after one step what momentum leaves of the gradient."""
-    monkeypatch.setattr(latent_step, "MAX_GRADIENT_NORM", 1e9)
-    pixels = picture().repeat(2 if "hyper" in sizes else 1, 1)
-    step = LatentStep(pixels, 1, open_device(spec), **sizes)
-    start = step.rate_anchor.numpy() if sizes else 0.0
-    dearer = latent_step.DIFFERENCE_RATE_FACTOR if sizes else latent_step.WEIGHT_RATE_FACTOR
+    monkeypatch.setattr(control, "MAX_GRADIENT_NORM", 1e9)
+    pixels = picture().repeat(2 if sizes.has_hyperlatents else 1, 1)
+    step = LatentStep(pixels, 1, open_device(spec), sizes, bucket)
+    start = step.rate_anchor.numpy() if sizes.pretrained else 0.0
+    dearer = (
+        latent_step.DIFFERENCE_RATE_FACTOR if sizes.pretrained else latent_step.WEIGHT_RATE_FACTOR
+    )
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
     for n, part in enumerate(step.extent.parts(plane)):
@@ -372,7 +386,7 @@ def test_gradients_of_a_whole_step_are_differences(
     step.program.run(1)
     by_flat, by_plane = (
         a.first[0].numpy() / (1 - beta)
-        for a, beta in ((step.adam, latent_step.NETWORK_BETA1), (step.adam_latents, 0.8))
+        for a, beta in ((step.adam, control.NETWORK_BETA1), (step.adam_latents, 0.8))
     )
     assert not by_plane[step.extent.value_mask() == 0].any()
 
@@ -406,12 +420,13 @@ def test_gradients_of_a_whole_step_are_differences(
 def test_a_room_for_more_changes_nothing_that_a_file_would_have(
     hyper: bool, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latent_step, "FILTERED_FROM_WIDTH", STARTED["hidden"])
+    monkeypatch.setattr(architecture, "FILTERED_FROM_WIDTH", STARTED.synthesis_width)
     device, pixels = open_device("numpy"), picture().repeat(2 if hyper else 1, 1)
     device.lanes = lanes
     bucket = 2 * BUCKET[0], 2 * BUCKET[1]
     own, roomy = (
-        LatentStep(pixels, 1, device, **STARTED, bucket=one, hyper=hyper) for one in (None, bucket)
+        LatentStep(pixels, 1, device, replace(STARTED, has_hyperlatents=hyper), one)
+        for one in (None, bucket)
     )
     grids = [np.rint(2 * draw(*grid.shape, seed=n)) for n, grid in enumerate(own.grids())]
     flat = own.flat.numpy() + np.float32(0.02) * draw(*own.flat.shape)
@@ -446,7 +461,7 @@ def test_pictures_that_share_a_room_share_their_programs(lanes: Lanes) -> None:
 def launches_on_a_card(pixels: np.ndarray, bucket: Bucket = None) -> int:
     device = open_device("numpy")
     device.lanes, device.has_matrix_units = "group", True
-    step = LatentStep(pixels, 1, device, hidden=16, entropy=16, bucket=bucket)
+    step = LatentStep(pixels, 1, device, Architecture(16, 16), bucket=bucket)
     return len(step.program.stages.procedure.kernels)
 
 
@@ -464,40 +479,44 @@ def test_in_a_room_a_graphics_card_takes_no_more_launches() -> None:
 def test_networks_come_back_as_they_were() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"))
     flat = draw(step.flat.shape[0])
-    assert np.array_equal(flat_of(networks_of(flat, step.shapes)), flat)
+    assert np.array_equal(flat_of(networks_of(flat, step.parameter_shapes)), flat)
 
 
 def test_networks_begin_from_a_start() -> None:
     """All of them but the weights of alpha, which are drawn, and cost least where they are 0."""
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     start = pretrained_networks(1, step.shape).floats()
-    for name, values in networks_of(step.flat.numpy(), step.shapes).items():
+    for name, values in networks_of(step.flat.numpy(), step.parameter_shapes).items():
         assert np.array_equal(values, start[name]), name
-    wide = LatentStep(picture(), 1, open_device("numpy"), start=3)
-    found = networks_of(wide.flat.numpy(), wide.shapes)
+    wide = LatentStep(picture(), 1, open_device("numpy"), Architecture(pretrained=3))
+    found = networks_of(wide.flat.numpy(), wide.parameter_shapes)
     assert not found["synthesis.0.weight"][-1].any()
     assert found["filter"].any()  # or neither of the two would ever move
-    gray = LatentStep(picture()[:, :, :1], 1, open_device("numpy"), **STARTED)
-    found = networks_of(gray.flat.numpy(), gray.shapes)
+    gray = LatentStep(picture()[:, :, :1], 1, open_device("numpy"), STARTED)
+    found = networks_of(gray.flat.numpy(), gray.parameter_shapes)
     begun = pretrained_networks(1, gray.shape).floats()
     assert all(np.array_equal(values, begun[name]) for name, values in found.items())
     with_alpha = picture()[:, :, [0, 1, 2, 0]]
-    both = LatentStep(with_alpha, 1, open_device("numpy"), **STARTED)
-    found = networks_of(both.flat.numpy(), both.shapes)
+    both = LatentStep(with_alpha, 1, open_device("numpy"), STARTED)
+    found = networks_of(both.flat.numpy(), both.parameter_shapes)
     assert np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
     assert found["synthesis.2.weight"][:, 3].any()
-    assert not networks_of(both.rate_anchor.numpy(), both.shapes)["synthesis.2.weight"][:, 3].any()
+    assert not networks_of(both.rate_anchor.numpy(), both.parameter_shapes)["synthesis.2.weight"][
+        :, 3
+    ].any()
     hidden = np.concatenate([picture(), np.uint8(255) * (picture()[:, :, :1] > 200)], 2)
-    cut_out = LatentStep(hidden, 1, open_device("numpy"), **STARTED)
-    found = networks_of(cut_out.flat.numpy(), cut_out.shapes)
+    cut_out = LatentStep(hidden, 1, open_device("numpy"), STARTED)
+    found = networks_of(cut_out.flat.numpy(), cut_out.parameter_shapes)
     assert np.array_equal(found["synthesis.1.weight"], start["synthesis.1.weight"])
     assert not np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
-    assert not networks_of(cut_out.rate_anchor.numpy(), cut_out.shapes)["synthesis.2.weight"].any()
+    assert not networks_of(cut_out.rate_anchor.numpy(), cut_out.parameter_shapes)[
+        "synthesis.2.weight"
+    ].any()
 
 
 def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbers() -> None:
     """And what is trained then goes on with as many times the rate of latents."""
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     step.write_grids([np.rint(4 * draw(*grid.shape)) for grid in step.grids()])
     before, grids = step.judge(step.flat.numpy()), step.grids()
     latent_trainer.scale_latents(step, 2.0)
@@ -529,7 +548,7 @@ def test_steps_are_as_fine_as_the_lambda_asks_and_the_picture_can_pay() -> None:
 def test_steps_are_no_finer_than_leaves_room_for_more_of_the_largest_latents(
     largest: float, finer: float
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     grids = step.grids()
     grids[-1][0, 0] = -largest
     step.write_grids(grids)
@@ -540,11 +559,11 @@ def test_steps_are_no_finer_than_leaves_room_for_more_of_the_largest_latents(
 
 
 def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_once() -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))
     trainer.rescale()
     trainer.run(Run(should_stop=lambda: True))
-    finer = schedule.latent_scale(1e-5, step.pixels, 400, step.start.number)
+    finer = schedule.latent_scale(1e-5, step.pixels, 400, step.pretrained.number)
     first = schedule.control(0, 400, 1e-5).latent_lr
     assert Steering(*step.control.numpy()).latent_lr == pytest.approx(first * finer, rel=0.2)
     assert trainer.state.latent_scale == finer > 4
@@ -560,8 +579,8 @@ def test_gradients_are_no_smaller_beside_epsilon_where_bits_are_cheap() -> None:
     """A step of latents is as long where it is by bits alone, whatever these cost."""
     moved = []
     for lmbda in (1e-3, 1e-6):
-        step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
-        networks = networks_of(step.flat.numpy().copy(), step.shapes)
+        step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
+        networks = networks_of(step.flat.numpy().copy(), step.parameter_shapes)
         networks["synthesis.0.weight"][:] = 0  # so that bits alone move latents
         step.flat.write(flat_of(networks))
         step.write_grids([np.full(grid.shape, 1.3, np.float32) for grid in step.grids()])
@@ -573,7 +592,7 @@ def test_gradients_are_no_smaller_beside_epsilon_where_bits_are_cheap() -> None:
 
 
 def test_slopes_are_differences_of_what_is_judged() -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     step.write_grids([np.rint(2 * draw(*grid.shape)) for grid in step.grids()])
     flat = step.flat.numpy()
     step.steer(Control(1e-3))
@@ -595,14 +614,14 @@ def test_slopes_are_differences_of_what_is_judged() -> None:
 
 @pytest.mark.parametrize("size", [1e3, 1e6, np.nan])
 def test_networks_that_exploded_still_have_a_file(size: float) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     step.flat.write(np.full(step.flat.shape, size, np.float32))
     networks = Search(step).run(1e-3)
     LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
 
 
 def test_no_number_is_no_low_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     monkeypatch.setattr(step, "answer", lambda: math.nan)
     search = Search(step)
     assert search._cost(search._rounded(search.exponents), 1e-3) == math.inf
@@ -625,8 +644,8 @@ def test_networks_whose_error_is_no_number_end_the_search(size: float) -> None:
 def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() -> None:
     pixels = np.concatenate([picture(), np.zeros_like(picture()[:, :, :1])], axis=2)
     pixels[:, ::2, 3] = 255  # the rest is invisible
-    step = LatentStep(pixels, 1, open_device("numpy"), **STARTED)
-    assert step.counted < 1
+    step = LatentStep(pixels, 1, open_device("numpy"), STARTED)
+    assert step.visible_fraction < 1
     search = Search(step)
     networks, lmbda = search.run(1e-3, rounds=1), 1e-3
     found = search._cost(networks, lmbda)
@@ -635,11 +654,11 @@ def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() ->
     assert sum(map(own._cost, PARTS)) + lmbda * bits / step.pixels == pytest.approx(found)
 
 
-@pytest.mark.parametrize("sizes", [{"hidden": 8, "entropy": 4}, STARTED])
+@pytest.mark.parametrize("sizes", [Architecture(8, 4), STARTED])
 def test_refined_networks_make_a_better_file(
     sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **sizes)
+    step = LatentStep(picture(), 1, open_device("numpy"), sizes)
     lmbda = 1e-3
     LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
     search = Search(step)
@@ -649,7 +668,7 @@ def test_refined_networks_make_a_better_file(
     refinement.run(200, lambda: False)
     costs = []
     for networks in (rounded, refinement.networks()):
-        model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
+        model = LatentModel(step.shape, grids_of(step), networks, step.pretrained.number)
         error = np.mean((synthesize(model, step.device) - picture().astype(np.float64)) ** 2)
         bits = 8 * sum(map(len, sections.write(model)))
         costs.append(error / 255**2 + lmbda * bits / step.pixels)
@@ -669,7 +688,7 @@ def test_a_weight_moves_where_its_bits_are_worth_more_than_what_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every network that is tried is a little worse than the first; most save bits."""
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     networks = Search(step).run(1e-3, rounds=1)
     monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
     monkeypatch.setattr(step, "ask", lambda *_: None)
@@ -687,7 +706,7 @@ def test_what_was_seen_of_a_move_decides_whether_it_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No gradient says that any of them costs anything; all of them do, but the first one's."""
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     networks = Search(step).run(1e-3, rounds=1)
     monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
     asked: list[bytes] = []
@@ -709,20 +728,22 @@ def test_what_was_seen_of_a_move_decides_whether_it_is_tried_again(
 @pytest.mark.parametrize("form", ["numpy", "cpu"])
 def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) -> None:
     """Each stays as it was rounded; latents stay as they are."""
-    step, lmbda = LatentStep(picture(), 1, open_device(form), **STARTED), 1e-3
+    step, lmbda = LatentStep(picture(), 1, open_device(form), STARTED), 1e-3
     LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
     step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
     search = Search(step)
     networks = search.run(lmbda)
     exponents = {name: tensor.exponent - 2 for name, tensor in networks.items()}
     floats, grids = step.flat.numpy(), step.grids()
-    at_once = {n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.shapes).items()}
+    at_once = {
+        n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.parameter_shapes).items()
+    }
     found = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: False)
     before = Steering(*step.control.numpy())
     step.steer(schedule.control(59, 60, lmbda))
     after = Steering(*step.control.numpy())
     assert (
-        before.tile_subsampling == after.tile_subsampling == latent_step.TILE_SUBSAMPLING
+        before.tile_subsampling == after.tile_subsampling == control.TILE_SUBSAMPLING
     )  # by whose pace it is timed
     assert {name: tensor.exponent for name, tensor in found.items()} == exponents
     assert search._cost(found, lmbda) < search._cost(at_once, lmbda)
@@ -744,7 +765,7 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
 def test_networks_that_hardened_are_taken_where_they_are_better(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, lmbda = LatentStep(picture(), 1, open_device("numpy"), **STARTED), 1e-3
+    step, lmbda = LatentStep(picture(), 1, open_device("numpy"), STARTED), 1e-3
     search = Search(step)
     networks = search.run(lmbda, rounds=1)
     worse = {n: Quantized(t.values + 9, t.exponent) for n, t in networks.items()}
@@ -791,7 +812,7 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
 def test_networks_that_harden_without_a_search_have_one_only_where_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     search, done, helps = Search(step), list[str](), [False]
     usual = search._rounded(search.exponents)
     looked_for, hard = dict(usual), dict(usual)
@@ -822,7 +843,7 @@ def test_networks_that_harden_without_a_search_have_one_only_where_that_fails(
 def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
     monkeypatch: pytest.MonkeyPatch, cheaper: bool
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     search, lmbda = Search(step), 1e-3
     before = dict(search.exponents)
     coarser, finer = ({name: n + by for name, n in before.items()} for by in (-1, 1))
@@ -863,7 +884,7 @@ def test_networks_that_are_much_of_a_file_are_looked_for_as_well(
 def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, lmbda = LatentStep(picture(), 1, open_device("numpy"), **STARTED), 1e-3
+    step, lmbda = LatentStep(picture(), 1, open_device("numpy"), STARTED), 1e-3
     LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
     search = Search(step)
     networks = search.run(lmbda)
@@ -898,7 +919,7 @@ def test_networks_that_exploded_harden_from_what_the_search_made_of_them(
     ample: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progressive_quantisation, "MIN_STEPS_TO_TRY_TWICE", ample)
-    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(), 1, open_device("numpy"), STARTED)
     step.flat.write(np.full(step.flat.shape, 1e6, np.float32))
     search, grids = Search(step), grids_of(step)
     networks = search.run(1e-3)
@@ -908,13 +929,13 @@ def test_networks_that_exploded_harden_from_what_the_search_made_of_them(
     assert math.isfinite(search._cost(found, 1e-3))
 
 
-@pytest.mark.parametrize("sizes", [STARTED, {"hidden": 32, "entropy": 24, "start": 5}])
+@pytest.mark.parametrize("sizes", [STARTED, Architecture(32, 24, pretrained=5)])
 def test_a_tensor_changes_only_what_it_is_judged_by(sizes: dict[str, int]) -> None:
     """That of the filter as well."""
-    step = LatentStep(picture(), 1, open_device("numpy"), **sizes)
+    step = LatentStep(picture(), 1, open_device("numpy"), sizes)
     step.write_grids([3 * draw(*grid.shape) for grid in step.grids()])
     flat = step.flat.numpy()
-    networks = networks_of(flat, step.shapes)
+    networks = networks_of(flat, step.parameter_shapes)
     first = step.judge(flat)
     seen = set()
     for name, values in networks.items():
@@ -929,13 +950,13 @@ def test_a_tensor_changes_only_what_it_is_judged_by(sizes: dict[str, int]) -> No
 
 def test_a_search_asks_for_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor's step says nothing of what it does not change."""
-    step = LatentStep(picture(), 1, open_device("numpy"), hidden=8, entropy=4)
+    step = LatentStep(picture(), 1, open_device("numpy"), Architecture(8, 4))
     asked: list[tuple[str, bytes]] = []
     ask = step.ask
 
     def noted(flat: np.ndarray, part: Part) -> None:
-        names = [name for name in networks_of(flat, step.shapes) if part_of(name) == part]
-        own = b"".join(networks_of(flat, step.shapes)[name].tobytes() for name in names)
+        names = [name for name in networks_of(flat, step.parameter_shapes) if part_of(name) == part]
+        own = b"".join(networks_of(flat, step.parameter_shapes)[name].tobytes() for name in names)
         asked.append((part, own))
         ask(flat, part)
 
@@ -960,17 +981,17 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     assert bits_of_latents(model) / step.pixels == pytest.approx(bits, rel=0.03)
 
 
-@pytest.mark.parametrize("has", [{}, {"hyper": True}, {"extra": 2}])
+@pytest.mark.parametrize("has", [{}, {"has_hyperlatents": True}, {"extra_grids": 2}])
 def test_a_stream_takes_the_bits_that_training_counted(has: dict[str, Any]) -> None:
     """Within half a percent, and the end of a stream; of thousands of them."""
     noise = np.random.default_rng(2).normal(128, 40, (40, 56, 1)).clip(0, 255).astype(np.uint8)
-    sizes = {"hidden": 16, "entropy": 12, "start": 4}
-    step = LatentStep(noise, 1, open_device("numpy"), **sizes | has)
+    sizes = Architecture(16, 12, pretrained=4)
+    step = LatentStep(noise, 1, open_device("numpy"), replace(sizes, **has))
     LatentTrainer(step, LatentTrainerState(25, 1e-4)).run()
     own = [np.rint(20 * draw(*grid.shape)) for grid in step.grids()[step.levels :]]
     step.write_grids([*step.grids()[: step.levels], *own])
     networks = Search(step)._rounded(dict.fromkeys(step.shape.tensor_shapes, 8))
-    model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
+    model = LatentModel(step.shape, grids_of(step), networks, step.pretrained.number)
     _, rate = step.judge(flat_of({name: tensor.floats() for name, tensor in networks.items()}))
     counted, written = rate * step.pixels, 8 * len(sections.write(model)[2])
     assert counted > 3000
@@ -979,16 +1000,20 @@ def test_a_stream_takes_the_bits_that_training_counted(has: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(
     ("name", "has", "rows"),
-    [("entropy.0.weight", {"hyper": True}, 3), ("synthesis.0.weight", {"extra": 2}, 2)],
+    [
+        ("entropy.0.weight", {"has_hyperlatents": True}, 3),
+        ("synthesis.0.weight", {"extra_grids": 2}, 2),
+    ],
 )
 def test_weights_that_no_start_has_begin_where_they_tell_something_and_are_coded_as_from_0(
     name: str, has: dict[str, Any], rows: int
 ) -> None:
     """So that there is something for hyperlatents and extra grids to move by, from nothing."""
-    step = LatentStep(picture().repeat(2, 1), 1, open_device("numpy"), **STARTED, **has)
-    start = step.start.tensors[name] / 2.0**11
+    step = LatentStep(picture().repeat(2, 1), 1, open_device("numpy"), replace(STARTED, **has))
+    start = step.pretrained.tensors[name] / 2.0**11
     begun, cheapest = (
-        networks_of(flat.numpy(), step.shapes)[name] for flat in (step.flat, step.rate_anchor)
+        networks_of(flat.numpy(), step.parameter_shapes)[name]
+        for flat in (step.flat, step.rate_anchor)
     )
     assert np.array_equal(begun[:-rows], start[:-rows])
     assert begun[-rows:].all()
@@ -1000,7 +1025,7 @@ def test_weights_that_no_start_has_begin_where_they_tell_something_and_are_coded
 
 
 def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(device: AnyDevice) -> None:
-    step = LatentStep(picture(), 1, device, **NARROW)
+    step = LatentStep(picture(), 1, device, NARROW)
 
     def at(count: int) -> np.ndarray:
         step.count.write(np.uint32(count))
@@ -1020,11 +1045,11 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(device: 
 def test_latents_remember_less_than_networks() -> None:
     """As their noise turns round in every second step, and is further from uniform in the end."""
     device = open_device("numpy")
-    step = LatentStep(picture(), 1, device, **NARROW)
+    step = LatentStep(picture(), 1, device, NARROW)
     step.steer(schedule.control(0, 60, 1e-3))
     assert cast(Tensor, step.adam_latents.betas[0]).numpy() == np.float32(0.8)
     assert (step.adam_latents.betas[1], step.adam.betas[0]) == (0.98, 0.9)
-    several = WindowedStep(picture(), 1, device, 4, 2, 0, window=(32, 32))
+    several = WindowedStep(picture(), 1, device, NARROW, window=(32, 32))
     several.steer(schedule.control(0, 60, 1e-3, windows=2))
     several.run(1)
     assert cast(Tensor, several.adam_latents.betas[0]).numpy() == np.float32(0.6)
@@ -1042,7 +1067,7 @@ def test_short_runs_forget_networks_squared_gradients_sooner() -> None:
     )  # with rounded latents as well
     found = []
     for memory in (0.5, 0.9):
-        step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+        step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
         step.steer(Control(1e-3, noise_scale=0.0, network_beta2=memory))
         step.run(1)
         found.append(step.adam.second[0].numpy() / (1 - np.float32(memory)))
@@ -1053,12 +1078,11 @@ def test_short_runs_forget_networks_squared_gradients_sooner() -> None:
 def test_one_of_four_tiles_tells_what_networks_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of four steps, in each of which other tiles tell them, are those of all tiles in
     the mean; latents have the same as ever."""
-    monkeypatch.setattr(
-        latent_step, "MIN_SUBSAMPLED_PLACES", 2**12
-    )  # sums of many more round by 1e-5 themselves
-    side = int(math.sqrt(latent_step.MIN_SUBSAMPLED_PLACES))
+    # Sums of many more round by 1e-5 themselves.
+    monkeypatch.setattr(forward_pass, "MIN_SUBSAMPLED_POSITIONS", 2**12)
+    side = int(math.sqrt(forward_pass.MIN_SUBSAMPLED_POSITIONS))
     pixels = np.random.default_rng(3).integers(0, 256, (side, side, 3), np.uint8)
-    step = LatentStep(pixels, 1, open_device("numpy"), **NARROW)
+    step = LatentStep(pixels, 1, open_device("numpy"), NARROW)
     step.write_grids([draw(*size, seed=n) for n, size in enumerate(step.shape.grid_sizes)])
     before, found, moved = step.state(), list[np.ndarray](), list[list[np.ndarray]]()
     for turn, tiles in enumerate([1, 4, 4, 4, 4]):
@@ -1066,7 +1090,7 @@ def test_one_of_four_tiles_tells_what_networks_should_be(monkeypatch: pytest.Mon
         step.count.write(np.uint32(turn))
         step.steer(Control(1e-3, noise_scale=0.0, tile_subsampling=tiles))
         step.run(1)
-        found.append(networks_of(step.program.read("slopes"), step.shapes))
+        found.append(networks_of(step.program.read("slopes"), step.parameter_shapes))
         moved.append(step.grids())
     every, *parts = found
     for name, values in every.items():
@@ -1082,9 +1106,9 @@ def test_one_of_four_tiles_tells_what_networks_should_be(monkeypatch: pytest.Mon
 
 def test_what_tells_networks_weights_is_guarded_in_their_blocks() -> None:
     """Of all layers of the entropy network, and of all of synthesis and both convolutions."""
-    side = int(math.sqrt(latent_step.MIN_SUBSAMPLED_PLACES))
+    side = int(math.sqrt(forward_pass.MIN_SUBSAMPLED_POSITIONS))
     pixels = np.zeros((side, side, 3), np.uint8)
-    step = LatentStep(pixels, 1, open_device("numpy:procedure"), **NARROW)
+    step = LatentStep(pixels, 1, open_device("numpy:procedure"), NARROW)
     launches = step.program.stages.procedure.phases
     blocks = [phase for phase in launches if isinstance(phase, Block)]
     sums = [
@@ -1096,11 +1120,11 @@ def test_what_tells_networks_weights_is_guarded_in_their_blocks() -> None:
 
 def test_a_gpu_and_small_pictures_take_all_tiles() -> None:
     """Whose program does not ask, which has no more sums than another's."""
-    small = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    assert small._subsample(latent_step.MIN_SUBSAMPLED_PLACES - 1) is None
-    assert small._subsample(latent_step.MIN_SUBSAMPLED_PLACES) is not None
+    small = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    assert small._subsample(forward_pass.MIN_SUBSAMPLED_POSITIONS - 1) is None
+    assert small._subsample(forward_pass.MIN_SUBSAMPLED_POSITIONS) is not None
     small.device = cast(AnyDevice, SimpleNamespace(lanes="group"))
-    assert small._subsample(latent_step.MIN_SUBSAMPLED_PLACES) is None
+    assert small._subsample(forward_pass.MIN_SUBSAMPLED_POSITIONS) is None
 
 
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
@@ -1135,7 +1159,7 @@ def test_what_a_run_ends_with_is_foreseen_by_what_is_left_of_it() -> None:
 
 @pytest.mark.parametrize("times", [1000.0, 1e-3])
 def test_a_run_with_a_lambda_far_from_its_target_begins_anew_but_not_for_ever(times: float) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     beginning, reached, lmbdas = step.state(), list[int](), list[float]()
 
     def anew(lmbda: float) -> None:
@@ -1159,7 +1183,7 @@ def test_a_run_with_a_lambda_far_from_its_target_begins_anew_but_not_for_ever(ti
 def test_a_lambda_too_low_is_begun_again_with_sooner_than_one_too_high(
     times: float, anew: int
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     beginning, lmbdas = step.state(), list[float]()
     asked = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)])
 
@@ -1178,7 +1202,7 @@ def test_a_lambda_too_low_is_begun_again_with_sooner_than_one_too_high(
 def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
     times: float, anew: int
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     beginning, lmbdas, done = step.state(), list[float](), list[int]()
 
     def again(lmbda: float) -> None:
@@ -1198,7 +1222,7 @@ def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
 
 
 def test_a_run_whose_lambda_was_too_low_at_first_is_done_again_at_one_that_stays() -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     beginning, asked = step.state(), list[float]()
 
     def dearer(*_: float) -> float:
@@ -1228,7 +1252,7 @@ def test_a_run_whose_lambda_was_too_low_at_first_is_done_again_at_one_that_stays
 def test_bits_of_few_colours_are_dear_at_first_where_their_lambda_stays(
     held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     steer, lmbdas, asked = step.steer, list[float](), list[float]()
 
     def steered(control: Control) -> None:
@@ -1266,7 +1290,7 @@ def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LatentTrainer, "_steps_until", lambda *_: fitting)
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     beginning, state = step.state(), LatentTrainerState(40, 1e-3)
     asked = iter([3.0])
     limit = time.perf_counter() + 1000
@@ -1278,13 +1302,13 @@ def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     assert state.lmbda > 1e-3  # for the rest of the run
 
 
-@pytest.mark.parametrize("make", [LatentStep, partial(WindowedStep, start=0, window=(32, 32))])
+@pytest.mark.parametrize("make", [LatentStep, partial(WindowedStep, window=(32, 32))])
 @pytest.mark.parametrize(("each", "least", "most"), [(0.04, 10, 12), (0.2, 3, 4)])
 def test_a_limit_that_is_over_leaves_ten_steps_or_what_half_a_second_does(
     make: Any, each: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock that goes on with every step."""
-    step = make(picture(), 1, open_device("numpy"), **NARROW)
+    step = make(picture(), 1, open_device("numpy"), NARROW)
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, 99.0)
     monkeypatch.setattr("time.perf_counter", lambda: 100 + each * step.done)
     assert trainer.run() == "done"
@@ -1299,7 +1323,7 @@ def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
 
 
 def test_a_lambda_that_can_go_no_further_begins_nothing_anew() -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     begun: list[float] = []
     state = LatentTrainerState(40, MIN_LMBDA)
     LatentTrainer(step, state, lambda *_: 1e-3, restart=begun.append).run()
@@ -1308,7 +1332,7 @@ def test_a_lambda_that_can_go_no_further_begins_nothing_anew() -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_no_lambda_of_a_run_is_below_the_cheapest_that_makes_sense(again: bool) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
     beginning, state = step.state(), LatentTrainerState(40, 1e-3)
     anew = (lambda _: step.restore(beginning)) if again else None
     LatentTrainer(step, state, lambda *_: 1e-3, restart=anew, min_lmbda=9e-4).run()
@@ -1317,7 +1341,7 @@ def test_no_lambda_of_a_run_is_below_the_cheapest_that_makes_sense(again: bool) 
 
 def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     device = open_device("numpy")
-    whole, parted, rest = (LatentStep(picture(), 1, device, **NARROW) for _ in range(3))
+    whole, parted, rest = (LatentStep(picture(), 1, device, NARROW) for _ in range(3))
     beginning = whole.state()
 
     def trainer_of(step: LatentStep, state: LatentTrainerState) -> LatentTrainer:
@@ -1354,9 +1378,9 @@ def test_gradients_of_the_worst_picture_are_no_infinite_halves(
         return x
 
     noise = 255 * np.random.default_rng(1).integers(0, 2, (HEIGHT, WIDTH, channels))
-    sizes = {"hidden": 16, "entropy": 12, "start": 4}
-    step = LatentStep(noise.astype(np.uint8), 1, open_device("numpy"), **sizes)
-    monkeypatch.setattr(latent_step, "perceptron", recorded)
+    sizes = Architecture(16, 12, pretrained=4)
+    step = LatentStep(noise.astype(np.uint8), 1, open_device("numpy"), sizes)
+    monkeypatch.setattr(forward_pass, "perceptron", recorded)
 
     def slopes() -> dict[str, Tensor]:
         error, bits = (costs.sum() for costs in step._forward(step.latents, step.flat))
@@ -1392,20 +1416,19 @@ def test_blocks_give_what_the_graph_means(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("lanes", ["one", "group"])
 def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
     """What is kept of one stands for the other, which is not traced."""
-    own = {"hidden": 4, "entropy": 4, "bucket": (8, 8)}
-    small, trained = picture()[:5, :7], {"hidden": 16, "entropy": 12, "bucket": (8, 8)}
+    own, trained, bucket = Architecture(4, 4), Architecture(16, 12), (8, 8)
+    small = picture()[:5, :7]
     wide = small.swapaxes(0, 1)
-    variants: list[tuple[np.ndarray, int, dict[str, Any]]] = [
-        (small, 1, own), (wide, 1, own), (small[:, :, :1], 1, own),
-        (np.dstack([small, small[:, :, :1]]), 1, own), (small, 2, own),
-        (small, 1, {**own, "bucket": None}),
-        (small, 1, trained), (small, 1, {**trained, "start": 1}),
-        (wide, 1, {**trained, "start": 1}),
+    variants: list[tuple[np.ndarray, int, Architecture, Bucket]] = [
+        (small, 1, own, bucket), (wide, 1, own, bucket), (small[:, :, :1], 1, own, bucket),
+        (np.dstack([small, small[:, :, :1]]), 1, own, bucket), (small, 2, own, bucket),
+        (small, 1, own, None),
+        (small, 1, trained, bucket), (small, 1, STARTED, bucket), (wide, 1, STARTED, bucket),
     ]  # fmt: skip
     device, found = open_device("numpy"), dict[str, set[str]]()
     device.lanes = lanes
-    for pixels, seed, sizes in variants:
-        program = LatentStep(pixels, seed, device, **sizes).program
+    for pixels, seed, sizes, one in variants:
+        program = LatentStep(pixels, seed, device, sizes, one).program
         assert program._traceable is not None
         graph, given = identity = identify(program.updates)
         assigned, states = {state for state, _ in program.updates}, program._traceable.states
@@ -1424,7 +1447,7 @@ def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
 def test_differences_are_cheaper_in_larger_pictures(side: int, start: int, times: float) -> None:
     weights = cast(property, LatentStep.weight_rate_factor).fget
     assert weights is not None
-    found = weights(SimpleNamespace(start=SimpleNamespace(number=start), pixels=side * side))
+    found = weights(SimpleNamespace(pretrained=SimpleNamespace(number=start), pixels=side * side))
     assert found == pytest.approx(times, rel=2e-3)
 
 
@@ -1475,7 +1498,9 @@ def test_small_pictures_share_one_program() -> None:
     """Whatever their grids would be."""
     device, sizes = open_device("numpy"), [(3, 3), (7, 5), (13, 9), (20, 30)]
     steps = [
-        LatentStep(picture()[:h, :w], 0, device, hidden=16, entropy=12, start=4, bucket=(32, 32))
+        LatentStep(
+            picture()[:h, :w], 0, device, Architecture(16, 12, pretrained=4), bucket=(32, 32)
+        )
         for h, w in sizes
     ]
     assert len({step.program._identity[0] for step in steps}) == 1

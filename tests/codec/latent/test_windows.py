@@ -20,8 +20,10 @@ from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import initial_latents, pretrained
 from imgmlp.codec.latent.initial_latents import predict_latents
 from imgmlp.codec.latent.model import ModelShape, default_levels
-from imgmlp.codec.latent.step import latent_step
-from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Steering
+from imgmlp.codec.latent.step import architecture
+from imgmlp.codec.latent.step.architecture import Architecture
+from imgmlp.codec.latent.step.control import Control, Steering
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training import (
     buckets,
     cost_model,
@@ -52,7 +54,7 @@ from imgmlp.errors import Interrupted, OutOfMemoryError
 from imgmlp.image import Picture, psnr
 
 WINDOW = 64, 64
-STARTED = {"hidden": 16, "entropy": 12, "start": 4}
+STARTED = Architecture(16, 12, pretrained=4)
 
 
 def picture(height: int, width: int, channels: int = 3) -> np.ndarray:
@@ -77,8 +79,11 @@ def assert_alike(found: np.ndarray, expected: np.ndarray) -> None:
     ("size", "channels", "has", "lanes"),
     [
         *[((66, 70), 3, {}, "one"), ((20, 130), 4, {}, "group")],
-        *[((66, 70), 3, {"hyper": True}, "group"), ((20, 130), 4, {"hyper": True}, "one")],
-        *[((66, 70), 3, {"extra": 2}, "one"), ((20, 130), 4, {"extra": 2}, "group")],
+        *[
+            ((66, 70), 3, {"has_hyperlatents": True}, "group"),
+            ((20, 130), 4, {"has_hyperlatents": True}, "one"),
+        ],
+        *[((66, 70), 3, {"extra_grids": 2}, "one"), ((20, 130), 4, {"extra_grids": 2}, "group")],
     ],
 )
 def test_windows_are_judged_as_the_whole_picture_is(
@@ -86,11 +91,11 @@ def test_windows_are_judged_as_the_whole_picture_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Where lanes of a GPU look up what doubling takes, by tables that differ in each window."""
-    monkeypatch.setattr(latent_step, "FILTERED_FROM_WIDTH", STARTED["hidden"])
+    monkeypatch.setattr(architecture, "FILTERED_FROM_WIDTH", STARTED.synthesis_width)
     pixels, device = picture(*size, channels), open_device("numpy")
     device.lanes = lanes
-    step = LatentStep(pixels, 0, device, **STARTED | has)
-    parted = WindowedStep(pixels, 0, device, **STARTED | has, window=WINDOW)
+    step = LatentStep(pixels, 0, device, replace(STARTED, **has))
+    parted = WindowedStep(pixels, 0, device, replace(STARTED, **has), window=WINDOW)
     assert len(parted.windows) in (3, 4)
     assert step.shape.has_filter
     away = np.random.default_rng(1).standard_normal(step.flat.shape)
@@ -119,8 +124,8 @@ def test_one_window_is_trained_as_the_whole_picture_is(
 ) -> None:
     pixels, device = picture(75, 101), open_device("numpy")
     device.lanes = lanes
-    step = LatentStep(pixels, 0, device, **STARTED, extra=extra)
-    parted = kind(pixels, 0, device, **STARTED, window=window, extra=extra)
+    step = LatentStep(pixels, 0, device, replace(STARTED, extra_grids=extra))
+    parted = kind(pixels, 0, device, step.architecture, window=window)
     for each in (step, parted):
         each.steer(Control(1e-3, noise_scale=0.0))
         each.run(2)
@@ -141,7 +146,7 @@ def test_one_window_is_trained_as_the_whole_picture_is(
 
 
 def test_every_latent_belongs_to_one_window() -> None:
-    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), STARTED, window=WINDOW)
     owners = [np.zeros(size, int) for size in step.shape.grid_sizes]
     for extent in step.windows:
         for part in extent.cut(owners):
@@ -288,8 +293,8 @@ def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> N
     none, few, more, many = (schedule.window_exponent(n) for n in (0, 20, 200, 300))
     assert none == few < more < many == schedule.window_exponent(3000)
     device, steered = open_device("numpy"), list[Control]()
-    step = WindowedStep(picture(130, 200), 0, device, **STARTED, window=WINDOW)
-    whole = LatentStep(picture(130, 200), 0, device, **STARTED)
+    step = WindowedStep(picture(130, 200), 0, device, STARTED, window=WINDOW)
+    whole = LatentStep(picture(130, 200), 0, device, STARTED)
     for each in (whole, step):
         each.steer = steered.append  # type: ignore[method-assign]
         LatentTrainer(each, LatentTrainerState(200, 1e-3))._steer()
@@ -300,7 +305,7 @@ def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> N
 
 def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows() -> None:
     """Or one, where a window takes some of them before the next one's turn."""
-    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), STARTED, window=WINDOW)
     for together, apart in ((1, 12), (8, 1)):
         step.together = together
         step.steer(Control(1e-3))
@@ -311,7 +316,7 @@ def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows
 def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its own length is; and a run that its limit ended before a step was whole."""
     asked: list[int] = []
-    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), STARTED, window=WINDOW)
     monkeypatch.setattr(latent_trainer, "window_exponent", lambda steps: asked.append(steps) or 0.5)
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
@@ -337,7 +342,7 @@ def test_weights_that_harden_move_less_with_each_of_many_windows() -> None:
 
 
 def test_a_trial_of_the_pace_moves_nothing() -> None:
-    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), STARTED, window=WINDOW)
     before = step.state()
     step.steer(Control(1e-3))
     assert step.pace(1e-6) > 0
@@ -350,8 +355,8 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size(lanes: Lan
     """And so neither does the memory that it takes."""
     device, sizes = open_device("numpy"), ((65, 66), (300, 500))
     device.lanes = lanes
-    steps = [WindowedStep(picture(*size), 0, device, **STARTED, window=WINDOW) for size in sizes]
-    steps.append(WindowStep(picture(40, 64), 0, device, **STARTED, window=WINDOW))
+    steps = [WindowedStep(picture(*size), 0, device, STARTED, window=WINDOW) for size in sizes]
+    steps.append(WindowStep(picture(40, 64), 0, device, STARTED, window=WINDOW))
     for programs in zip(*map(latent_programs, steps), strict=True):
         assert len({program._identity[0] for program in programs}) == 1
     first, second, _ = ({n: t.shape for n, t in step._moving().items()} for step in steps)
@@ -361,7 +366,7 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size(lanes: Lan
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few grids, with which a window may be as small."""
-    monkeypatch.setattr(latent_step, "default_levels", lambda *_: 4)
+    monkeypatch.setattr(architecture, "default_levels", lambda *_: 4)
     limits = buckets.CPU._replace(max_whole_pixels=0, window_size=(8, 8))
     monkeypatch.setattr(buckets, "CPU", limits)
     monkeypatch.setattr(windows, "JUDGED_PIXELS", 8 * 8)
@@ -417,7 +422,7 @@ def test_a_step_that_takes_more_than_the_time_left_ends_between_windows(
         clock[0] += 3.0 if step.done else 1.0
 
     monkeypatch.setattr(WindowedStep, "_begin", slowly)
-    step = WindowedStep(picture(66, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    step = WindowedStep(picture(66, 70), 0, open_device("numpy"), STARTED, window=WINDOW)
     trainer = LatentTrainer(step, LatentTrainerState(10, 1e-3), None, 9.0)
     assert trainer.run() == "done"
     assert (step.done, step._visited, trainer.state.steps) == (1, 2, 1)
@@ -430,7 +435,7 @@ def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.M
     shade = 120 + 60 * np.sin(x / 15) * np.cos(y / 9)
     pixels = np.stack([shade, shade + 8, shade - 12], -1).astype(np.uint8)
     hidden, entropy = pretrained.hidden_widths(start)
-    step = LatentStep(pixels, 0, open_device("numpy"), hidden=hidden, entropy=entropy, start=start)
+    step = LatentStep(pixels, 0, open_device("numpy"), Architecture(hidden, entropy, start))
     nothing, _ = step.judge(step.flat.numpy())
     found = predict_latents(pixels, step.shape, start)
     assert found is not None
@@ -479,7 +484,7 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
         judged[:] = step.grids()
 
     begun = SimpleNamespace(number=start)
-    step = SimpleNamespace(shape=shape, start=begun, ask=ask, mostly_seen=True)
+    step = SimpleNamespace(shape=shape, pretrained=begun, ask=ask, is_mostly_visible=True)
     step.answer = lambda: error
     step.flat, step.grids = SimpleNamespace(numpy=lambda: np.zeros(1)), lambda: list(grids)
     step.write_grids = lambda found: grids.__setitem__(slice(None), found)
@@ -588,7 +593,7 @@ def test_short_runs_in_many_windows_have_fewer_steps() -> None:
 
 
 def test_samples_stay_on_a_device_that_has_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), STARTED, window=WINDOW)
     pixels, info = 70 * 70, step.device.info
     nbytes = 4 * 3 * step.plane.pixels * len(step.windows)
 
@@ -725,12 +730,12 @@ def test_advice_on_memory_knows_of_hyperlatents_where_a_picture_has_them(
 
     monkeypatch.setattr(forms, "explain", explained)
     for kind in ("LatentStep", "WindowedStep"):
-        monkeypatch.setattr(forms, kind, lambda *told: asked.append(told[-2]))
+        monkeypatch.setattr(forms, kind, lambda *told: asked.append(told[3].has_hyperlatents))
     setup, error = (
         TrainingSetup((*size, 3), open_device("numpy")),
         OutOfMemoryError("full", hint="less"),
     )
-    assert forms.too_large(setup, error, hyper=has) is error
+    assert forms.too_large(setup, has, error) is error
     assert asked == [has and size == (512, 768)]
 
 
@@ -761,7 +766,7 @@ def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
 
 
 def test_a_short_run_does_not_keep_its_state_after_every_step() -> None:
-    step = LatentStep(picture(16, 16), 0, open_device("numpy"), **STARTED)
+    step = LatentStep(picture(16, 16), 0, open_device("numpy"), STARTED)
     apart = {
         n: LatentTrainer(step, LatentTrainerState(n, 1e-3))._snapshot_interval for n in (3, 9, 300)
     }
@@ -774,7 +779,7 @@ def test_a_picture_begins_from_a_start_for_what_bits_cost_unless_it_is_tiny() ->
     def start(side: int, lmbda: float) -> int:
         pixels = np.zeros((side, side, 3), np.uint8)
         setup = TrainingSetup(pixels.shape, device, is_short=True)
-        return forms.Forms(pixels, setup, np.inf, lmbda=lmbda).first().start.number
+        return forms.Forms(pixels, setup, np.inf, lmbda=lmbda).first().pretrained.number
 
     assert [start(64, lmbda) for lmbda in (1e-3, 4.1e-5, 4e-5, 1e-7)] == [4, 4, 9, 9]
     assert start(70, 1e-5) == 7

@@ -15,16 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
-from imgmlp.codec.latent.model import (
-    ModelShape,
-    Quantized,
-    check_networks,
-    flat_of,
-    networks_of,
-    quantized,
-)
+from imgmlp.codec.latent.model import ModelShape, Quantized, check_networks, quantized
 from imgmlp.codec.latent.sections import cheapest_coding, default_exponent, network_bits
 from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
+from imgmlp.codec.latent.step.parameters import flat_of, networks_of
 from imgmlp.codec.latent.training import progressive_quantisation, rdoq
 from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.training.replay import decibels
@@ -83,7 +77,7 @@ class Search:
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
         self.step, self._enough = step, enough
-        self.floats = networks_of(np.nan_to_num(step.flat.numpy()), step.shapes)
+        self.floats = networks_of(np.nan_to_num(step.flat.numpy()), step.parameter_shapes)
         self.exponents = dict(exponents or {name: default_exponent(name) for name in self.floats})
         # Caches: the error or rate by the weights that it depends on, the bits of a tensor by its
         # exponent and values, and the quantised tensor by its name and exponent.
@@ -185,7 +179,7 @@ class Search:
         It is assumed to leave the usual fraction of the cost of rounding.
         """
         now, (error, rate) = self.exponents, self.step.judge(floats)
-        free = error * self.step.counted + lmbda * rate
+        free = error * self.step.visible_fraction + lmbda * rate
         if not math.isfinite(free):  # the networks exploded: no cost can be compared with theirs
             return now
         self._rounding_weight = progressive_quantisation.REMAINING_COST_FRACTION
@@ -251,7 +245,7 @@ class Search:
     def _tensor_bits(self, name: str, tensor: Quantized) -> float:
         key = name, tensor.exponent, tensor.values.tobytes()
         if key not in self._bits:
-            self._bits[key] = network_bits({name: tensor}, self.step.start)
+            self._bits[key] = network_bits({name: tensor}, self.step.pretrained)
         return self._bits[key]
 
     def bits(self) -> float:
@@ -280,7 +274,7 @@ class Search:
         if not valid:
             return math.inf
         error, rate = (self._judged[key] for key in keys)
-        cost = error * self.step.counted + lmbda * rate
+        cost = error * self.step.visible_fraction + lmbda * rate
         cost = self._unrounded_cost + self._rounding_weight * (cost - self._unrounded_cost)
         cost += lmbda * bits / self.step.pixels
         return math.inf if math.isnan(cost) else cost
@@ -333,7 +327,7 @@ class Refinement:
         self._unanswered = 0  # questions to the step
         self._lmbda = lmbda
         self._flat = _flat(networks)
-        places = networks_of(np.arange(len(self._flat)), step.shapes)
+        places = networks_of(np.arange(len(self._flat)), step.parameter_shapes)
         self._places = np.concatenate([places[name].ravel() for name in networks])
         self._parts = [part_of(name) for name in networks for _ in range(places[name].size)]
         parts = [_symbols(name, tensor, step) for name, tensor in networks.items()]
@@ -369,7 +363,7 @@ class Refinement:
             self._forget()
 
     def networks(self) -> dict[str, Quantized]:
-        floats = networks_of(self._flat, self.step.shapes)
+        floats = networks_of(self._flat, self.step.parameter_shapes)
         return {
             name: Quantized(
                 np.rint(np.ldexp(floats[name].astype(np.float64), tensor.exponent)).astype(
@@ -395,7 +389,7 @@ class Refinement:
 
     def _answer(self, part: Part) -> float:
         self._unanswered -= 1
-        return self.step.answer() * (self.step.counted if part == "error" else self._lmbda)
+        return self.step.answer() * (self.step.visible_fraction if part == "error" else self._lmbda)
 
     def _forget(self) -> None:
         while self._unanswered:
@@ -424,7 +418,7 @@ class Refinement:
 
 def _symbols(name: str, tensor: Quantized, step: LatentStep) -> tuple[Array, Array, Array]:
     """A tensor as it is coded, for each weight: symbol, number of its distribution, step size."""
-    base, number, _ = cheapest_coding(name, tensor, step.start)
+    base, number, _ = cheapest_coding(name, tensor, step.pretrained)
     symbols = (tensor.values - base).ravel().astype(np.int64)
     sizes = np.full(symbols.shape, np.float32(2.0**-tensor.exponent))
     return symbols, np.full(symbols.shape, number), sizes

@@ -10,19 +10,18 @@ takes as long as thousands of training steps, short runs use a few coarse bucket
 such a shared program as well, while another process compiles the program of the picture's own
 bucket, where a step takes less time; then they switch to it.
 
-    python -m imgmlp.codec.latent.training.buckets DEVICE NUMBER...
+    python -m imgmlp.codec.latent.training.buckets DEVICE REQUEST
 
-is that process. The numbers are the picture's height, width and channels, the seed, the widths of
-both networks, the number by which their pretrained networks are known (0 for none), 1 with
-hyperlatents or else 0, the count of extra grids, and the bucket's rows and columns, or a single 0
-for the picture's exact size.
+is that process. The request is JSON: the picture's shape, the seed, the architecture, and the
+bucket, or null for the picture's exact size.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -30,7 +29,8 @@ import numpy as np
 
 from imgmlp import child
 from imgmlp.codec.latent.plane import MAX_POWER_OF_TWO_SIDE, bucket_side
-from imgmlp.codec.latent.step.latent_step import LatentStep, levels_of
+from imgmlp.codec.latent.step.architecture import Architecture, levels_of
+from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.engine import AnyDevice, open_device
 
 Sides = tuple[int, int]  # rows and columns
@@ -260,7 +260,7 @@ class TrainingSetup:
         pays = not must_pay or self.own_bucket_pays(steps, operations)
         return pays and 0 < MIN_RUN_PER_OPENING * opening_steps <= steps
 
-    def step_program(self, widths: tuple[int, int], hyper: bool = False) -> str:
+    def step_program(self, widths: tuple[int, int], has_hyperlatents: bool = False) -> str:
         """The name in compile_times.py of the program that a run starts in."""
         height, width, channels = self.shape
         first = replace(self, is_short=self.is_short or self.has_opening)
@@ -272,7 +272,7 @@ class TrainingSetup:
             sizes = f"{height}x{width} alone"
         levels = levels_of(height, width, first.bucket)
         extra = f", {self.extra_grids} extra" * (self.extra_grids > 0)
-        kind = f"widths {widths}" + ", hyperlatents" * hyper + extra
+        kind = f"widths {widths}" + ", hyperlatents" * has_hyperlatents + extra
         return f"latent step: {sizes} x{channels}, {levels} levels, {kind}"
 
 
@@ -283,35 +283,31 @@ def _oriented(shape: tuple[int, ...], sides: Sides) -> Sides:
 
 def bucket_compiler(like: LatentStep, bucket: Bucket) -> child.Helper:
     """A process that compiles, for a bucket, the programs that train the picture of a step."""
-    shape = like.shape
-    sizes = (
-        like.height,
-        like.width,
-        like.channels,
-        like.seed,
-        shape.synthesis_width,
-        shape.entropy_width,
-    )
-    kind = like.start.number, int(shape.has_hyperlatents), shape.extra_grids
-    numbers = map(str, (*sizes, *kind, *(bucket or (0,))))
-    device = like.device
-    # A run on a GPU leaves CPU cores to further processes that help compiling.
+    request = {
+        "shape": (like.height, like.width, like.channels),
+        "seed": like.seed,
+        "architecture": asdict(like.architecture),
+        "bucket": bucket,
+    }
     return child.Helper(
         "imgmlp.codec.latent.training.buckets",
-        device.info.spec,
-        *numbers,
-        may_have_helpers=is_gpu(device),
+        like.device.info.spec,
+        json.dumps(request),
+        # A run on a GPU leaves CPU cores to further processes that help compiling.
+        may_have_helpers=is_gpu(like.device),
     )
 
 
-def compile_bucket(spec: str, *numbers: str) -> None:
+def compile_bucket(spec: str, request: str) -> None:
     """Compile what `bucket_compiler` asks for; runs in its process."""
-    height, width, channels, seed, hidden, entropy, start, hyper, extra, *bucket = map(int, numbers)
+    wanted = json.loads(request)
     step = LatentStep(
-        np.zeros((height, width, channels), np.uint8), seed, open_device(spec),
-        hidden=hidden, entropy=entropy, start=start,
-        bucket=(bucket[0], bucket[1]) if bucket[0] else None, hyper=bool(hyper), extra=extra,
-    )  # fmt: skip
+        np.zeros(wanted["shape"], np.uint8),
+        wanted["seed"],
+        open_device(spec),
+        Architecture(**wanted["architecture"]),
+        wanted["bucket"] and tuple(wanted["bucket"]),
+    )
     step.judge(step.flat.numpy())
     step.run(1)
 

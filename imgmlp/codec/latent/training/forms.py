@@ -21,6 +21,7 @@ from imgmlp.codec.latent.model import (
     default_levels,
 )
 from imgmlp.codec.latent.pretrained import DEFAULT_LMBDA, newest_pretrained
+from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.buckets import Bucket, TrainingSetup, compiles_slowly
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
@@ -61,16 +62,22 @@ class Forms:
         pixels: Array,
         setup: TrainingSetup,
         max_weights: float,
-        hyper: bool = False,
+        is_long: bool = False,
         lmbda: float = DEFAULT_LMBDA,
     ) -> None:
-        """`pixels` are uint8 [height, width, channels]; `hyper` says that the run is long enough
+        """`pixels` are uint8 [height, width, channels]; `is_long` says that the run is long enough
         for hyperlatents; `lmbda` is the lambda that it begins with."""
         self.pixels, self.setup, self.device = pixels, setup, setup.device
         self.name = ""  # of the form that was built last; stored in checkpoints
         quick = is_quick(setup.device, setup.is_short)
-        self._widths, self._lmbda = widths(pixels.shape, max_weights, quick), lmbda
-        self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
+        hidden = widths(pixels.shape, max_weights, quick)
+        is_tiny = pixels.shape[0] * pixels.shape[1] < MIN_PIXELS_FOR_LOW_LMBDA
+        self.architecture = Architecture(
+            *hidden,
+            pretrained=newest_pretrained(hidden, DEFAULT_LMBDA if is_tiny else lmbda),
+            has_hyperlatents=is_long and hidden == widths(pixels.shape, math.inf),
+            extra_grids=setup.extra_grids,
+        )
 
     def first(self, name: str | None = None) -> LatentStep:
         """The step that a run begins with: of the form with that name, or else of the first form
@@ -81,7 +88,7 @@ class Forms:
         allowed = forms if name is None else {name: forms[name]}
         return within_memory(
             partial(self._build_first_fitting, allowed),
-            partial(too_large, self.setup, hyper=self.hyper),
+            partial(too_large, self.setup, self.architecture.has_hyperlatents),
         )
 
     def whole(self) -> LatentStep | None:
@@ -136,25 +143,12 @@ class Forms:
         self.name = last
         return forms[last]()
 
-    @property
-    def _pretrained(self) -> int:
-        """The number of the pretrained networks that training begins from."""
-        tiny = self.pixels.shape[0] * self.pixels.shape[1] < MIN_PIXELS_FOR_LOW_LMBDA
-        return newest_pretrained(self._widths, DEFAULT_LMBDA if tiny else self._lmbda)
-
     def _whole(self, bucket: Bucket) -> LatentStep:
-        hidden, entropy = self._widths
-        return LatentStep(
-            self.pixels, SEED, self.device, hidden=hidden, entropy=entropy,
-            start=self._pretrained, bucket=bucket, hyper=self.hyper, extra=self.setup.extra_grids,
-        )  # fmt: skip
+        return LatentStep(self.pixels, SEED, self.device, self.architecture, bucket)
 
     def _in_windows(self) -> LatentStep:
         kind = WindowedStep if self.setup.window_count > 1 else WindowStep
-        return kind(
-            self.pixels, SEED, self.device, *self._widths, self._pretrained,
-            hyper=self.hyper, extra=self.setup.extra_grids,
-        )  # fmt: skip
+        return kind(self.pixels, SEED, self.device, self.architecture)
 
 
 def has_hyperlatents(shape: tuple[int, ...], steps: float) -> bool:
@@ -206,7 +200,7 @@ def _weight_count(hidden: tuple[int, int], channels: int, network: str = "") -> 
 
 
 def too_large(
-    setup: TrainingSetup, error: OutOfMemoryError, hyper: bool = False
+    setup: TrainingSetup, may_have_hyperlatents: bool, error: OutOfMemoryError
 ) -> OutOfMemoryError:
     """The error to raise where a step does not fit into the device's memory; it names the size of
     a smaller picture that would."""
@@ -215,12 +209,13 @@ def too_large(
     def build(width: int, height: int, device: AnyDevice) -> LatentStep:
         """The form that needs the least memory."""
         pixels = np.zeros((height, width, channels), np.uint8)
-        hidden, entropy = widths(pixels.shape, math.inf)
-        has_hyper = hyper and has_hyperlatents(pixels.shape, math.inf)
-        networks = hidden, entropy, 0, None, has_hyper, setup.extra_grids
-        if TrainingSetup(pixels.shape, device).can_use_windows:
-            return WindowedStep(pixels, SEED, device, *networks)
-        return LatentStep(pixels, SEED, device, *networks)
+        architecture = Architecture(
+            *widths(pixels.shape, math.inf),
+            has_hyperlatents=may_have_hyperlatents and has_hyperlatents(pixels.shape, math.inf),
+            extra_grids=setup.extra_grids,
+        )
+        windowed = TrainingSetup(pixels.shape, device).can_use_windows
+        return (WindowedStep if windowed else LatentStep)(pixels, SEED, device, architecture)
 
     what = f"training a latent model of {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)

@@ -36,8 +36,8 @@ def initialise(step: LatentStep, pixels: Array, lmbda: float, steps: int) -> Non
     networks that would make a picture of predicted latents.
     """
     predicted = None
-    if step.mostly_seen and not is_graphic(pixels, steps):
-        predicted = predict_latents(pixels, step.shape, step.start.number)
+    if step.is_mostly_visible and not is_graphic(pixels, steps):
+        predicted = predict_latents(pixels, step.shape, step.pretrained.number)
     if predicted is None:
         return
     zeros = step.grids()

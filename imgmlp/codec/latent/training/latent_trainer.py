@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
+from imgmlp.codec.latent.model import Quantized
 from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.step.parameters import flat_of, networks_of
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.lmbdas import forecast
 from imgmlp.codec.latent.training.schedule import (
@@ -90,7 +91,7 @@ def scale_latents(step: LatentStep, factor: float) -> None:
     Most weights of the entropy network stay as they are, as each difference from the pretrained
     ones costs bits: scaling only its inputs and biases scales its activations nearly as well.
     """
-    networks = networks_of(step.flat.numpy().copy(), step.shapes)
+    networks = networks_of(step.flat.numpy().copy(), step.parameter_shapes)
     networks["synthesis.0.weight"] /= factor
     for name in ("entropy.0.bias", "entropy.1.bias"):
         networks[name] *= factor
@@ -205,7 +206,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             self._fit_steps_to_limit(self._max_steps if may_grow else 0)
         self._steer()
         if tell is not None:
-            cost = loss * self.step.counted + self.state.lmbda * rate
+            cost = loss * self.step.visible_fraction + self.state.lmbda * rate
             tell(replace(self._progress(loss), bpp=rate, cost=cost))
         return True
 
@@ -331,7 +332,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             self.rescale(MAX_RESCALING)
 
     def _suitable_scale(self, lmbda: float) -> float:
-        pretrained = self.step.start.number
+        pretrained = self.step.pretrained.number
         return latent_scale(lmbda, self.step.pixels, self.state.run_steps, pretrained)
 
     @property

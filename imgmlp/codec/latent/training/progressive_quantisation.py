@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from imgmlp.codec.latent.model import Quantized, networks_of, quantized
-from imgmlp.codec.latent.step.latent_step import TILE_SUBSAMPLING, Control, LatentStep
+from imgmlp.codec.latent.model import Quantized, quantized
+from imgmlp.codec.latent.step.control import TILE_SUBSAMPLING, Control
+from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.step.parameters import networks_of
 from imgmlp.codec.training.replay import next_chunk
 
 MIN_WEIGHTS_TO_COARSEN = 100  # of a tensor, above which its step size is doubled
@@ -48,7 +50,7 @@ def quantise(
     count.
     """
     floats = step.flat.numpy()
-    places = networks_of(np.arange(len(floats)), step.shapes)
+    places = networks_of(np.arange(len(floats)), step.parameter_shapes)
     exponent = np.empty(len(floats), np.intc)
     for name, at in places.items():
         exponent[at] = exponents[name]
@@ -67,7 +69,7 @@ def quantise(
                 _learn(step, lmbda, ends[number + 1] - ends[number], enough)
     finally:
         step.trainable.write(np.ones_like(free))
-    networks = networks_of(floats, step.shapes)
+    networks = networks_of(floats, step.parameter_shapes)
     return {name: quantized(values, exponents[name]) for name, values in networks.items()}
 
 

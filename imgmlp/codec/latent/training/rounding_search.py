@@ -236,7 +236,7 @@ class Rounding:
 
     def _written(self, trial: Trial) -> Written:
         grids = tuple(self._write_rounded(trial.shrinkage))
-        model = LatentModel(self.step.shape, grids, trial.networks, self.step.start.number)
+        model = LatentModel(self.step.shape, grids, trial.networks, self.step.pretrained.number)
         with ThreadPoolExecutor(1) as other:  # coding keeps only one core busy
             coded = other.submit(sections.write, model, self.device)
             pixels = synthesize(model, self.device)

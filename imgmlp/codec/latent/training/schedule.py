@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from imgmlp.codec.latent.pretrained import training_lmbda
-from imgmlp.codec.latent.step.latent_step import BETA2, LATENT_BETA1, TILE_SUBSAMPLING, Control
+from imgmlp.codec.latent.step.control import BETA2, LATENT_BETA1, TILE_SUBSAMPLING, Control
 
 ROUNDED_FROM = 0.97  # fraction of a run after which latents are rounded
 

@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.plane import Extent, Plane, Span
-from imgmlp.codec.latent.step.latent_step import Control, LatentStep, Part, joined
+from imgmlp.codec.latent.step.architecture import Architecture
+from imgmlp.codec.latent.step.control import Control
+from imgmlp.codec.latent.step.latent_step import LatentStep, Part, joined
 from imgmlp.codec.latent.training.buckets import TrainingSetup, is_gpu
 from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
 from imgmlp.image import visible_fraction
@@ -50,27 +52,32 @@ class WindowStep(LatentStep):
     """
 
     def __init__(
-        self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
-        window: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        pixels: Array,
+        seed: int,
+        device: AnyDevice,
+        architecture: Architecture,
+        window: tuple[int, int] | None = None,
+    ) -> None:
         self._window = window or TrainingSetup(pixels.shape, device).window_size
-        super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
-                         bucket=self._window, hyper=hyper, extra=extra)  # fmt: skip
+        super().__init__(pixels, seed, device, architecture, self._window)
 
     def _initial_extent(self) -> Extent:
         plane = Plane.of(*self._window, self.levels, HALO, self.shape.additional_levels)
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
-    def _masks(self) -> list[Tensor]:
+    def _make_masks(self) -> list[Tensor]:
         """As in LatentStep, but held by two Tensors, as the host needs time for each that it
         sends."""
         plane = self.extent.plane
         bounds, masks = (Tensor(values, self.device) for values in _mask_arrays(self.extent))
-        self.firsts, self.ends = bounds[0], bounds[1]
+        self.grid_begins, self.grid_ends = bounds[0], bounds[1]
         count, shape = plane.rows * plane.pitch, (plane.rows, plane.pitch)
-        self.taken, self.own = (masks[n * count : (n + 1) * count].reshape(*shape) for n in (0, 1))
-        of_pixels = masks[2 * count :].reshape(2, plane.pixels)
-        self.inside, self.own_pixels = of_pixels[0], of_pixels[1]
+        self.latent_mask, self.own_latent_mask = (
+            masks[n * count : (n + 1) * count].reshape(*shape) for n in (0, 1)
+        )
+        pixel_masks = masks[2 * count :].reshape(2, plane.pixels)
+        self.pixel_mask, self.own_pixel_mask = pixel_masks[0], pixel_masks[1]
         return [bounds, masks]
 
 
@@ -78,14 +85,18 @@ class WindowedStep(WindowStep):
     """The step of a picture of any number of windows, by the program of one window."""
 
     def __init__(
-        self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
-        window: tuple[int, int] | None = None, hyper: bool = False, extra: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        pixels: Array,
+        seed: int,
+        device: AnyDevice,
+        architecture: Architecture,
+        window: tuple[int, int] | None = None,
+    ) -> None:
         self._picture = pixels
-        super().__init__(pixels, seed, device, hidden, entropy, start, window, hyper, extra)
+        super().__init__(pixels, seed, device, architecture, window)
         self.together = GPU_STEPS_PER_VISIT if is_gpu(device) else 1
         self.windows = self._all_windows()
-        self._judges = self._sample_windows()
+        self._judged_windows = self._sample_windows()
         # What the host owns: latents, and the bias corrections of their Adam at the last step.
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grid_sizes]
         self._corrections = [np.zeros((), np.float32)] * 2
@@ -97,7 +108,7 @@ class WindowedStep(WindowStep):
         self._sums, self._last_sums = np.zeros(2), np.zeros(2)
         # Pages: moments by window number, masks by `Extent.mask_key`, targets by window corner.
         self._moments = self._moment_pages()
-        self._mask_pages = [Pages(t) for t in self.framing]
+        self._mask_pages = [Pages(t) for t in self.extent_tensors]
         self._mask_numbers = {self.extent.mask_key: 0}
         self._target_pages, self._target_numbers = Pages(self.target), dict[Span, int]()
         self._feeders: dict[Tensor, Feeder] = {}
@@ -172,7 +183,7 @@ class WindowedStep(WindowStep):
         # Bits of weights belong to the whole picture: each window has its part of them.
         factor = self.weight_rate_factor * extent.pixels / self.pixels
         interval = len(self.windows) if self.together == 1 else 1
-        control = self._steered.array(self.channels, extent.pixels, factor, interval)
+        control = self._current_control.array(self.channels, extent.pixels, factor, interval)
         if not np.array_equal(control, self._sent_control):
             self._send(self.control, control)
             self._sent_control = control
@@ -250,15 +261,15 @@ class WindowedStep(WindowStep):
         """Wait for the oldest visit: its latents [rows, pitch], and [error, bits] of its last
         step."""
         self._results.wait(1)
-        found = self._arrays
-        return found["latents"], np.array([found["error"], found["bits"]], np.float64)
+        results = self._arrays
+        return results["latents"], np.array([results["error"], results["bits"]], np.float64)
 
     @cached_property
     def _results(self) -> Receiver:
         """Receives what a visit leaves, before the values of the next one are written."""
 
-        def keep(_: object, found: dict[str, Array]) -> None:
-            self._arrays = found
+        def keep(_: object, results: dict[str, Array]) -> None:
+            self._arrays = results
 
         return Receiver(self.program, ["error", "bits"], keep, {"latents": self.latents})
 
@@ -271,24 +282,24 @@ class WindowedStep(WindowStep):
             self._begin(0, 1, moves=False)
             self._finish()
 
-        before = self._staying()
+        before = self._device_state()
         visit()  # which may compile for seconds
         count, began, seconds = 0, time.perf_counter(), 0.0
         while seconds < most:
             visit()
             count, seconds = count + 1, time.perf_counter() - began
-        self._back_to(before)
+        self._restore_device_state(before)
         return seconds / count * len(self.windows)
 
     def steer(self, control: Control) -> None:
-        self._steered = control
+        self._current_control = control
 
     # --- from and to the host ---
 
     def ask(self, flat: Array, part: Part) -> None:
         """As in LatentStep, by the sample of windows."""
         self._candidates.send(flat)
-        for extent in self._judges:
+        for extent in self._judged_windows:
             self._turn_masks(extent)
             if part == "error":
                 self._turn_target(extent)
@@ -298,18 +309,18 @@ class WindowedStep(WindowStep):
         self._pending.append(part)
 
     def answer(self) -> float:
-        part, found = self._pending.pop(0), 0.0
-        for _ in self._judges:
+        part, total = self._pending.pop(0), 0.0
+        for _ in self._judged_windows:
             self._figures[part].wait(1)
-            found += self._latest
+            total += self._latest
         pixels, samples = self._judged_size
-        return found / (samples if part == "error" else pixels)
+        return total / (samples if part == "error" else pixels)
 
     @cached_property
     def _judged_size(self) -> tuple[int, float]:
         """Pixels of the sample of windows, and how many of their samples count."""
         pixels, samples = 0, 0.0
-        for extent in self._judges:
+        for extent in self._judged_windows:
             rows, columns = (slice(*extent.span(axis, 0)) for axis in (0, 1))
             pixels += extent.pixels
             samples += (
@@ -329,12 +340,12 @@ class WindowedStep(WindowStep):
         extent.cut(self._grids)[level][:] = values
 
     def picture(self) -> Array:
-        found = np.empty((self.height, self.width, self.channels), np.uint8)
+        pixels = np.empty((self.height, self.width, self.channels), np.uint8)
         for extent in self.windows:
             self._enter(extent)
             rows, columns = (slice(*extent.span(axis, 0)) for axis in (0, 1))
-            found[rows, columns] = super().picture()
-        return found
+            pixels[rows, columns] = super().picture()
+        return pixels
 
     def grids(self) -> list[Array]:
         return self._grids
@@ -343,19 +354,19 @@ class WindowedStep(WindowStep):
         self._grids = [np.array(grid, np.float32) for grid in grids]
 
     def _moving(self) -> dict[str, Tensor]:
-        every = super()._moving().items()
-        return {name: t for name, t in every if not name.startswith(("latents", "grids"))}
+        tensors = super()._moving().items()
+        return {name: t for name, t in tensors if not name.startswith(("latents", "grids"))}
 
     def state(self) -> dict[str, Array]:
-        found = self._staying()
+        state = self._device_state()
         for name, grids in self._latent_state().items():
-            found |= {f"{name}_{n}": grid for n, grid in enumerate(grids)}
-        found |= {f"replaced_{n}": values.copy() for n, values in enumerate(self._replaced)}
+            state |= {f"{name}_{n}": grid for n, grid in enumerate(grids)}
+        state |= {f"replaced_{n}": values.copy() for n, values in enumerate(self._replaced)}
         counts = {"steps": np.array(self._steps), "turn": np.array(self._visited)}
-        return found | counts | {"found": self._sums.copy()}
+        return state | counts | {"found": self._sums.copy()}
 
     def restore(self, arrays: dict[str, Array]) -> None:
-        self._back_to(arrays)
+        self._restore_device_state(arrays)
         for name, held in (("latents", self._grids), ("corrections", self._corrections)):
             held[:] = [arrays[f"{name}_{n}"].copy() for n in range(len(held))]
         for name, pages in zip(MOMENTS, self._moments, strict=True):
@@ -373,14 +384,14 @@ class WindowedStep(WindowStep):
         Its gradients of networks are sums over all windows, so that Adam's mean of gradients grows
         by their number and the mean of squares by its square.
         """
-        found, count = self._staying(), len(self.windows)
-        found["networks_0"] *= count
-        found["networks_1"] *= count**2
-        found["latents"] = step.extent.assemble(self._grids)
+        state, count = self._device_state(), len(self.windows)
+        state["networks_0"] *= count
+        state["networks_1"] *= count**2
+        state["latents"] = step.extent.assemble(self._grids)
         moments = (step.extent.assemble(self._on_grids(pages)) for pages in self._moments)
         for n, array in enumerate([*moments, *self._corrections]):
-            found[f"grids_{n}"] = array
-        return found | {"count": np.array(self._steps, np.uint32)}
+            state[f"grids_{n}"] = array
+        return state | {"count": np.array(self._steps, np.uint32)}
 
     def _latent_state(self) -> dict[str, list[Array]]:
         """Latents, their moments, and the bias corrections of these; the first two by grids."""
@@ -390,10 +401,10 @@ class WindowedStep(WindowStep):
 
     def _on_grids(self, pages: Pages) -> list[Array]:
         """The windows' pages, put together to arrays like the picture's grids."""
-        found = [np.zeros_like(grid) for grid in self._grids]
+        grids = [np.zeros_like(grid) for grid in self._grids]
         for number, extent in enumerate(self.windows, 1):
-            _assign(extent.cut(found), extent.parts(pages.read(number)))
-        return found
+            _assign(extent.cut(grids), extent.parts(pages.read(number)))
+        return grids
 
 
 def _assign(grids: Sequence[Array], values: Sequence[Array]) -> None:
