@@ -256,7 +256,7 @@ def neighbours(shape: Shape, larger: int, smaller: int) -> list[Shape]:
 
 @cache
 def shapes(channels: int) -> tuple[Shape, ...]:
-    """All shapes that encoders choose from; each has at most a quarter more weights than the last.
+    """All shapes that encoders choose from; each has at most a third more weights than the last.
 
     Five layers compress better than three wider ones, except where they would be very narrow.
     Widths have at most four significant binary digits.
