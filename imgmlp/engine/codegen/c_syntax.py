@@ -93,15 +93,15 @@ def operation_text(op: Op, args: list[str], operand: DType, result: DType, vecto
     `operand` is the dtype of the last argument; `vector` says whether the result is a vector.
     """
     if op is Op.CAST:
-        found = f"{args[0]} != 0" if result is bool_ else f"({register_type(result)}){args[0]}"
+        text = f"{args[0]} != 0" if result is bool_ else f"({register_type(result)}){args[0]}"
     else:
         whole = (
             (SIGNED_TEMPLATES if operand.min < 0 else UNSIGNED_TEMPLATES) if operand.is_int else {}
         )
         if result is i32 and not vector:
             whole = whole | WRAPPING_TEMPLATES
-        found = (whole.get(op) or OPERATION_TEMPLATES[op]).format(*args)
-    return f"round_half({found})" if result is f16 and op in ROUNDED_HALF_OPERATIONS else found
+        text = (whole.get(op) or OPERATION_TEMPLATES[op]).format(*args)
+    return f"round_half({text})" if result is f16 and op in ROUNDED_HALF_OPERATIONS else text
 
 
 # --- local memory ---

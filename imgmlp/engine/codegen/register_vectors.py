@@ -54,10 +54,10 @@ def vectorise_columns(code: Code) -> tuple[dict[int, int], dict[int, int]]:
     ranges: dict[int, int] = {}
     vectors: dict[int, int] = {}
     for begin, end in _column_loops(code):
-        found = _vector_values(code, begin, end)
-        if found is not None:
+        values = _vector_values(code, begin, end)
+        if values is not None:
             ranges[begin] = _tile_vector_width(code, begin, end)
-            vectors |= dict.fromkeys(found, ranges[begin])
+            vectors |= dict.fromkeys(values, ranges[begin])
     return ranges, vectors
 
 
@@ -164,15 +164,15 @@ def loops_around_register_products(code: Code) -> set[int]:
     LLVM takes long to prove for many nested loops that a counter of 32 bits does not overflow.
     """
     opened: list[int] = []
-    found: set[int] = set()
+    loops: set[int] = set()
     for i, u in enumerate(code.uops):
         if u.op is U.RANGE:
             opened.append(i)
         elif u.op is U.END:
             opened.pop()
         elif u.op is U.PRODUCT and u.arg.registers:
-            found.update(opened)
-    return found
+            loops.update(opened)
+    return loops
 
 
 def products_fused_into_sums(code: Code) -> set[int]:
@@ -186,12 +186,12 @@ def products_fused_into_sums(code: Code) -> set[int]:
         for s in u.src:
             users.setdefault(s, []).append(u)
     products = (i for i, u in enumerate(code.uops) if (u.op, u.arg) == (U.ALU, Op.MUL))
-    found: set[int] = set()
+    fused: set[int] = set()
     for i in products:
         alone = len(users.get(i, ())) == 1 and code.uops[i].dtype is f32
         if alone and _is_sum_of_products(code, users[i][0]):
-            found.add(i)
-    return found
+            fused.add(i)
+    return fused
 
 
 def _is_sum_of_products(code: Code, u: UOp) -> bool:

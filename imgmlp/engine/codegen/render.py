@@ -62,7 +62,7 @@ PRODUCT_UOPS = {U.PRODUCT, U.TILE, U.SPREAD, U.PANEL, U.COLUMNS}
 
 def size_definitions(target: Target) -> str:
     """Definitions of the sizes that building blocks depend on."""
-    found = {
+    sizes = {
         "VECTOR": target.vector_pair_width,
         "NARROW": target.vector_width,
         "TILE": GPU_TILE_SIDE,
@@ -70,8 +70,8 @@ def size_definitions(target: Target) -> str:
     }
     factor = FACTOR_DTYPES.get(target.product_mode)
     if factor is not None:
-        found["FACTOR_BYTES"] = factor.itemsize
-    return "".join(f"#define {name} {size}\n" for name, size in found.items())
+        sizes["FACTOR_BYTES"] = factor.itemsize
+    return "".join(f"#define {name} {size}\n" for name, size in sizes.items())
 
 
 @cache

@@ -32,10 +32,10 @@ def vectorise_sums(code: Code, widest: int) -> tuple[set[int], dict[int, int], d
     vectors: dict[int, int] = {}
     for acc, u in enumerate(code.uops):
         if u.op is U.ACC and u.dtype is f32 and u.arg[0] % widest == 0 and u.arg[1] == 0:
-            found = _adding_loops(code, acc, widest)
-            if found is not None:
+            loops = _adding_loops(code, acc, widest)
+            if loops is not None:
                 sums.add(acc)
-                for begin, width, values in found:
+                for begin, width, values in loops:
                     ranges[begin] = width
                     vectors |= dict.fromkeys(values, width)
     return sums, ranges, vectors
@@ -53,15 +53,15 @@ def vectorise_outputs(code: Code, widest: int) -> tuple[set[int], dict[int, int]
             if {code.uops[i].op for i in users} != {U.ACCUMULATE, U.LANE}:
                 continue
             loops = list(_innermost_loops(code, adding))
-            found = [
+            vectors_of_loops = [
                 _vector_values(code, *loop, acc)
                 for loop in loops
                 if _covers_accumulators(code, loop[0], acc)
             ]
-            if len(found) == len(adding) and None not in found:
+            if len(vectors_of_loops) == len(adding) and None not in vectors_of_loops:
                 sums.add(acc)
                 ranges |= {begin: widest for begin, _ in loops}
-                vectors |= {value: widest for values in found for value in values or ()}
+                vectors |= {value: widest for values in vectors_of_loops for value in values or ()}
     return sums, ranges, vectors
 
 
@@ -76,7 +76,7 @@ def _adding_loops(code: Code, acc: int, widest: int) -> list[tuple[int, int, set
     users = [i for i, u in enumerate(code.uops) if acc in u.src]
     if {code.uops[i].op for i in users} != {U.ACCUMULATE, U.COMBINE}:
         return None
-    found = []
+    loops = []
     for begin, end in _innermost_loops(code, [i for i in users if code.uops[i].op is U.ACCUMULATE]):
         loop: Range = code.uops[begin].arg
         width = (
@@ -95,8 +95,8 @@ def _adding_loops(code: Code, acc: int, widest: int) -> list[tuple[int, int, set
         values = _vector_values(code, begin, end, acc)
         if values is None:
             return None
-        found.append((begin, width, values if width > 1 else set[int]()))
-    return found if any(width > 1 for _, width, _ in found) else None
+        loops.append((begin, width, values if width > 1 else set[int]()))
+    return loops if any(width > 1 for _, width, _ in loops) else None
 
 
 def _innermost_loops(code: Code, places: list[int]) -> Iterator[tuple[int, int]]:

@@ -65,8 +65,8 @@ class Lowering:
             return self._moved(node, indices, guard)
         if node.op is Op.GATHER:
             return self._gathered(node, indices, guard)
-        if node.op is Op.WHERE and (found := self._masked(node, indices, guard)) is not None:
-            return found
+        if node.op is Op.WHERE and (masked := self._masked(node, indices, guard)) is not None:
+            return masked
         if node.op in ELEMENTWISE:
             src = [self.value(s, indices, guard) for s in node.src]
             return emit(U.ALU, node.dtype, src, node.op)
@@ -87,8 +87,8 @@ class Lowering:
         inner = unravel(offset, source.shape)
         if valid is ONE:
             return self.value(source, inner, guard)
-        found = self.value(source, inner, conj(valid, guard))
-        return self.select_or_zero(valid, found, node.dtype)
+        element = self.value(source, inner, conj(valid, guard))
+        return self.select_or_zero(valid, element, node.dtype)
 
     def select_or_zero(self, condition: Expr, value: int, dtype: DType) -> int:
         """The value if the condition is 1, else 0."""
@@ -134,14 +134,14 @@ _offsets: WeakKeyDictionary[Node, tuple[list[Var], list[Expr]]] = WeakKeyDiction
 
 def load_offsets(value: Node) -> tuple[Sequence[Var], Sequence[Expr]]:
     """An index for each axis of a value, and the offsets of all loads for the element there."""
-    found = _offsets.get(value)
-    if found is None:
+    entry = _offsets.get(value)
+    if entry is None:
         lower = trial_lowering()
         indices = [lower.build.open(Range(f"x{a}", n)) for a, n in enumerate(value.shape)]
         lower.value(value, indices)
         uops = (u for scope in lower.build.scopes for _, u in scope)
-        found = _offsets[value] = indices, [u.arg[0] for u in uops if u.op is U.LOAD]
-    return found
+        entry = _offsets[value] = indices, [u.arg[0] for u in uops if u.op is U.LOAD]
+    return entry
 
 
 def lower_stores(lower: Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:

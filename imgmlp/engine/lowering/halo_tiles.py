@@ -93,10 +93,10 @@ class _LocalReads(Lowering):
             return super()._moved(node, indices, guard)
         array, place = known
         if isinstance(place, Const):  # loaded at each use, as registers cannot hold all of them
-            found, guard = self.build.effect(U.LANE, (array,), place, f32), conj(valid, guard)
+            element, guard = self.build.effect(U.LANE, (array,), place, f32), conj(valid, guard)
         else:  # the halo has zeros where `valid` is false
-            found = self.build.emit(U.LANE, f32, (array,), place, [place])
-        return found if guard is self.exists else self.select_or_zero(guard, found, f32)
+            element = self.build.emit(U.LANE, f32, (array,), place, [place])
+        return element if guard is self.exists else self.select_or_zero(guard, element, f32)
 
 
 def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int]:
@@ -155,7 +155,7 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
 
 def _load_uniform(stencil: StencilChain, build: Builder) -> dict[Buffer, tuple[int, range]]:
     """Copy the elements of Buffers that all elements read alike to local memory."""
-    found = {}
+    arrays = {}
     for storage, elements in stencil.uniform.items():
         array = build.effect(U.LOCAL, (), len(elements), f32)
         lane = build.open(Range("l", len(elements), "lane"))
@@ -164,8 +164,8 @@ def _load_uniform(stencil: StencilChain, build: Builder) -> dict[Buffer, tuple[i
         value = build.emit(U.LOAD, f32, (data,), (place, ONE), [place])
         build.effect(U.KEEP, (array, value), lane, f32)
         build.close()
-        found[storage] = array, elements
-    return found
+        arrays[storage] = array, elements
+    return arrays
 
 
 def _define(build: Builder, name: str, value: Expr, count: int) -> Var:

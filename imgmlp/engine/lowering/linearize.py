@@ -189,8 +189,8 @@ def _open_guards(kernel: Kernel, lower: Lowering, number: int) -> None:
     """Open a loop for each guard of a kernel in a block, which runs once or not at all."""
     build = lower.build
     for depth, guard in enumerate(kernel.guards):
-        found, name = lower.value(guard.condition, ()), f"holds{number}_{depth}"
-        build.define(name, found, build.depth[found])
+        holds, name = lower.value(guard.condition, ()), f"holds{number}_{depth}"
+        build.define(name, holds, build.depth[holds])
         assert guard.wanted
         build.open(Range(f"once{number}_{depth}", 1, limit=Var(name, 0, 1)), holds=True)
 

@@ -86,8 +86,8 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
 def _row_parts(rows: int, columns: int, groups: int) -> int:
     """Into how many parts each of a few long rows is cut, to balance the groups with few parts."""
     most = columns // MIN_ELEMENTS_PER_GROUP if columns > MAX_ROW_ELEMENTS and rows < groups else 1
-    found = (n for n in range(1, most + 1) if columns % n == 0)
-    return min(found, key=lambda n: -(-rows * n // groups) / n)
+    counts = (n for n in range(1, most + 1) if columns % n == 0)
+    return min(counts, key=lambda n: -(-rows * n // groups) / n)
 
 
 def _map_several_per_lane(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
@@ -174,17 +174,17 @@ def _transposed_reads(kernel: Kernel) -> tuple[int, list[Node]] | None:
     long = [a for a, n in enumerate(shape[:-1]) if n >= CACHE_LINE_ELEMENTS]
     if not long or shape[-1] < CACHE_LINE_ELEMENTS:
         return None
-    found: list[tuple[int, Node]] = []
+    reads: list[tuple[int, Node]] = []
     for leaf in leaves(kernel.stores):
         indices, offsets = load_offsets(leaf)
         for offset in offsets:
             if abs(stride(offset, indices, indices[-1])) > 1:
                 along = [a for a in long if stride(offset, indices, indices[a]) == 1]
-                found += [(along[0], leaf)] if along else []
-    if not found:
+                reads += [(along[0], leaf)] if along else []
+    if not reads:
         return None
-    axis = found[0][0]
-    return axis, list(dict.fromkeys(leaf for a, leaf in found if a == axis))
+    axis = reads[0][0]
+    return axis, list(dict.fromkeys(leaf for a, leaf in reads if a == axis))
 
 
 def stride(offset: Expr, indices: Sequence[Var], index: Var) -> int:
@@ -212,9 +212,9 @@ def _map_transposed_on_cpu(kernel: Kernel, lower: Lowering, axis: int, groups: i
     (first_row, rows), (first_column, columns) = limits(axis, row_tile), limits(last, column_tile)
 
     def at(row: Expr, column: Expr) -> list[Expr]:
-        found = dict(zip(lead, outer, strict=True))
-        found |= {axis: first_row + row, last: first_column + column}
-        return [found[a] for a in range(last + 1)]
+        indices = dict(zip(lead, outer, strict=True))
+        indices |= {axis: first_row + row, last: first_column + column}
+        return [indices[a] for a in range(last + 1)]
 
     deferred = DeferredStores(build, kernel.stores, CPU_TRANSPOSE_TILE * CPU_TRANSPOSE_TILE)
     column = build.open(Range("c", CPU_TRANSPOSE_TILE, "loop", columns))
@@ -257,13 +257,13 @@ def _map_transposed_on_gpu(
 
     def at(row: Expr, column: Expr) -> tuple[list[Expr], Expr]:
         """The indices of an element of the tile, and whether it exists."""
-        found = dict(zip(lead, outer, strict=True))
-        found |= {
+        position = dict(zip(lead, outer, strict=True))
+        position |= {
             axis: row_tile * GPU_TRANSPOSE_TILE + row,
             last: column_tile * GPU_TRANSPOSE_TILE + column,
         }
-        inside = conj(*(less(found[a], shape[a]) for a in (axis, last)))
-        return [found[a] for a in range(last + 1)], inside
+        inside = conj(*(less(position[a], shape[a]) for a in (axis, last)))
+        return [position[a] for a in range(last + 1)], inside
 
     moved = transposed[:MAX_LOCAL_TILES]
     tiles = [

@@ -94,7 +94,7 @@ def _tile(
     left_offset, _ = left_view.index([*lead, row, Const(0)])
     right_offset, _ = right_view.index([*lead, Const(0), column])
     begins = [part_begin(s) for s in (left, right)]
-    found = Product(
+    product = Product(
         rows=Const(rows) - row if rows % size[0] else None,
         columns=Const(columns) - column if column.hi + size[1] > columns else None,
         inner=core.src[0].shape[-1],
@@ -113,7 +113,7 @@ def _tile(
     )
     build = lower.build
     sources = build.parameter(storage(left)), build.parameter(storage(right))
-    return _Tile(found, *sources, tuple(lead), row, column, row_tile)
+    return _Tile(product, *sources, tuple(lead), row, column, row_tile)
 
 
 def _reads_along_terms(core: Node, target: Target) -> bool:
@@ -134,12 +134,12 @@ def _aligned(view: View, begin: Expr, inner: int, outer: int) -> bool:
 
 
 def _store_columns(
-    sums: Store, lower: Lowering, tile: _Tile, found: Sequence[int], kind: str
+    sums: Store, lower: Lowering, tile: _Tile, values: Sequence[int], kind: str
 ) -> None:
     """Store column sums of the right factor, by the topmost tile of each column only."""
     build = lower.build
     build.open(Range("first", 1, "loop", Const(1) - tile.row_tile))
-    total = build.effect(U.COLUMNS, found, tile.product, f32)
+    total = build.effect(U.COLUMNS, values, tile.product, f32)
     column = build.open(Range("s", tile.product.tile_columns, kind, tile.product.columns))
     core, value = lower.core, build.effect(U.LANE, (total,), column, f32)
     lower.core, lower.core_value = sums.value, value
@@ -210,8 +210,8 @@ def _lower_cpu_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     if product.along or product.inner <= MAX_REGISTER_TERMS:
         _tile_in_registers(kernel, lower, tile)
     else:
-        found = build.effect(U.PRODUCT, (tile.left, tile.right), product, f32)
-        _store_tile(kernel, lower, product, found, [*tile.lead, tile.row, tile.column])
+        value = build.effect(U.PRODUCT, (tile.left, tile.right), product, f32)
+        _store_tile(kernel, lower, product, value, [*tile.lead, tile.row, tile.column])
     if kernel.sums is not None:
         _store_columns(kernel.sums, lower, tile, (tile.right,), "vector")
 
@@ -235,8 +235,8 @@ def _tile_in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
             build.open(loops[-1])
         place = product.left + first * product.left_row
         part = replace(product, tile_rows=height, rows=left, left=place, registers=True)
-        found = build.effect(U.PRODUCT, (tile.left, right), part, f32)
-        _store_tile(kernel, lower, part, found, [*tile.lead, tile.row + first, tile.column])
+        value = build.effect(U.PRODUCT, (tile.left, right), part, f32)
+        _store_tile(kernel, lower, part, value, [*tile.lead, tile.row + first, tile.column])
         build.close(len(loops))
         done += height * count
 
@@ -249,13 +249,13 @@ def _row_parts(rows: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _store_tile(
-    kernel: Kernel, lower: Lowering, tile: Product, found: int, begin: Sequence[Expr]
+    kernel: Kernel, lower: Lowering, tile: Product, value: int, begin: Sequence[Expr]
 ) -> None:
     """Compute and store the kernel's values for each element of a product's tile."""
     build, (*lead, first_row, first_column) = lower.build, begin
     row = build.open(Range("m", tile.tile_rows, "row", tile.rows))
     column = build.open(Range("n", tile.tile_columns, "column", tile.columns))
-    lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
+    lower.core_value = build.effect(U.ELEMENT, (value,), (row, column), f32)
     lower_stores(lower, kernel.stores, [*lead, first_row + row, first_column + column])
     build.close(2)
 
@@ -386,7 +386,7 @@ def sums_in_registers(
     kernels: Sequence[Kernel], lower: Lowering, registers: int
 ) -> dict[Kernel, RegisterSums]:
     """The products of a block that are only added to Buffers, as long as lanes have registers."""
-    found: dict[Kernel, RegisterSums] = {}
+    sums: dict[Kernel, RegisterSums] = {}
     for kernel in kernels:
         core = kernel.core
         if core is None or core.op is not Op.DOT or len(core.shape) != 2:
@@ -397,5 +397,5 @@ def sums_in_registers(
         if alone and is_only_added(kernel) and needed <= registers:
             registers -= needed
             tile = _tile(core, (Const(0), Const(0)), size, lower)
-            found[kernel] = RegisterSums(tile, kernel.sums is not None, lower.build)
-    return found
+            sums[kernel] = RegisterSums(tile, kernel.sums is not None, lower.build)
+    return sums

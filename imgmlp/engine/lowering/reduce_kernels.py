@@ -78,12 +78,12 @@ def _term(
     inside = dict(zip(axes, unravel(inner, [source.shape[a] for a in axes]), strict=True))
     outside = iter(out)
     indices = [inside[a] if a in inside else next(outside) for a in range(len(source.shape))]
-    found = lower.value(source, indices, exists)
+    term = lower.value(source, indices, exists)
     if exists is ONE:
-        return found
+        return term
     nothing = build.emit(U.CONST, core.dtype, (), 0 if core.op is Op.SUM else core.dtype.min)
     chosen = build.emit(U.INDEX, i32, (), exists, [exists])
-    return build.emit(U.ALU, core.dtype, (chosen, found, nothing), Op.WHERE)
+    return build.emit(U.ALU, core.dtype, (chosen, term, nothing), Op.WHERE)
 
 
 def _neighbours(core: Node) -> list[int]:
@@ -260,7 +260,7 @@ class RegisterTotals:
 
 def totals_in_registers(kernels: Sequence[Kernel], build: Builder) -> dict[Kernel, RegisterTotals]:
     """The sums of a block to a few elements whose result is only added to a Buffer."""
-    found: dict[Kernel, RegisterTotals] = {}
+    totals: dict[Kernel, RegisterTotals] = {}
     for kernel in kernels:
         core = kernel.core
         if (
@@ -269,5 +269,5 @@ def totals_in_registers(kernels: Sequence[Kernel], build: Builder) -> dict[Kerne
             and core.size <= MAX_REGISTER_TOTALS
             and is_only_added(kernel)
         ):
-            found[kernel] = RegisterTotals(core, build)
-    return found
+            totals[kernel] = RegisterTotals(core, build)
+    return totals

@@ -73,8 +73,8 @@ class _RowLowering:
         self.results: dict[Node, Store] = {}  # values kept at the place of a result
         for plan in plans:
             self.keeps = plan
-            if in_results and (found := self._value_in_result(plan)) is not None:
-                self.results = dict([found])
+            if in_results and (result := self._value_in_result(plan)) is not None:
+                self.results = dict([result])
             if sum(map(len, plan)) - len(self.results) <= max_kept:
                 break
         self.stored: dict[Node, Store] = {}  # those of them that have been stored
@@ -170,15 +170,15 @@ class _RowLowering:
         """The indices of an element; kept values are read from their arrays at these."""
         indices = [*self.lead, *unravel(at, self.shape[len(self.reduced) :])]
         for node, array in self.arrays.items():
-            found = self.build.effect(U.LANE, (array,), place, node.dtype)
-            self.build.live.add(found)  # in this loop
-            self.lower.memo[node, tuple(indices), ONE] = found
+            element = self.build.effect(U.LANE, (array,), place, node.dtype)
+            self.build.live.add(element)  # in this loop
+            self.lower.memo[node, tuple(indices), ONE] = element
         for node, store in self.stored.items():
             data = self.build.parameter(store.target, True)
             offset = store_offset(store, indices)
-            found = self.build.effect(U.LOAD, (data,), (offset, ONE), node.dtype)
-            self.build.live.add(found)
-            self.lower.memo[node, tuple(indices), ONE] = found
+            element = self.build.effect(U.LOAD, (data,), (offset, ONE), node.dtype)
+            self.build.live.add(element)
+            self.lower.memo[node, tuple(indices), ONE] = element
         return indices
 
     def _term(self, core: Node, at: Expr) -> int:

@@ -30,11 +30,11 @@ class ScatteredSums:
     def __init__(self, lower: Lowering, values: Sequence[Node], rows: Sequence[Expr]) -> None:
         """Form the rows. `values` are those of a kernel's stores; `rows` are a row's indices."""
         self.lower, shape = lower, values[0].shape
-        found = (
+        nodes = (
             _sums(values) if shape[-1] <= MAX_ROW_ELEMENTS and len(rows) == len(shape) - 1 else []
         )
-        found = found[: MAX_STACK_ELEMENTS // max(shape[-1], 1)]
-        self._kept = [(node, self._row(node, rows)) for node in found]
+        nodes = nodes[: MAX_STACK_ELEMENTS // max(shape[-1], 1)]
+        self._kept = [(node, self._row(node, rows)) for node in nodes]
 
     def at(self, indices: Sequence[Expr]) -> None:
         """Have the elements of the sums at these indices read from their rows."""
@@ -64,7 +64,7 @@ class ScatteredSums:
 
 def _sums(values: Sequence[Node]) -> list[Node]:
     """The outermost sums of padded terms in some values."""
-    found: dict[Node, None] = {}
+    sums: dict[Node, None] = {}
     seen: set[Node] = set()
     stack = list(values)
     while stack:
@@ -73,10 +73,10 @@ def _sums(values: Sequence[Node]) -> list[Node]:
             continue
         seen.add(node)
         if node.op is Op.ADD and node.shape == values[0].shape and _is_scattered(node):
-            found[node] = None
+            sums[node] = None
         elif node.op in ELEMENTWISE or node.op in MOVEMENT:
             stack += node.src
-    return list(found)
+    return list(sums)
 
 
 def _is_scattered(node: Node) -> bool:
@@ -86,14 +86,14 @@ def _is_scattered(node: Node) -> bool:
 
 def _terms(node: Node) -> list[Node]:
     """Of a sum of sums, in the order in which they are added, up to MAX_TERMS + 1."""
-    found, stack = list[Node](), [node]
-    while stack and len(found) <= MAX_TERMS:
+    terms, stack = list[Node](), [node]
+    while stack and len(terms) <= MAX_TERMS:
         node = stack.pop()
         if node.op is Op.ADD:
             stack += reversed(node.src)
         else:
-            found.append(node)
-    return found
+            terms.append(node)
+    return terms
 
 
 def _is_mostly_zero(node: Node) -> bool:

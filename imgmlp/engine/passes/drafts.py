@@ -46,18 +46,18 @@ class DraftGraph:
 
     def indirect_dependencies(self, draft: KernelDraft, others: Sequence[KernelDraft]) -> set[int]:
         """A set of drafts that has those of `others` on which this one depends indirectly."""
-        found: set[int] = set()
+        dependencies: set[int] = set()
         if not others:
-            return found
+            return dependencies
         least = min(self._levels[d.order] for d in others)
         stack = list(draft.after)
         while stack:
             order = stack.pop()
             if self._levels[order] > least:
-                more = self.alive[order].after - found
-                found |= more
+                more = self.alive[order].after - dependencies
+                dependencies |= more
                 stack.extend(more)
-        return found
+        return dependencies
 
     def users(self, draft: KernelDraft) -> set[int]:
         """The drafts that depend directly on this one."""
@@ -101,10 +101,10 @@ class DraftGraph:
 
 def depth(values: Sequence[Node]) -> int:
     """Operations on the longest path from one of these values down to a leaf."""
-    found: dict[Node, int] = {}
+    depths: dict[Node, int] = {}
     for node in toposort(values):
-        found[node] = 1 + max((found[s] for s in node.src), default=-1)
-    return max(found.values(), default=0)
+        depths[node] = 1 + max((depths[s] for s in node.src), default=-1)
+    return max(depths.values(), default=0)
 
 
 def topological_order(drafts: Sequence[KernelDraft]) -> list[KernelDraft]:
@@ -117,14 +117,14 @@ def topological_order(drafts: Sequence[KernelDraft]) -> list[KernelDraft]:
             users[before].append(d.order)
     ready = [order for order, count in missing.items() if not count]
     heapq.heapify(ready)
-    found = []
+    ordered = []
     while ready:
         order = heapq.heappop(ready)
-        found.append(by_order[order])
+        ordered.append(by_order[order])
         for other in users[order]:
             missing[other] -= 1
             if not missing[other]:
                 heapq.heappush(ready, other)
-    if len(found) != len(drafts):
+    if len(ordered) != len(drafts):
         raise AssertionError("kernels wait for each other in a circle")
-    return found
+    return ordered

@@ -54,16 +54,16 @@ Value = tuple[int, int]  # what a kernel computes: its number in the chain, and 
 
 def fuse_in_halo_tiles(procedure: Procedure) -> Procedure:
     """The same Procedure, where chains of kernels that read near elements are one launch."""
-    found, chain = list[Launch | Loop](), list[Kernel]()
+    items, chain = list[Launch | Loop](), list[Kernel]()
     for item in (*procedure.items, None):
         if not isinstance(item, Kernel) or not _may_join(chain, item, procedure):
-            found += _launches(chain, procedure)
+            items += _launches(chain, procedure)
             chain = []
         if isinstance(item, Kernel):
             chain.append(item)
         elif item is not None:
-            found.append(item)
-    return replace(procedure, items=tuple(found))
+            items.append(item)
+    return replace(procedure, items=tuple(items))
 
 
 def _may_join(chain: Sequence[Kernel], kernel: Kernel, procedure: Procedure) -> bool:
@@ -131,17 +131,17 @@ class StencilChain:
         size = math.prod(members[0].shape)
         if not all(_is_map(kernel) and math.prod(kernel.shape) == size for kernel in members):
             return None
-        element, found = Var("p", 0, size - 1), list[tuple[NeighbourRead, ...]]()
+        element, all_reads = Var("p", 0, size - 1), list[tuple[NeighbourRead, ...]]()
         places, touched = dict[Buffer, dict[int, Value]](), set[Buffer]()
         for number, kernel in enumerate(members):
             touched |= {*kernel.reads(), *places}
             reads, written = _reads(kernel, element, places), _written(kernel, element)
             if reads is None or written is None or written.keys() & touched:
                 return None
-            found.append(tuple(reads))
+            all_reads.append(tuple(reads))
             places |= {b: {at: (number, n) for at, n in of.items()} for b, of in written.items()}
         begins = {value: at for of in places.values() for at, value in of.items()}
-        return StencilChain(tuple(members), tuple(found), begins)
+        return StencilChain(tuple(members), tuple(all_reads), begins)
 
     @cached_property
     def pitch(self) -> int:
@@ -158,13 +158,13 @@ class StencilChain:
     @cached_property
     def value_halos(self) -> dict[Value, int]:
         """The halo of each value that is read: how far around a tile later kernels need it."""
-        halos, found = [0] * len(self.members), dict[Value, int]()
+        halos, value_halos = [0] * len(self.members), dict[Value, int]()
         for number in reversed(range(len(self.members))):
             for read in self.reads[number]:
                 halo = halos[number] + _max_distance([abs(read.distance)], self.pitch)
-                found[read.value] = max(found.get(read.value, 0), halo)
+                value_halos[read.value] = max(value_halos.get(read.value, 0), halo)
                 halos[read.value[0]] = max(halos[read.value[0]], halo)
-        return found
+        return value_halos
 
     @cached_property
     def halos(self) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ class StencilChain:
     @cached_property
     def uniform(self) -> dict[Buffer, range]:
         """Of Buffers that every element reads alike: the range of elements that are read."""
-        found = dict[Buffer, range]()
+        ranges = dict[Buffer, range]()
         for kernel in self.members:
             indices = unravel(Var("p", 0, math.prod(kernel.shape) - 1), kernel.shape)
             for leaf in leaves(kernel.stores):
@@ -192,11 +192,11 @@ class StencilChain:
                 offset, valid = moved.index(indices)
                 same = isinstance(offset, Const) and valid is ONE and source.dtype is f32
                 if source.op is Op.BUFFER and same:
-                    known = found.get(source.arg, range(offset.lo, offset.lo + 1))
+                    known = ranges.get(source.arg, range(offset.lo, offset.lo + 1))
                     ends = min(known.start, offset.lo), max(known.stop, offset.lo + 1)
-                    found[source.arg] = range(*ends)
+                    ranges[source.arg] = range(*ends)
         return {
-            b: elements for b, elements in found.items() if len(elements) <= MAX_UNIFORM_ELEMENTS
+            b: elements for b, elements in ranges.items() if len(elements) <= MAX_UNIFORM_ELEMENTS
         }
 
     @cached_property
@@ -266,22 +266,22 @@ def _constant_offset(offset: Expr, element: Var) -> int | None:
 
 def _written(kernel: Kernel, element: Var) -> dict[Buffer, dict[int, int]] | None:
     """For each Buffer the first element of each store; None if stores are not contiguous."""
-    found: dict[Buffer, dict[int, int]] = {}
+    written: dict[Buffer, dict[int, int]] = {}
     indices = unravel(element, kernel.shape)
     for number, store in enumerate(kernel.stores):
         offset = access(store.place).index(indices)[0] + part_begin(store.place)
         at = _constant_offset(offset, element)
         if at is None or not is_plain(store.place):
             return None
-        found.setdefault(store.target, {})[at] = number
-    return found
+        written.setdefault(store.target, {})[at] = number
+    return written
 
 
 def _reads(
     kernel: Kernel, element: Var, places: Mapping[Buffer, Mapping[int, Value]]
 ) -> list[NeighbourRead] | None:
     """What a kernel reads of the values in `places`; None if a read is at no constant distance."""
-    indices, found = unravel(element, kernel.shape), list[NeighbourRead]()
+    indices, reads = unravel(element, kernel.shape), list[NeighbourRead]()
     for leaf in leaves(kernel.stores):
         if not any(n.op is Op.BUFFER and n.arg in places for n in toposort([leaf])):
             continue
@@ -295,8 +295,8 @@ def _reads(
         inside = conj(at_least(element + distance, 0), less(element + distance, element.hi + 1))
         if valid is not ONE and valid is not inside:
             return None
-        found.append(NeighbourRead(places[source.arg][begin], distance, valid is inside))
-    return found
+        reads.append(NeighbourRead(places[source.arg][begin], distance, valid is inside))
+    return reads
 
 
 # --- local memory ---

@@ -126,7 +126,7 @@ def kernel_operations(kernel: Kernel) -> int:
 
 def _written_boxes(kernel: Kernel) -> Boxes:
     """The elements that a kernel writes, a Box for each of its stores."""
-    found: Boxes = {}
+    boxes: Boxes = {}
     for store in kernel.all_stores():
         indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(store.place.shape)]
         offset, _ = access(store.place).index(indices)
@@ -134,19 +134,19 @@ def _written_boxes(kernel: Kernel) -> Boxes:
         box = constant, _merge_axes([(step, term.hi + 1) for term, step in terms])
         if not all(isinstance(term, Var) and step > 0 for term, step in terms):
             box = offset.lo, ((1, offset.hi - offset.lo + 1),)
-        found.setdefault(store.target, []).append(box)
-    return found
+        boxes.setdefault(store.target, []).append(box)
+    return boxes
 
 
 def _merge_axes(axes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The same elements with fewer axes: an axis that continues another one is merged into it."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for step, count in sorted(axes):
-        if found and step == math.prod(found[-1]):
-            found[-1] = found[-1][0], found[-1][1] * count
+        if merged and step == math.prod(merged[-1]):
+            merged[-1] = merged[-1][0], merged[-1][1] * count
         else:
-            found.append((step, count))
-    return tuple(found)
+            merged.append((step, count))
+    return tuple(merged)
 
 
 def _boxes_overlap(one: Box, other: Box) -> bool:
@@ -169,14 +169,14 @@ def _digit_ranges(box: Box, steps: Sequence[int]) -> list[tuple[int, int]] | Non
     if len(steps) == 1:
         return [(rest, rest + sum(step * (count - 1) for step, count in axes))]
     counts = dict(axes)
-    found = []
+    ranges = []
     for step, above in zip(steps, (0, *steps), strict=False):
         first_level, rest = divmod(rest, step)
         most = first_level + counts.get(step, 1) - 1
         if above and most >= above // step:
             return None
-        found.append((first_level, most))
-    return found if len(counts) == len(axes) else None
+        ranges.append((first_level, most))
+    return ranges if len(counts) == len(axes) else None
 
 
 # --- names ---
@@ -190,14 +190,14 @@ def number_launches(procedure: Procedure) -> Procedure:
 def _number_launches(
     items: Sequence[Launch | Loop], numbers: Iterator[int]
 ) -> tuple[Launch | Loop, ...]:
-    found: list[Launch | Loop] = []
+    numbered: list[Launch | Loop] = []
     for item in items:
         if isinstance(item, Loop):
             body = replace(item.body, items=_number_launches(item.body.items, numbers))
-            found.append(replace(item, body=body))
+            numbered.append(replace(item, body=body))
         else:
-            found.append(replace(item, name=_numbered_name(item, next(numbers))))
-    return tuple(found)
+            numbered.append(replace(item, name=_numbered_name(item, next(numbers))))
+    return tuple(numbered)
 
 
 def _numbered_name(item: Launch, number: int) -> str:

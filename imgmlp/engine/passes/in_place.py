@@ -102,14 +102,14 @@ def final_copies(
 
     A new value may be the old value of another state, so such values are first copied aside.
     """
-    found: list[KernelDraft] = []
+    copies: list[KernelDraft] = []
     first = max((d.order for d in drafts), default=-1) + 1
     before = {d.order for d in drafts}
 
     def copy(target: Node, source: Node) -> None:
         stores = [Store(target, source)]
-        order = first + len(found)
-        found.append(KernelDraft(order, source.shape, stores, None, set(), set(), set(before)))
+        order = first + len(copies)
+        copies.append(KernelDraft(order, source.shape, stores, None, set(), set(), set(before)))
 
     moves = [(buffer(state), places.get(value, value)) for state, value in copied]
     states = {state for state, _ in copied}
@@ -118,7 +118,7 @@ def final_copies(
             aside = buffer(Buffer(source.shape, source.dtype, name=f"aside{i}"))
             copy(aside, source)
             moves[i] = (target, aside)
-    before |= {d.order for d in found}
+    before |= {d.order for d in copies}
     for target, source in moves:
         copy(target, source)
-    return found
+    return copies

@@ -99,15 +99,15 @@ class Graph:
 
     def _find_guards(self) -> dict[Node, frozenset[Choice]]:
         """For each value the conditions that all of its uses depend on: else it is not needed."""
-        found: dict[Node, frozenset[Choice]] = {root: frozenset() for root in self.roots}
+        guards: dict[Node, frozenset[Choice]] = {root: frozenset() for root in self.roots}
         for node in reversed(self.nodes):
-            if node not in found:  # carried by a loop and never used
+            if node not in guards:  # carried by a loop and never used
                 continue
             for i, source in enumerate(node.src):
                 choice = {(node.src[0], i == 1)} if node.op is Op.COND and i else set()
-                needed = found[node] | choice
-                found[source] = found[source] & needed if source in found else needed
-        return found
+                needed = guards[node] | choice
+                guards[source] = guards[source] & needed if source in guards else needed
+        return guards
 
     def _cores_below(self, top: Node) -> list[Node]:
         """Cores in the expression that a kernel for `top` would compute; only one may stay."""
@@ -189,8 +189,8 @@ class Graph:
     def _last_fusible_user(self, start: Node) -> Node:
         """The furthest elementwise Node through which every use of `start` goes."""
         tip = start
-        while (found := self._elementwise_post_dominator(tip)) is not None:
-            tip = found
+        while (dominator := self._elementwise_post_dominator(tip)) is not None:
+            tip = dominator
         return tip
 
     def _elementwise_post_dominator(self, start: Node) -> Node | None:
@@ -299,22 +299,22 @@ class Graph:
         A carried value is written twice: by the draft of its initial value, on which the loop
         depends, and by the loop, on which readers depend.
         """
-        found: dict[Node, set[int]] = {}
+        writers: dict[Node, set[int]] = {}
         for draft in drafts:
             for store in draft.stores:
                 if draft.loop is not None:
-                    draft.after |= found.get(store.place, set())
-                    found[store.place] = set()
-                found.setdefault(store.place, set()).add(draft.order)
+                    draft.after |= writers.get(store.place, set())
+                    writers[store.place] = set()
+                writers.setdefault(store.place, set()).add(draft.order)
         for node in self._sorted(self.materialized):
             place = places[node]
             if node.op is Op.CONCAT:
                 parts = [places[part] for part in node.src if part in places]
                 pieces = [*parts, *_concat_pieces(node, place)]
-                found[place] = set().union(*(found.get(p, set()) for p in pieces))
+                writers[place] = set().union(*(writers.get(p, set()) for p in pieces))
             elif node.op is Op.RESHAPE and self._is_written_by_sources(node, places):
-                found[place] = found[places[node.src[0]]]
-        return found
+                writers[place] = writers[places[node.src[0]]]
+        return writers
 
     def _is_written_by_sources(self, node: Node, places: dict[Node, Node]) -> bool:
         """Whether the kernels of a Node's sources write every element of the Node's place."""
@@ -333,9 +333,11 @@ def _draft(
 ) -> KernelDraft:
     """The kernel that fills a place; its expression reads materialised values from memory."""
     conditions = [condition for condition, _ in choices]
-    (value, *found), needs, old = _cut_at_materialized([job.value, *conditions], own, places)
+    (value, *cut_conditions), needs, old = _cut_at_materialized(
+        [job.value, *conditions], own, places
+    )
     core = next((n for n in toposort([value]) if n.op in CORES), None)
-    guards = _guards(found, choices)
+    guards = _guards(cut_conditions, choices)
     return KernelDraft(
         order, value.shape, [Store(job.place, value)], core, needs, old, guards=guards
     )
@@ -348,9 +350,9 @@ def _loop_draft(
     stores = [Store(places[r], r) for r in results(loop)]
     conditions = [condition for condition, _ in choices]
     captured = _read_as_is(loop)
-    found, needs, old = _cut_at_materialized([*captured, *conditions], None, places)
-    iteration = Iteration(loop.arg, (*(s.place for s in stores), *found[: len(captured)]))
-    guards = _guards(found[len(captured) :], choices)
+    expressions, needs, old = _cut_at_materialized([*captured, *conditions], None, places)
+    iteration = Iteration(loop.arg, (*(s.place for s in stores), *expressions[: len(captured)]))
+    guards = _guards(expressions[len(captured) :], choices)
     return KernelDraft(order, (), stores, None, needs, old, loop=iteration, guards=guards)
 
 
@@ -369,10 +371,10 @@ def _cut_at_materialized(
     """Expressions that read materialised values from memory, the places that they read, and the
     states that they read."""
     done: dict[Node, Node] = {}
-    found = [_cut(node, own, places, done) for node in nodes]
+    expressions = [_cut(node, own, places, done) for node in nodes]
     standing = {node for node in done if node in places and node is not own}
     needs = {places[node] for node in standing}
-    return found, needs, {n.arg for n in done if n.op is Op.BUFFER and n not in standing}
+    return expressions, needs, {n.arg for n in done if n.op is Op.BUFFER and n not in standing}
 
 
 def _cut(node: Node, own: Node | None, places: dict[Node, Node], done: dict[Node, Node]) -> Node:
@@ -417,12 +419,12 @@ def _lowest_strided_base(node: Node) -> Node:
 
     A factor and its transpose, both of a view that strides cannot follow, share one copy this way.
     """
-    found = below = node
+    lowest = below = node
     while below.op in MOVEMENT:
         below = below.src[0]
         if below.size <= node.size and is_strided_view(node, {below}):
-            found = below
-    return base(node) if is_strided_view(node) else found
+            lowest = below
+    return base(node) if is_strided_view(node) else lowest
 
 
 def _repeats_outside_varying_axis(node: Node) -> bool:

@@ -61,23 +61,23 @@ def live_ranges(procedure: Procedure) -> dict[Buffer, tuple[int, int]]:
     A Buffer that a loop carries or captures is live in all kernels of the loop. A Buffer that a
     kernel of the second queue touches is live until both queues join.
     """
-    found: dict[Buffer, tuple[int, int]] = {}
+    ranges: dict[Buffer, tuple[int, int]] = {}
     buffers = set(procedure.intermediates())
     for position, kernel in enumerate(procedure.kernels):
         for storage in [*kernel.reads(), *kernel.writes()]:
             if storage in buffers:
-                first, _ = found.get(storage, (position, position))
-                found[storage] = (first, position)
+                first, _ = ranges.get(storage, (position, position))
+                ranges[storage] = (first, position)
     for begin, end, loop in procedure.loops():
-        for storage in loop.lasting & found.keys():
-            first, last = found[storage]
-            found[storage] = (min(first, begin), max(last, end))
+        for storage in loop.lasting & ranges.keys():
+            first, last = ranges[storage]
+            ranges[storage] = (min(first, begin), max(last, end))
     if (side := procedure.side) is not None:
         for kernel in procedure.kernels[side.begin : side.end]:
-            for storage in found.keys() & {*kernel.reads(), *kernel.writes()}:
-                first, last = found[storage]
-                found[storage] = first, max(last, side.join - 1)
-    return found
+            for storage in ranges.keys() & {*kernel.reads(), *kernel.writes()}:
+                first, last = ranges[storage]
+                ranges[storage] = first, max(last, side.join - 1)
+    return ranges
 
 
 def plan_memory(procedure: Procedure, align: int, slices: bool = True) -> MemoryPlan:

@@ -61,12 +61,12 @@ class _MergeCandidates:
         """Earlier drafts of the same shape, the nearest first. Two cores never meet."""
         if second.loop is not None:
             return []
-        found: list[KernelDraft] = []
+        candidates: list[KernelDraft] = []
         for core in (False, True) if second.core is None else (False,):
             same = self._found.get((second.shape, core), [])
             end = bisect.bisect_left(same, second.order, key=_order)
-            found += same[max(0, end - MAX_MERGE_CANDIDATES) : end]
-        return sorted(found, key=lambda d: -d.order)[:MAX_MERGE_CANDIDATES]
+            candidates += same[max(0, end - MAX_MERGE_CANDIDATES) : end]
+        return sorted(candidates, key=lambda d: -d.order)[:MAX_MERGE_CANDIDATES]
 
 
 def _order(draft: KernelDraft) -> int:

@@ -183,7 +183,7 @@ def _fuse(first: KernelDraft, last: KernelDraft, graph: DraftGraph, lasting: set
 def values_to_keep(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Node]]:
     """For each stage, the values to keep for later stages; a load costs `loads` operations."""
     first: dict[Node, int] = {}
-    found: list[list[Node]] = [[] for _ in roots]
+    kept: list[list[Node]] = [[] for _ in roots]
     costs: dict[Node, int] = {}
     size = roots[0][0].size
     for stage, wanted in enumerate(roots):
@@ -195,12 +195,12 @@ def values_to_keep(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Nod
             seen.add(node)
             known = first.get(node, stage) < stage
             if known and _cost(node, size, loads, costs) >= MIN_COST_TO_KEEP:
-                found[first[node]].append(node)
+                kept[first[node]].append(node)
             elif node.op in ELEMENTWISE:
                 stack += node.src
         for node in seen:
             first.setdefault(node, stage)
-    return [list(dict.fromkeys(nodes)) for nodes in found]
+    return [list(dict.fromkeys(nodes)) for nodes in kept]
 
 
 def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:

@@ -107,12 +107,12 @@ def _best_branch(items: Sequence[Phase], dependencies: Sequence[set[int]]) -> _B
 
 def _ancestors(number: int, dependencies: Sequence[set[int]]) -> set[int]:
     """All items that an item depends on, directly or not."""
-    found, stack = set[int](), [number]
+    ancestors, stack = set[int](), [number]
     while stack:
-        more = dependencies[stack.pop()] - found
-        found |= more
+        more = dependencies[stack.pop()] - ancestors
+        ancestors |= more
         stack += more
-    return found
+    return ancestors
 
 
 def _levels_through(levels: Sequence[Level], needed: Sequence[Level]) -> int:

@@ -51,8 +51,8 @@ def simplify(roots: Sequence[Node], min_table_reuse: int = MIN_TABLE_REUSE) -> l
         done[node] = _to_fixed_point(
             rebuild(node, tuple(done[s] for s in node.src)), min_table_reuse
         )
-    found = [done[r] for r in roots]
-    return found if found == list(roots) else simplify(found, min_table_reuse)
+    simplified = [done[r] for r in roots]
+    return simplified if simplified == list(roots) else simplify(simplified, min_table_reuse)
 
 
 def _to_fixed_point(node: Node, min_table_reuse: int) -> Node:

@@ -51,19 +51,19 @@ def _stored_parts(first: KernelDraft, draft: KernelDraft) -> list[Parts]:
     if not 1 < count <= MAX_CONCAT_PARTS or math.prod(draft.shape) != count * size:
         return []
     read = {storage(place) for place in draft.needs}
-    found: list[Parts] = [{} for _ in range(count)]
+    stored: list[Parts] = [{} for _ in range(count)]
     for target in read & {s.target for s in first.stores}:
         places = [s.place for s in first.stores if s.target is target]
         if len(places) != count:
             return []
-        for parts, place in zip(found, places, strict=True):
+        for parts, place in zip(stored, places, strict=True):
             parts[target] = place
-    return found if found[0] else []
+    return stored if stored[0] else []
 
 
 def _split_stores(draft: KernelDraft, shape: Shape, parts: Sequence[Parts]) -> list[Store]:
     """The stores for each part; empty if one reads more of the parts than its own element."""
-    found = []
+    stores = []
     for number, own in enumerate(parts):
         places: dict[Node, Node] = {}
         for node in leaves(draft.stores):
@@ -78,8 +78,8 @@ def _split_stores(draft: KernelDraft, shape: Shape, parts: Sequence[Parts]) -> l
             place = _slice_part(store.place, number, shape)
             if not is_plain(place):
                 return []
-            found.append(Store(place, _substitute_leaves(store.value, shape, places), store.adds))
-    return found
+            stores.append(Store(place, _substitute_leaves(store.value, shape, places), store.adds))
+    return stores
 
 
 def _slice_part(node: Node, number: int, shape: Shape) -> Node:

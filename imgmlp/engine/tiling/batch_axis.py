@@ -170,11 +170,11 @@ def choose_batch(
     changed = [n for n in nodes if n.op is Op.BUFFER and n.arg in states]
     parameters = {axes.find((n, a)) for n in changed for a in range(len(n.shape))}
     wanted = [axis for axis in _axes_by_operations(nodes, axes) if axis not in parameters]
-    found = [BatchKinds(nodes, axes, batch) for batch in wanted[:MAX_CANDIDATE_AXES]]
+    candidates = [BatchKinds(nodes, axes, batch) for batch in wanted[:MAX_CANDIDATE_AXES]]
     if product_operations:
-        found = [k for k in found if k.product_operations() >= product_operations]
-        return max(found, key=lambda k: (k.batch_size(), k.row_operations()), default=None)
-    return max(found, key=lambda k: (k.row_operations(), k.batch_size()), default=None)
+        candidates = [k for k in candidates if k.product_operations() >= product_operations]
+        return max(candidates, key=lambda k: (k.batch_size(), k.row_operations()), default=None)
+    return max(candidates, key=lambda k: (k.row_operations(), k.batch_size()), default=None)
 
 
 # --- what each value is ---
@@ -237,7 +237,7 @@ class BatchKinds:
 
         A second block computes them. It may recompute the ROW values that they need.
         """
-        found: set[Node] = set()
+        computable: set[Node] = set()
         for node in nodes:
             if self.of[node] is not Kind.AFTER:
                 continue
@@ -250,8 +250,8 @@ class BatchKinds:
                     a is None or (s, a, own) in links for s, a in enumerate(axes)
                 )
             if is_row_or_sum:
-                found.add(node)
-        return found
+                computable.add(node)
+        return computable
 
     def _kind(self, node: Node) -> Kind:
         kinds = [self.source_kind(node, s) for s in range(len(node.src))]

@@ -22,14 +22,14 @@ TRANSPOSE = (1, 0)
 
 def factors_batch_last(nodes: Sequence[Node], kinds: BatchKinds) -> set[Node]:
     """Inputs of ROW products, if all of them have the batch as their last axis; else none."""
-    found: dict[Node, bool] = {}
+    has_batch_last: dict[Node, bool] = {}
     for node in nodes:
         if node.op is Op.DOT and kinds.of[node] is Kind.ROW and is_rows_by_columns(node, kinds):
             factor = base(node.src[0])
             if factor in kinds.cheap:
                 rank = len(factor.shape)
-                found[factor] = kinds.axis(factor, rank) == rank - 1 > 0
-    return set(found) if all(found.values()) else set()
+                has_batch_last[factor] = kinds.axis(factor, rank) == rank - 1 > 0
+    return set(has_batch_last) if all(has_batch_last.values()) else set()
 
 
 def is_rows_by_columns(node: Node, kinds: BatchKinds) -> bool:

@@ -34,12 +34,12 @@ def is_available(node: Node, known: dict[Node, bool] | None = None) -> bool:
 
     `known` caches the answers.
     """
-    found = {} if known is None else known
-    for n in toposort([node], lambda n: n.src if n not in found and is_cheap(n) else ()):
-        if n not in found:
-            light = is_cheap(n) and all(found[s] for s in n.src)
-            found[n] = light or n.op in (Op.BUFFER, Op.CONST, Op.IOTA)
-    return found[node]
+    available = {} if known is None else known
+    for n in toposort([node], lambda n: n.src if n not in available and is_cheap(n) else ()):
+        if n not in available:
+            light = is_cheap(n) and all(available[s] for s in n.src)
+            available[n] = light or n.op in (Op.BUFFER, Op.CONST, Op.IOTA)
+    return available[node]
 
 
 def is_cheap(node: Node) -> bool:
@@ -84,8 +84,8 @@ class Prologue:
                 continue
             self.saved[node] = group_buffer(self.groups, node, name)
             rows = buffer(storage(self.saved[node]))  # one for each group, all equal
-            found = move(Op.SHRINK, rows, ((0, 1), (0, 1)))
-            first[node] = move(Op.RESHAPE, found, node.shape)
+            element = move(Op.SHRINK, rows, ((0, 1), (0, 1)))
+            first[node] = move(Op.RESHAPE, element, node.shape)
         changed: list[Update] = []
         for state, value in updates:
             others = {n: old for n, old in first.items() if n.arg is not state}
@@ -94,8 +94,8 @@ class Prologue:
 
     def kernels(self) -> list[Kernel]:
         """The kernels that each group runs before its tiles."""
-        found = [Kernel("copy", n.shape, (Store(p, n),), None) for n, p in self.copies.items()]
-        return [*found, *_copies("aside", self.saved)]
+        copies = [Kernel("copy", n.shape, (Store(p, n),), None) for n, p in self.copies.items()]
+        return [*copies, *_copies("aside", self.saved)]
 
     def kernels_before(self) -> list[Kernel]:
         """The kernels that must run in a launch before the block."""
@@ -112,9 +112,9 @@ def _copies(name: str, places: Mapping[Node, Node]) -> list[Kernel]:
 def states_read_by_others(updates: Sequence[Update]) -> list[Buffer]:
     """Replaced states of one element that the new value of another state reads as well."""
     replaced = {state for state, _ in updates}
-    found: dict[Buffer, None] = {}
+    states: dict[Buffer, None] = {}
     for target, value in updates:
         for node in toposort([value]):
             if node.op is Op.BUFFER and node.size == 1 and node.arg in replaced - {target}:
-                found[node.arg] = None
-    return list(found)
+                states[node.arg] = None
+    return list(states)

@@ -49,18 +49,18 @@ def stage_in_local_memory(
     None if the values do not fit. `places` has the place of the value in each of the `buffers`.
     """
     tile = kernels, buffers, places, product_mode
-    found = _stage(*tile, MAX_SMALL_ELEMENTS)
-    if found is None or product_mode not in FACTOR_DTYPES:
-        return found
+    staged = _stage(*tile, MAX_SMALL_ELEMENTS)
+    if staged is None or product_mode not in FACTOR_DTYPES:
+        return staged
     for max_whole_elements in (
         (LOCAL_MEMORY_BYTES, MAX_SMALL_ELEMENTS)
         if product_mode == "half"
         else (LOCAL_MEMORY_BYTES,)
     ):
         larger = _stage(*tile, LOCAL_MEMORY_BYTES, max_whole_elements)
-        if larger and _count_copies(larger[1]) == _count_copies(found[1]):
+        if larger and _count_copies(larger[1]) == _count_copies(staged[1]):
             return larger
-    return found
+    return staged
 
 
 def _count_copies(before: Sequence[Kernel]) -> int:
@@ -82,7 +82,7 @@ def _stage(
     stored = FACTOR_DTYPES.get(product_mode)
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
     local_places: dict[Node, Node] = {}
-    found: TileBuffers = dict(buffers)
+    remaining: TileBuffers = dict(buffers)
     for value, place in places.items():
         factor = value in factors
         if factor and stored is None:
@@ -94,11 +94,11 @@ def _stage(
             kept = stored if lies else None
             local = LocalBuffer.of(place.shape, place.dtype, kept, value.name)
             local_places[place] = local.place
-            found[local] = buffer(local)
-            del found[value]
-    kernels = share_buffers([replace_nodes(k, local_places) for k in kernels], found)
+            remaining[local] = buffer(local)
+            del remaining[value]
+    kernels = share_buffers([replace_nodes(k, local_places) for k in kernels], remaining)
     touched = {b for k in kernels for b in (*k.reads(), *k.writes())}
-    assert not touched & (buffers.keys() - found.keys()), "a Buffer is read as another value"
+    assert not touched & (buffers.keys() - remaining.keys()), "a Buffer is read as another value"
     if not all(_readable(core) for k in kernels if (core := _product(k))):
         return None
     taken = list(

@@ -141,8 +141,8 @@ class Tile:
         assert axis is not None
         order = (axis, *(a for a in range(len(leaf.shape)) if a != axis))
         rows = gather(move(Op.PERMUTE, leaf, order), self.row)
-        found = move(Op.PERMUTE, rows, tuple(order.index(a) for a in range(len(order))))
-        return contiguous(found) if factor else found
+        reordered = move(Op.PERMUTE, rows, tuple(order.index(a) for a in range(len(order))))
+        return contiguous(reordered) if factor else reordered
 
     def _computed(self, node: Node, src: tuple[Node, ...]) -> Node:
         axis = self.kinds.axis(node, len(node.shape))
@@ -161,18 +161,18 @@ class Tile:
             arg = tuple((0, self.tiling.rows) if a == axis else r for a, r in enumerate(arg))
         if self.batch_last and node.op is Op.PERMUTE and arg == TRANSPOSE:
             return transposed(src[0])
-        found = make(node.op, src, arg, shape, node.dtype)
+        computed = make(node.op, src, arg, shape, node.dtype)
         return (
-            computed_transposed(found)
+            computed_transposed(computed)
             if self.batch_last and is_rows_by_columns(node, self.kinds)
-            else found
+            else computed
         )
 
     def _split_conditions(self, node: Node, src: tuple[Node, ...]) -> tuple[Node, ...]:
         """The sources of an ACC value without the condition on its terms, which is noted."""
         for slot, terms in enumerate(src):
-            if found := split_condition(terms):
-                self.conditions[node], terms = found
+            if split := split_condition(terms):
+                self.conditions[node], terms = split
                 return (*src[:slot], terms, *src[slot + 1 :])
         return src
 

@@ -76,16 +76,18 @@ def replace_nodes(kernel: Kernel, placed: dict[Node, Node]) -> Kernel:
     """The kernel with some of its Nodes replaced by others of the same shape and dtype."""
     inside = [*kernel.rows, *([] if kernel.core is None else [kernel.core])]
     roots = [*inside, *(n for s in kernel.all_stores() for n in (s.place, s.value))]
-    found = dict(zip(roots, substitute(roots, placed), strict=True))
+    replacements = dict(zip(roots, substitute(roots, placed), strict=True))
 
     def stores(given: Sequence[Store]) -> tuple[Store, ...]:
-        return tuple(replace(s, place=found[s.place], value=found[s.value]) for s in given)
+        return tuple(
+            replace(s, place=replacements[s.place], value=replacements[s.value]) for s in given
+        )
 
     return replace(
         kernel,
         stores=stores(kernel.stores),
-        core=kernel.core and found[kernel.core],
+        core=kernel.core and replacements[kernel.core],
         sums=kernel.sums and stores([kernel.sums])[0],
-        rows=tuple(found[n] for n in kernel.rows),
+        rows=tuple(replacements[n] for n in kernel.rows),
         totals=stores(kernel.totals),
     )

@@ -27,12 +27,12 @@ def split_condition(terms: Node) -> tuple[Node, Node] | None:
         return inner and (inner[0], move(Op.PERMUTE, inner[1], terms.arg))
     if terms.op is not Op.WHERE or terms.src[2] is not const(0, terms.dtype, terms.shape):
         return None
-    condition, found, _ = terms.src
+    condition, values, _ = terms.src
     indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(condition.shape)]
     if not _is_uniform(condition, indices):
         return None
     first = move(Op.SHRINK, condition, tuple((0, 1) for _ in indices))
-    return move(Op.RESHAPE, first, ()), found
+    return move(Op.RESHAPE, first, ()), values
 
 
 def _is_uniform(node: Node, indices: Sequence[Expr]) -> bool:
@@ -64,7 +64,7 @@ def guard_kernels(
     have the same. None if a kernel adds to several places with different conditions.
     """
     wanted = {_piece(place): condition for place, condition in when.items()}
-    found, seen = list[Kernel](), set[Node]()
+    guarded, seen = list[Kernel](), set[Node]()
     for kernel in kernels:
         pieces = [_piece(s.place) for s in kernel.all_stores()]
         conditions = {wanted.get(piece) for piece in pieces}
@@ -74,15 +74,17 @@ def guard_kernels(
         if condition is not None:
             kernel = replace(kernel, guards=(*kernel.guards, Guard(condition, True)))
             seen.update(pieces)
-        found.append(kernel)
+        guarded.append(kernel)
     if seen != wanted.keys():
         return None
     for number, kernel in reversed(list(enumerate(kernels))):
         written = own.intersection(kernel.writes())
-        readers = {k.guards for k in found if k is not kernel and written.intersection(k.reads())}
+        readers = {k.guards for k in guarded if k is not kernel and written.intersection(k.reads())}
         if not kernel.guards and written.issuperset(kernel.writes()) and len(readers) == 1:
-            found[number] = replace(found[number], guards=found[number].guards or readers.pop())
-    return found
+            guarded[number] = replace(
+                guarded[number], guards=guarded[number].guards or readers.pop()
+            )
+    return guarded
 
 
 def _piece(place: Node) -> Node:
