@@ -21,7 +21,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 ENGINE = (ROOT / "docs" / "engine.md").read_text("utf-8")
-SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")
+FEATURES = (ROOT / "docs" / "features.md").read_text("utf-8")
 
 Link = tuple[str, str]  # what is shown, and where it leads
 
@@ -91,24 +91,22 @@ def test_the_page_of_the_engine_has_all_of_its_public_names() -> None:
     assert all(hasattr(engine, name) for name in engine.__all__)
 
 
-def done(text: str) -> list[str]:
-    """The ideas that are ticked, with the lines that belong to them."""
-    return [
-        item for item in re.split(r"^(?=- |#)", text, flags=re.MULTILINE) if item[:5] == "- [x]"
-    ]
+def items(text: str) -> list[str]:
+    """The items of a page's lists, with the lines that belong to them."""
+    return [part for part in re.split(r"^(?=- |#)", text, flags=re.MULTILINE) if part[:2] == "- "]
 
 
-def test_each_idea_has_code_a_test_and_an_example() -> None:
-    ideas = done(SEEDS)
-    assert len(ideas) > 40
-    for idea in ideas:
-        targets = " ".join(target for _, target in links(idea))
+def test_each_feature_has_code_a_test_and_an_example() -> None:
+    features = items(FEATURES)
+    assert len(features) > 40
+    for feature in features:
+        targets = " ".join(target for _, target in links(feature))
         for folder in ("../imgmlp/", "../tests/", "../examples/"):
-            assert folder in targets, idea
+            assert folder in targets, feature
 
 
-def test_each_example_shows_an_idea() -> None:
-    shown = {target for _, target in links(SEEDS)}
+def test_each_example_shows_a_feature() -> None:
+    shown = {target for _, target in links(FEATURES)}
     assert {f"../examples/{p.name}" for p in (ROOT / "examples").glob("*.py")} <= shown
 
 
