@@ -166,8 +166,8 @@ def encode(
     pixels = picture.width * picture.height
     wanted = target.choose(pixels, quality, bpp, None if size is None else str(size), psnr, lmbda)
     work = encoder.workload(codec, effort, seconds)
-    found = encoder.encode(picture, wanted, work, _device(device), run, codec)
-    return replace(found, notes=picture.notes)
+    encoded = encoder.encode(picture, wanted, work, _device(device), run, codec)
+    return replace(encoded, notes=picture.notes)
 
 
 def _picture(

@@ -242,24 +242,24 @@ def _metadata(image: Image.Image) -> Metadata:
     """The metadata of a Pillow image."""
     info = image.info
     icc = info.get("icc_profile") if image.mode not in ("CMYK", "LAB") else None
-    found = {"icc": icc, "exif": _exif(image), "xmp": _xmp(image)}
-    kept = {name: data for name, data in found.items() if isinstance(data, bytes) and data}
+    fields = {"icc": icc, "exif": _exif(image), "xmp": _xmp(image)}
+    kept = {name: data for name, data in fields.items() if isinstance(data, bytes) and data}
     return Metadata(**kept, dpi=_pair(info.get("dpi")))
 
 
 def _exif(image: Image.Image) -> bytes | None:
-    found, text = image.info.get("exif"), image.info.get(_PNG_EXIF_KEYWORD)
-    if found is None and isinstance(text, str):
+    exif, text = image.info.get("exif"), image.info.get(_PNG_EXIF_KEYWORD)
+    if exif is None and isinstance(text, str):
         with contextlib.suppress(ValueError):  # it is damaged
-            found = bytes.fromhex("".join(text.split("\n")[3:]))
-    found = found.tobytes() if isinstance(found, Image.Exif) else found
-    return found.removeprefix(_EXIF_PREFIX) if isinstance(found, bytes) else None
+            exif = bytes.fromhex("".join(text.split("\n")[3:]))
+    exif = exif.tobytes() if isinstance(exif, Image.Exif) else exif
+    return exif.removeprefix(_EXIF_PREFIX) if isinstance(exif, bytes) else None
 
 
 def _xmp(image: Image.Image) -> bytes | None:
-    found = image.info.get("xmp")
-    found = found.encode() if isinstance(found, str) else found
-    return found if isinstance(found, bytes) else None
+    xmp = image.info.get("xmp")
+    xmp = xmp.encode() if isinstance(xmp, str) else xmp
+    return xmp if isinstance(xmp, bytes) else None
 
 
 def _pair(dpi: Any) -> tuple[float, float] | None:
@@ -323,20 +323,20 @@ def visible_fraction(pixels: np.ndarray) -> float:
     return fraction
 
 
-def to_image(pixels: np.ndarray, found: Metadata = NOTHING) -> Image.Image:
+def to_image(pixels: np.ndarray, metadata: Metadata = NOTHING) -> Image.Image:
     """A Pillow image of uint8 pixels [height, width, 1 to 4], with metadata in its `info`."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    image.info |= info_of(found)
+    image.info |= info_of(metadata)
     return image
 
 
-def info_of(found: Metadata) -> dict[Any, Any]:
+def info_of(metadata: Metadata) -> dict[Any, Any]:
     """Metadata by Pillow's names, for an image's `info` and as options of `save`.
 
     EXIF data without a valid header are left out, because Pillow fails on them.
     """
-    named = {"icc_profile": found.icc, "xmp": found.xmp, "dpi": found.dpi}
-    exif = (found.exif or b"").removeprefix(_EXIF_PREFIX)
+    named = {"icc_profile": metadata.icc, "xmp": metadata.xmp, "dpi": metadata.dpi}
+    exif = (metadata.exif or b"").removeprefix(_EXIF_PREFIX)
     named |= {"exif": _EXIF_PREFIX + exif if begins_as_exif(exif) else None}
     return {name: value for name, value in named.items() if value is not None}
 
@@ -344,7 +344,7 @@ def info_of(found: Metadata) -> dict[Any, Any]:
 def save_picture(
     pixels: np.ndarray,
     path: Path,
-    found: Metadata = NOTHING,
+    metadata: Metadata = NOTHING,
     replace: bool = True,
     announce: Callable[[str], object] | None = None,
 ) -> list[str]:
@@ -355,7 +355,7 @@ def save_picture(
     """
     height, width, channels = pixels.shape
     name, options = check_extension(path, channels, (width, height))
-    kept = _kept_by(name, found, channels)
+    kept = _kept_by(name, metadata, channels)
     if path.suffix.lower() == ".ppm" and channels == 1:
         pixels = np.repeat(pixels, 3, axis=2)  # a PPM is always RGB
 
@@ -367,39 +367,39 @@ def save_picture(
             raise OutputError(f"{name} cannot hold this picture: {error}", hint=hint) from error
 
     write_atomically(path, write, replace, announce)
-    return _lost(found, kept)
+    return _lost(metadata, kept)
 
 
 def save_named(
     pixels: np.ndarray,
     path: Path,
-    found: Metadata = NOTHING,
+    metadata: Metadata = NOTHING,
     replace: bool = True,
     announce: Callable[[str], object] | None = None,
 ) -> list[str]:
     """As `save_picture`, but pipes and devices get a PNG, as their names have no extension."""
     if not is_special(path):
-        return save_picture(pixels, path, found, replace, announce)
-    return save_png(pixels, path, found)
+        return save_picture(pixels, path, metadata, replace, announce)
+    return save_png(pixels, path, metadata)
 
 
 def save_png(
-    pixels: np.ndarray, target: Path | str | BinaryIO, found: Metadata = NOTHING
+    pixels: np.ndarray, target: Path | str | BinaryIO, metadata: Metadata = NOTHING
 ) -> list[str]:
     """Write pixels, uint8 [height, width, 1 to 4], as PNG; returns what `save_picture` does.
 
     Raises OutputError for a path.
     """
-    kept = _kept_by("PNG", found, pixels.shape[2])
+    kept = _kept_by("PNG", metadata, pixels.shape[2])
     if isinstance(target, Path | str):
         write_atomically(target, lambda stream: _save(pixels, stream, "PNG", PNG_OPTIONS, kept))
     else:
         _save(pixels, target, "PNG", PNG_OPTIONS, kept)
-    return _lost(found, kept)
+    return _lost(metadata, kept)
 
 
-def _lost(found: Metadata, kept: Metadata) -> list[str]:
-    return [what for what in found.names() if what not in kept.names()]
+def _lost(given: Metadata, kept: Metadata) -> list[str]:
+    return [what for what in given.names() if what not in kept.names()]
 
 
 def _save(
@@ -420,18 +420,25 @@ def _save(
     stream.write(tiff_exif.inserted(without.getvalue(), kept.exif))
 
 
-def _kept_by(name: str, found: Metadata, channels: int) -> Metadata:
+def _kept_by(name: str, metadata: Metadata, channels: int) -> Metadata:
     """The part of the metadata that a format can hold."""
     limits = limits_of(name)
-    fields = {key: getattr(found, key) for key in ("icc", "exif", "xmp")}
-    if name == "TIFF" and found.exif is not None:
+    fields = {key: getattr(metadata, key) for key in ("icc", "exif", "xmp")}
+    if name == "TIFF" and metadata.exif is not None:
         with files.quietly():
-            fields["exif"] = tiff_exif.that_fits(found.exif)
-    if name == "WEBP" and channels < 3 and found.icc and found.icc[_ICC_COLOUR_SPACE] == b"GRAY":
+            fields["exif"] = tiff_exif.that_fits(metadata.exif)
+    if (
+        name == "WEBP"
+        and channels < 3
+        and metadata.icc
+        and metadata.icc[_ICC_COLOUR_SPACE] == b"GRAY"
+    ):
         fields["icc"] = None  # a WebP always has three channels
     most = limits.max_bytes
     kept = {key: data for key, data in fields.items() if data and len(data) <= most.get(key, 0)}
-    return Metadata(**kept, dpi=found.dpi if found.dpi and limits.can_store(found.dpi) else None)
+    return Metadata(
+        **kept, dpi=metadata.dpi if metadata.dpi and limits.can_store(metadata.dpi) else None
+    )
 
 
 def check_ending(path: Path, ending: str) -> None:
@@ -439,13 +446,13 @@ def check_ending(path: Path, ending: str) -> None:
 
     `ending` itself and unknown extensions are allowed.
     """
-    found = path.suffix.lower()
-    if found == ending:
+    suffix = path.suffix.lower()
+    if suffix == ending:
         return
     hint = f"use a name that ends with {ending}"
-    if found in files.OWN:
+    if suffix in files.OWN:
         raise UsageError(f"{path} has the extension of another kind of file", hint=hint)
-    if found in FORMATS or found in files.endings():
+    if suffix in FORMATS or suffix in files.endings():
         raise UsageError(f"{path} has a picture's extension, but will not be a picture", hint=hint)
 
 

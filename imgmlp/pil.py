@@ -50,13 +50,13 @@ class ImlpImageFile(ImageFile.ImageFile):
         size = self.fp.seek(0, io.SEEK_END)
         self.fp.seek(0)
         try:
-            found = open_stored(self.fp.read(min(size, container.MAX_FILE_BYTES + 1)))
+            stored = open_stored(self.fp.read(min(size, container.MAX_FILE_BYTES + 1)))
         except ImgmlpError as error:
             raise OSError(f"{error}; {error.hint}") from error
-        self._stored = found
-        self._size = found.width, found.height
-        self._mode = _MODES[found.channels]
-        self.info |= info_of(found.metadata)
+        self._stored = stored
+        self._size = stored.width, stored.height
+        self._mode = _MODES[stored.channels]
+        self.info |= info_of(stored.metadata)
 
     def load(self) -> Any:
         """Decode the pixels, once."""
@@ -89,14 +89,14 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
     choices = {name: given[name] for name in _CHOICES if name in given}
     try:
         with _having(image, beside):
-            found = api.encode(image, **choices)
+            encoded = api.encode(image, **choices)
     except ImgmlpError as error:
         raise OSError(f"{error}; {error.hint}") from error
-    stream.write(found.bytes)
-    for note in found.notes:
+    stream.write(encoded.bytes)
+    for note in encoded.notes:
         warnings.warn(note, ImgmlpWarning, stacklevel=3)
-    if found.missed is not None:
-        warnings.warn(f"the target was missed: {found.missed}", ImgmlpWarning, stacklevel=3)
+    if encoded.missed is not None:
+        warnings.warn(f"the target was missed: {encoded.missed}", ImgmlpWarning, stacklevel=3)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def quoted(path: object) -> str:
         return shlex.quote(name)
     inner = name.replace("\\", "\\\\").replace("'", "\\'")
     # Python represents bytes that are not UTF-8 by lone surrogates.
-    inner = re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:x}", inner)
+    inner = re.sub("[\udc80-\udcff]", lambda match: f"\\x{ord(match[0]) - 0xDC00:x}", inner)
     return f"$'{printable(inner)}'"
 
 

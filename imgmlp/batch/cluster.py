@@ -106,15 +106,15 @@ class Cluster:
             hint = f"start some: `dask worker {self._address}`"
             raise DeviceError(f"the cluster at {self._address} has no worker", hint=hint) from error
         try:
-            found = self._client.run(_version, on_error="return")
+            versions = self._client.run(_version, on_error="return")
         except OSError:  # a worker goes away at this moment; each is asked again with its files
             return {}
-        for worker, theirs in found.items():
+        for worker, theirs in versions.items():
             if isinstance(theirs, Exception) and not isinstance(theirs, OSError):
                 theirs = f"an unknown version ({theirs!r})"
             if isinstance(theirs, str) and theirs != self._job.version:
                 raise _other_version(worker, theirs, self._job.version)
-        return dict(found)
+        return dict(versions)
 
     def seats(self) -> list[Seat]:
         """How many workers there are, and what they have to do."""

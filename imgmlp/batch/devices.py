@@ -35,7 +35,7 @@ def check(spec: str, jobs: int | None) -> None:
         raise UsageError(f"--jobs is {jobs}", hint="use a number from 1 to 64")
 
 
-def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, bool]]:
+def named(spec: str, devices: list[DeviceInfo] | None = None) -> list[tuple[str, bool]]:
     """The devices that --device names, and of each whether it is a GPU.
 
     Opens none; a word that may stand for several is left as it is. Raises DeviceError if there are
@@ -45,21 +45,21 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
     names = [name.strip() for name in word.split(",")]
     if all(name.startswith("numpy") for name in names):
         return [(name, False) for name in names]  # without asking any driver
-    found = list_devices() if found is None else found
+    devices = list_devices() if devices is None else devices
     if word in SEVERAL:
         kinds = ("gpu",) if word == "gpus" else ("gpu", "cpu", "other")
-        chosen = [(info.spec, info.kind == "gpu") for info in found if info.kind in kinds]
+        chosen = [(info.spec, info.kind == "gpu") for info in devices if info.kind in kinds]
         if not chosen:
             hint = "`imgmlp devices` lists the devices; --device numpy works without any"
             raise DeviceError(f"--device {word} finds no device", hint=hint)
         return chosen
-    gpus = {info.spec for info in found if info.kind == "gpu"}
-    known = {info.spec for info in found} | {info.kind for info in found} | {"auto"}
+    gpus = {info.spec for info in devices if info.kind == "gpu"}
+    known = {info.spec for info in devices} | {info.kind for info in devices} | {"auto"}
     for name in names:
         if name not in known and name.partition(":")[0] != "numpy":
             if name in WORDS:
                 open_device(name)  # which says why there is none
-            there = "; ".join(f"{info.spec} is {info.describe()}" for info in found)
+            there = "; ".join(f"{info.spec} is {info.describe()}" for info in devices)
             hint = f"{there}; `imgmlp devices --check` says what is missing or wrong"
             raise DeviceError(f"there is no device {name!r}", hint=hint)
     return [(name, name in gpus or (name in ("auto", "gpu") and bool(gpus))) for name in names]

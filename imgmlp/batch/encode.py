@@ -69,20 +69,20 @@ class Result:
         problem = shortfall(name, self.facts(), self.beside)
         if problem is not None:
             raise problem
-        found = self.metrics
-        quality = "lossless" if math.isinf(found["psnr"]) else f"{found['psnr']:.2f} dB"
-        figures = f"{size(found['bytes'])}   {found['bpp']:.3f} bpp   {quality}"
+        metrics = self.metrics
+        quality = "lossless" if math.isinf(metrics["psnr"]) else f"{metrics['psnr']:.2f} dB"
+        figures = f"{size(metrics['bytes'])}   {metrics['bpp']:.3f} bpp   {quality}"
         took = "done before" if self.before else duration(self.took)
         return f"{name}   {figures}   {took}"
 
 
-def smaller_source(source: Path, found: Result) -> str | None:
+def smaller_source(source: Path, result: Result) -> str | None:
     """What there is to say of a picture's file that takes no more bytes than what became of it.
 
     Drawings and text often have such PNGs, which are exact besides. None for pipes.
     """
     there = output_files.status(source)
-    if there is None or not stat.S_ISREG(there.st_mode) or there.st_size > len(found.bytes):
+    if there is None or not stat.S_ISREG(there.st_mode) or there.st_size > len(result.bytes):
         return None
     return f"{source} itself has only {size(there.st_size)}, no more than its .imlp file"
 
@@ -117,18 +117,18 @@ class Encoding:
         choices = f"{wanted.codec} {goal!r} {workload!r}"
         if self.output is not None:
             self.kept = checkpoint.of_finished(self.output, picture, choices)
-        found = self._done_before()
-        if found is None or self.output is None or not holds(self.output, found.bytes):
+        result = self._done_before()
+        if result is None or self.output is None or not holds(self.output, result.bytes):
             if not self.allowed():
                 return None
             with self.watch.saving():
-                found = found or self._trained(goal, choices)
-                self.write(found.bytes)
+                result = result or self._trained(goal, choices)
+                self.write(result.bytes)
         else:
             output_files.remove_second_name(self.output)
         forget(self._state)  # where nothing could be kept, or there was no time to
         took = time.perf_counter() - self.began
-        return replace(found, beside=beside if len(found.bytes) > goal.value else 0, took=took)
+        return replace(result, beside=beside if len(result.bytes) > goal.value else 0, took=took)
 
     def _announce(self, goal: Goal, beside: int) -> None:
         """Say what was understood. At once: looking for a device may take seconds."""
@@ -182,29 +182,29 @@ class Encoding:
             run.tell = view.after(show)
             made = encoder.encode(picture, goal, workload, device, run, codec)
             view.end(f"Done: {len(made.bytes):,} bytes, {made.metrics['psnr']:.2f} dB", made.pixels)
-        found = Result(made.bytes, made.metrics, made.missed, made.diverged)
-        return self._keep(found) if run.due(stopping=True) else found
+        result = Result(made.bytes, made.metrics, made.missed, made.diverged)
+        return self._keep(result) if run.due(stopping=True) else result
 
-    def _keep(self, found: Result) -> Result:
+    def _keep(self, result: Result) -> Result:
         """What the hidden file holds from now on: of several that made the same, the first one's.
 
         So whoever comes by knows what is written, also by one that seemed to be lost.
         """
         assert self.kept is not None
         assert self._state is not None
-        values = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}
+        values = {"metrics": result.metrics, "missed": result.missed, "diverged": result.diverged}
         values[checkpoint.STATE] = self._state.name
         try:
-            self.kept.save(Snapshot.of_finished(found.bytes, values), replace=False)
+            self.kept.save(Snapshot.of_finished(result.bytes, values), replace=False)
         except OutputError as error:
             own = self._state
             if (first := self._done_before()) is not None:
                 forget(own)
                 return first
             self.watch.note(f"no checkpoints are written: {error}")
-            return found
+            return result
         forget(self._state)
-        return found
+        return result
 
 
 @dataclass(frozen=True)
@@ -239,12 +239,12 @@ class EncodeFile:
         encoding = Encoding(
             picture, str(task.source), output, wanted, device, watch, allowed, write, began
         )
-        found = encoding.run()
-        assert found is not None
+        result = encoding.run()
+        assert result is not None
         checkpoint.remove_stale(output)
-        record.written, record.facts = True, found.facts()
-        record.made = hashlib.sha256(found.bytes).hexdigest()
+        record.written, record.facts = True, result.facts()
+        record.made = hashlib.sha256(result.bytes).hexdigest()
         record.state = None if encoding.kept is None else encoding.kept.path
-        if (told := smaller_source(task.source, found)) is not None:
+        if (told := smaller_source(task.source, result)) is not None:
             record.notes.append(told)
-        record.line = found.line(str(output))
+        record.line = result.line(str(output))

@@ -243,11 +243,11 @@ def _behind(entry: os.DirEntry[str], nexts: set[int], parts: list[str]) -> set[i
 
 def _with_skipped(after: set[int], parts: list[str]) -> set[int]:
     """Also what follows a `**`, which may stand for no folder."""
-    found = set(after)
+    numbers = set(after)
     for number, part in enumerate(parts):
-        if number in found and part == "**":
-            found.add(number + 1)
-    return found
+        if number in numbers and part == "**":
+            numbers.add(number + 1)
+    return numbers
 
 
 def _unread(here: Path, top: Path, error: OSError) -> Found:

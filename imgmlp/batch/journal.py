@@ -78,8 +78,8 @@ class Journal:
                     at += len(line)
                     if line.endswith(b"\n"):  # else somebody is writing it
                         self._read = at
-                    if line.strip() and (found := _parsed(line)) is not None:
-                        yield found
+                    if line.strip() and (entry := _parsed(line)) is not None:
+                        yield entry
                     elif line.strip():
                         self.damaged += 1
         except FileNotFoundError:

@@ -63,7 +63,7 @@ class Decision:
     known: Done | None = None
 
 
-def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Decision:
+def decide(file: Found, output: Path, known: Done | None, rules: Rules) -> Decision:
     """Whether a file is done already. Raises OutputError, or OSError where it cannot be read."""
     try:
         there = output.stat()
@@ -80,10 +80,10 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
         kept[0] != known.output_bytes or digest(output) != known.output_digest
     ):
         return theirs  # somebody else has written it since
-    source = os.path.abspath(found.path)
-    looks = source, found.bytes, found.mtime
+    source = os.path.abspath(file.path)
+    looks = source, file.bytes, file.mtime
     same = looks == (known.source, known.bytes, known.mtime)
-    same = same or (found.bytes == known.bytes and digest(found.path) == known.picture)
+    same = same or (file.bytes == known.bytes and digest(file.path) == known.picture)
     now = replace(
         known, source=source, bytes=looks[1], mtime=looks[2], output_mtime=there.st_mtime_ns
     )
@@ -137,18 +137,18 @@ class Plan:
         for done in () if self.journal is None else self.journal.read():
             self._learn(done)
         self._read_failed()
-        for found in files:
+        for file in files:
             if stopping():
                 return
-            refused = _refused(found) if found.error is not None else self._add(found)
+            refused = _refused(file) if file.error is not None else self._add(file)
             if refused is not None:
                 yield refused
         for output, path, count, mtime in self._data.execute("SELECT * FROM found"):
             if stopping():
                 return
             name = Path(os.fsdecode(output))
-            found = Found(Path(os.fsdecode(path)), name, count, mtime)
-            if (record := self._decided(found)) is not None:
+            file = Found(Path(os.fsdecode(path)), name, count, mtime)
+            if (record := self._decided(file)) is not None:
                 yield record
         counted = "SELECT count(*), coalesce(sum(weight), 0) FROM todo"
         self.count, self.weight = self._data.execute(counted).fetchone()
@@ -168,15 +168,15 @@ class Plan:
     def _output(self, name: Path) -> Path | None:
         return None if self.rules.folder is None else self.rules.folder / name
 
-    def _add(self, found: Found) -> Record | None:
+    def _add(self, file: Found) -> Record | None:
         """Take a file in; of two with one output, the one that is not taken."""
         if self.rules.folder is None:
-            path = os.fsencode(found.path)
-            row = path, path, found.bytes, found.mtime
+            path = os.fsencode(file.path)
+            row = path, path, file.bytes, file.mtime
             self._data.execute("INSERT OR IGNORE INTO found VALUES (?, ?, ?, ?)", row)
             return None
-        output = os.fsencode(self.rules.naming(found.name))
-        row = output, os.fsencode(found.path), found.bytes, found.mtime
+        output = os.fsencode(self.rules.naming(file.name))
+        row = output, os.fsencode(file.path), file.bytes, file.mtime
         before = self._data.execute("SELECT path FROM found WHERE output = ?", row[:1]).fetchone()
         if before is not None:
             if _absolute(before[0]) == _absolute(row[1]):
@@ -188,7 +188,7 @@ class Plan:
             taken, other = (Path(os.fsdecode(path)) for path in paths)
             over = f"would overwrite another file of this run: {url(taken)}"
             problem = f"{name}, the output of {url(other)}, {over}"
-            refused = _refused(replace(found, path=other, error=OutputError(problem, hint=APART)))
+            refused = _refused(replace(file, path=other, error=OutputError(problem, hint=APART)))
             if paths[0] == before[0]:
                 return refused
         self._data.execute("INSERT OR REPLACE INTO found VALUES (?, ?, ?, ?)", row)
@@ -203,27 +203,27 @@ class Plan:
         row = self._data.execute(query, (output,)).fetchone()
         return None if row is None else Done(**json.loads(row[0]))
 
-    def _decided(self, found: Found) -> Record | None:
+    def _decided(self, file: Found) -> Record | None:
         """Note what to do about a file; its record if that is nothing."""
-        output, known = self._output(found.name), self._known(os.fsencode(found.name))
+        output, known = self._output(file.name), self._known(os.fsencode(file.name))
         try:
             decision = Decision("do")
             if output is not None and not is_stored(output):  # else its worker has a look
-                decision = decide(found, output, known, self.rules)
+                decision = decide(file, output, known, self.rules)
                 if decision.kind == "do" and output.exists():
-                    _check_other(output, found.path)
+                    _check_other(output, file.path)
         except OutputError as error:
-            return _refused(replace(found, error=error))
+            return _refused(replace(file, error=error))
         except OSError as error:
-            problem = f"cannot read {error.filename or found.path}: {error.strerror}"
-            return _refused(replace(found, error=UsageError(problem, hint="check the file")))
+            problem = f"cannot read {error.filename or file.path}: {error.strerror}"
+            return _refused(replace(file, error=UsageError(problem, hint="check the file")))
         if decision.kind == "do":
             replaced = decision.known.output_digest if decision.known is not None else ""
-            row = os.fsencode(found.name), os.fsencode(found.path), replaced
-            weight = max(1, self.rules.weigh(found.path))
+            row = os.fsencode(file.name), os.fsencode(file.path), replaced
+            weight = max(1, self.rules.weigh(file.path))
             self._data.execute("INSERT INTO todo VALUES (?, ?, ?, ?)", (weight, *row))
             return None
-        record = Record(Task(found.path, output), written=True)
+        record = Record(Task(file.path, output), written=True)
         if decision.kind == "skipped":
             self.skipped += 1
             record.facts["skipped"] = True
@@ -253,8 +253,8 @@ class Plan:
                 if done.output != FAILED:  # whose list is that run's, not this one's to replace
                     self._learn(done)
             name, looks = task.output.relative_to(folder), task.source.stat()
-            found = Found(task.source, name, looks.st_size, looks.st_mtime_ns)
-            decision = decide(found, task.output, self._known(os.fsencode(name)), self.rules)
+            file = Found(task.source, name, looks.st_size, looks.st_mtime_ns)
+            decision = decide(file, task.output, self._known(os.fsencode(name)), self.rules)
         except (OutputError, OSError, sqlite3.Error):  # as of a full disk, which is told anyhow
             return record
         if decision.kind != "unchanged" or decision.known is None:
@@ -372,8 +372,8 @@ def _absolute(path: bytes) -> str:
     return os.path.abspath(os.fsdecode(path))
 
 
-def _refused(found: Found) -> Record:
-    record = Record(Task(found.path))
-    assert found.error is not None
-    record.fail(found.error)
+def _refused(file: Found) -> Record:
+    record = Record(Task(file.path))
+    assert file.error is not None
+    record.fail(file.error)
     return record

@@ -151,8 +151,8 @@ class Pool:
                         yield from queue.again  # no place is left to try them on
                     return
                 ended, _ = wait(busy, timeout=TICK, return_when=FIRST_COMPLETED)
-                found = [self._ended(busy[future], queue) for future in ended]
-                records = [record for record in found if record is not None]
+                finished = [self._ended(busy[future], queue) for future in ended]
+                records = [record for record in finished if record is not None]
                 full = full or any(record.no_room for record in records)
                 tick()
         except BaseException:

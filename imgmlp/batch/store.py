@@ -34,10 +34,10 @@ def is_stored(path: Path) -> bool:
 def check_scheme(path: Path) -> None:
     """Refuse, as a UsageError, an address of this machine's files: what pathlib leaves of it could
     mean another place."""
-    found = SCHEME.match(path.as_posix())
-    if found is not None and found[1] in HERE:
+    scheme = SCHEME.match(path.as_posix())
+    if scheme is not None and scheme[1] in HERE:
         raise UsageError(
-            f"{found[1]}:// is not an object store", hint="give a plain path, such as /a/folder"
+            f"{scheme[1]}:// is not an object store", hint="give a plain path, such as /a/folder"
         )
 
 

@@ -82,9 +82,9 @@ def sound(stored: Stored, device: Callable[[], AnyDevice], name: str) -> str:
     """
     if stored.exact:
         stored.decode(device())
-    found = stored.facts
-    picture = dimensions(found["width"], found["height"], found["channels"])
-    return f"{name}  {picture}   {size(found['bytes'])}"
+    facts = stored.facts
+    picture = dimensions(facts["width"], facts["height"], facts["channels"])
+    return f"{name}  {picture}   {size(facts['bytes'])}"
 
 
 @dataclass(frozen=True)

@@ -204,10 +204,10 @@ class Point:
 
 def providers(device: AnyDevice) -> list[Provider]:
     """imgmlp first, the ceiling last, and whoever is installed between them."""
-    found: list[Provider] = [Ours(device), ByNumpy()]
+    present: list[Provider] = [Ours(device), ByNumpy()]
     if find_spec("torch") is not None:
-        found.append(ByTorch(gpu=device.info.kind == "gpu"))
-    return [*found, DriversCopy(device)]
+        present.append(ByTorch(gpu=device.info.kind == "gpu"))
+    return [*present, DriversCopy(device)]
 
 
 def sweep(

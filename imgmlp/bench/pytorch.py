@@ -113,5 +113,5 @@ class PyTorch:
         with torch.no_grad():
             parts = [self._forward(rows) for rows in self.features.split(size)]
             levels = [(p.clamp(0, 1) * 255 + 0.5).to(torch.uint8) for p in parts]
-            found: Array = torch.cat(levels).cpu().numpy()
-        return found
+            pixels: Array = torch.cat(levels).cpu().numpy()
+        return pixels

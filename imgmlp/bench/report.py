@@ -22,16 +22,16 @@ def bench(terminal: Terminal, device_spec: str, quick: bool, as_json: bool) -> N
     """Print how fast this machine trains and decodes. Raises what opening the device does."""
     device = open_device(device_spec)
     terminal.note(device.info.describe())
-    found = run(terminal, device, standard_job(), BATCHES, QUICK if quick else FULL)
-    show(found, device, as_json)
+    measured = run(terminal, device, standard_job(), BATCHES, QUICK if quick else FULL)
+    show(measured, device, as_json)
 
 
-def show(found: Measured, device: AnyDevice, as_json: bool) -> None:
+def show(measured: Measured, device: AnyDevice, as_json: bool) -> None:
     """Print what was measured."""
     if as_json:
-        print_data(json.dumps(speed.as_json(found, device), indent=2))
+        print_data(json.dumps(speed.as_json(measured, device), indent=2))
     else:
-        print_table(*table(found), caption(found, device))
+        print_table(*table(measured), caption(measured, device))
 
 
 def run(
@@ -39,31 +39,31 @@ def run(
 ) -> Measured:
     """All measurements, with their progress shown."""
     with terminal.stages(len(batches) + 3) as tell:
-        found = speed.measure(job, device, batches, turns, tell)
+        measured = speed.measure(job, device, batches, turns, tell)
         tell("start-up")
         for turn in range(turns.starts + 1):
             seconds = seconds_to_first_step(device.info.spec)
             if turn:  # the first may compile
-                found.start.append(seconds)
-    return found
+                measured.start.append(seconds)
+    return measured
 
 
-def table(found: Measured) -> tuple[list[str], list[list[str]]]:
+def table(measured: Measured) -> tuple[list[str], list[list[str]]]:
     """Heading and rows: a figure each, imgmlp's first, then how long others take."""
-    ours, *others = found.times
-    steps, rates = found.us_per_step(ours), found.rows_per_second(ours)
-    shares = found.share_of_peak(ours)
+    ours, *others = measured.times
+    steps, rates = measured.us_per_step(ours), measured.rows_per_second(ours)
+    shares = measured.share_of_peak(ours)
     rows = []
     for batch, us in steps.items():
         what = f"step of {batch:,} rows"
         share = f"{shares[batch]:.0%}" if shares else NONE
-        theirs = [_beside(found.us_per_step(name).get(batch), us, "µs") for name in others]
+        theirs = [_beside(measured.us_per_step(name).get(batch), us, "µs") for name in others]
         rows.append([what, f"{us:,.0f} µs", f"{rates[batch] / 1e6:.2f}", share, *theirs])
-    height, width, _ = found.job.pixels.shape
-    ms = found.decode_ms(ours)
-    theirs = [_beside(found.decode_ms(name), ms, "ms") for name in others]
+    height, width, _ = measured.job.pixels.shape
+    ms = measured.decode_ms(ours)
+    theirs = [_beside(measured.decode_ms(name), ms, "ms") for name in others]
     rows.append([f"decode {width}×{height}", f"{ms:,.1f} ms", NONE, NONE, *theirs])
-    start = median(found.start)
+    start = median(measured.start)
     rows.append(["start to first step", f"{start:.2f} s", NONE, NONE, *(NONE for _ in others)])
     return ["", ours, "Mrow/s", "of peak", *others], rows
 
@@ -75,10 +75,12 @@ def _beside(theirs: float | None, ours: float, unit: str) -> str:
     return f"{theirs:,.{digits}f} {unit}, {theirs / ours:.1f}×"
 
 
-def caption(found: Measured, device: AnyDevice) -> str:
+def caption(measured: Measured, device: AnyDevice) -> str:
     """What the figures are."""
-    height, width, _ = found.job.pixels.shape
-    what = f"AdamW on {found.job.architecture}, random pixels of {width}×{height}; medians of turns"
-    peak = found.peak_gflops()
+    height, width, _ = measured.job.pixels.shape
+    what = (
+        f"AdamW on {measured.job.architecture}, random pixels of {width}×{height}; medians of turns"
+    )
+    peak = measured.peak_gflops()
     most = "" if peak is None else f"\npeak: {described(peak, device)}, measured in turn"
-    return "\n".join([f"{device.info.describe()}\n{what}{most}", *found.left_out])
+    return "\n".join([f"{device.info.describe()}\n{what}{most}", *measured.left_out])

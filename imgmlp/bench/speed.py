@@ -69,8 +69,8 @@ class Measured:
         return {b: self.job.flops(b) / us / 1e3 for b, us in self.us_per_step(name).items()}
 
     def peak_gflops(self) -> float | None:
-        found = [value for turns in self.peak.values() for value in turns]
-        return max(found, default=None)
+        values = [value for turns in self.peak.values() for value in turns]
+        return max(values, default=None)
 
     def share_of_peak(self, name: str) -> dict[int, float]:
         return {b: self.gflops(name)[b] / max(turns) for b, turns in self.peak.items()}
@@ -79,11 +79,11 @@ class Measured:
 def others(job: Job, device: AnyDevice) -> dict[str, Callable[[], Contender]]:
     """Whoever is there beside imgmlp, still to be made ready."""
     gpu = device.info.kind == "gpu"
-    found: dict[str, Callable[[], Contender]] = {"NumPy by hand": lambda: ByHand(job)}
+    contenders: dict[str, Callable[[], Contender]] = {"NumPy by hand": lambda: ByHand(job)}
     if is_installed():
-        found["PyTorch eager"] = lambda: PyTorch(job, False, gpu)
-        found["PyTorch compiled"] = lambda: PyTorch(job, True, gpu)
-    return found
+        contenders["PyTorch eager"] = lambda: PyTorch(job, False, gpu)
+        contenders["PyTorch compiled"] = lambda: PyTorch(job, True, gpu)
+    return contenders
 
 
 def measure(
@@ -106,23 +106,23 @@ def measure(
             left_out.append(f"{name} failed: {reason}")
         else:
             there[name] = contender
-    found = Measured(job, {name: Times() for name in there}, left_out)
+    measured = Measured(job, {name: Times() for name in there}, left_out)
     peak = Peak(device) if isinstance(device, Device) else None
     for batch in batches:
         show(f"{batch:,} rows")
         step = {name: _Turn(partial(c.steps, batch), turns.seconds) for name, c in there.items()}
         for _ in range(turns.count):
             for name in there:
-                found.times[name].step.setdefault(batch, []).append(step[name].time() * 1e6)
+                measured.times[name].step.setdefault(batch, []).append(step[name].time() * 1e6)
             if peak is not None:
                 time.sleep(PAUSE)
-                found.peak.setdefault(batch, []).append(peak.gflops())
+                measured.peak.setdefault(batch, []).append(peak.gflops())
     show("decoding")
     decode = {name: _Turn(partial(_pictures, c), turns.seconds) for name, c in there.items()}
     for _ in range(turns.count):
         for name in there:
-            found.times[name].decode.append(decode[name].time() * 1e3)
-    return found
+            measured.times[name].decode.append(decode[name].time() * 1e3)
+    return measured
 
 
 def _pictures(contender: Contender, count: int) -> None:
@@ -153,16 +153,16 @@ class _Turn:
         return time.perf_counter() - begin
 
 
-def as_json(found: Measured, device: AnyDevice) -> dict[str, Any]:
+def as_json(measured: Measured, device: AnyDevice) -> dict[str, Any]:
     """Everything that was measured, as medians; batch sizes are keys of text."""
-    ours, *others = found.times
+    ours, *others = measured.times
 
     def figures(name: str) -> dict[str, Any]:
         return {
-            "us_per_step": _keyed(found.us_per_step(name)),
-            "rows_per_second": _keyed(found.rows_per_second(name)),
-            "gflops": _keyed(found.gflops(name)),
-            "decode_ms": found.decode_ms(name),
+            "us_per_step": _keyed(measured.us_per_step(name)),
+            "rows_per_second": _keyed(measured.rows_per_second(name)),
+            "gflops": _keyed(measured.gflops(name)),
+            "decode_ms": measured.decode_ms(name),
         }
 
     return {
@@ -170,10 +170,10 @@ def as_json(found: Measured, device: AnyDevice) -> dict[str, Any]:
         "driver": f"{device.info.driver}, {device.info.version}",
         "system": platform.platform(),
         **figures(ours),
-        "start_s": median(found.start) if found.start else None,
-        "peak_gflops": found.peak_gflops(),
-        "share_of_peak": _keyed(found.share_of_peak(ours)),
-        "left_out": found.left_out,
+        "start_s": median(measured.start) if measured.start else None,
+        "peak_gflops": measured.peak_gflops(),
+        "share_of_peak": _keyed(measured.share_of_peak(ours)),
+        "left_out": measured.left_out,
         "others": {name: figures(name) for name in others},
     }
 

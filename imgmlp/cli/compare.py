@@ -122,23 +122,23 @@ def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool)
 
 def _once(terminal: Terminal, sources: list[Path]) -> list[Path]:
     """Each picture once, by the first of its names."""
-    found: dict[Path, Path] = {}
+    sources_by_place: dict[Path, Path] = {}
     for source in sources:
         place = output_files.resolved(source)
-        if place in found:
+        if place in sources_by_place:
             terminal.note(f"{source} is given twice but compared once")
-        found.setdefault(place, source)
-    return list(found.values())
+        sources_by_place.setdefault(place, source)
+    return list(sources_by_place.values())
 
 
 def _others(terminal: Terminal) -> dict[str, classic.Classic]:
     """The other codecs that are there; says which are not."""
-    found = classic.usable()
+    codecs = classic.usable()
     for key, codec in classic.CODECS.items():
-        if key not in found:
+        if key not in codecs:
             extra = f"; `{EXTRA}` adds it" if codec.format == "JXL" else ""
             terminal.note(f"{codec.name} is left out, as Pillow cannot write it here{extra}")
-    return found
+    return codecs
 
 
 @dataclass(eq=False)
@@ -172,12 +172,12 @@ class _Report:
         run_of = self._runs(name, picture, job)
         before = len(self.kept)
         try:
-            found = measure.measure(job, name, picture, run_of)
+            measured = measure.measure(job, name, picture, run_of)
         except Exception:
             self.unfinished |= any(one.path.exists() for one in self.kept[before:])
             raise
-        self.measured.append(found)
-        return found
+        self.measured.append(measured)
+        return measured
 
     def _runs(self, name: str, picture: Picture, job: Job) -> Callable[[float, Goal], Run]:
         def run_of(rate: float, goal: Goal) -> Run:

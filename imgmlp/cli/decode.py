@@ -139,11 +139,11 @@ class _Task:
     def decode(self) -> None:
         """Write the picture. Raises ImgmlpError."""
         began, target = time.perf_counter(), self.target
-        found = self.once or files.stored(self.source)
-        pixels = found.decode(self.device(), self.dimensions)
-        if (note := stored.inexact(found, self.dimensions)) is not None:
+        file = self.once or files.stored(self.source)
+        pixels = file.decode(self.device(), self.dimensions)
+        if (note := stored.inexact(file, self.dimensions)) is not None:
             self._note(note)
-        self._save(pixels, found.metadata)
+        self._save(pixels, file.metadata)
         height, width, channels = pixels.shape
         self.entry |= {"width": width, "height": height, "channels": channels}
         if target != STANDARD:

@@ -44,10 +44,10 @@ def run(terminal: Terminal, as_json: bool, check: bool = False, spec: str | None
     if check:
         _check_devices(terminal, as_json, spec)
         return
-    found = list_devices() if spec is None else [open_device(spec).info]
-    print_data(json.dumps([asdict(d) for d in found], indent=2) if as_json else _table(found))
-    if spec is None and all(device.kind in ("numpy", "simulator") for device in found):
-        for advice in missing_drivers(found):
+    listed = list_devices() if spec is None else [open_device(spec).info]
+    print_data(json.dumps([asdict(d) for d in listed], indent=2) if as_json else _table(listed))
+    if spec is None and all(device.kind in ("numpy", "simulator") for device in listed):
+        for advice in missing_drivers(listed):
             terminal.note(advice)
 
 
@@ -72,9 +72,9 @@ def _check_devices(terminal: Terminal, as_json: bool, spec: str | None) -> None:
         raise DeviceError(problem, hint="the list above says what is wrong, and what to try")
 
 
-def _table(found: list[DeviceInfo]) -> str:
+def _table(devices: list[DeviceInfo]) -> str:
     rows = [("--device", "kind", "memory", "name", "driver")]
-    rows += [(d.spec, d.kind, size(d.memory), d.describe(), d.driver) for d in found]
+    rows += [(d.spec, d.kind, size(d.memory), d.describe(), d.driver) for d in devices]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

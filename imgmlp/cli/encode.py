@@ -67,10 +67,10 @@ class Outputs:
         files.check_names(sources, self.file)
         if self.file is not None and self.file not in sources:
             pictures.check_ending(self.file, EXTENSION)
-        found = [files.output_of(one, self.file, EXTENSION) for one in sources]
-        others = [path for path in found if path != STANDARD]
+        outputs = [files.output_of(one, self.file, EXTENSION) for one in sources]
+        others = [path for path in outputs if path != STANDARD]
         output_files.check_distinct(self.shown().paths(), [*sources, *others], APART)
-        return found
+        return outputs
 
     def check(self, path: Path) -> None:
         """Refuse, as an OutputError, a file that must not be replaced or cannot be written."""
@@ -229,17 +229,17 @@ class _Task:
             began,
             self.outputs.shown(),
         )
-        found = encoding.run()
+        result = encoding.run()
         self.kept = encoding.kept
-        if found is None:
+        if result is None:
             return
         self.written = True
-        self.entry |= found.facts()
-        told = None if self.source == STANDARD else smaller_source(self.source, found)
+        self.entry |= result.facts()
+        told = None if self.source == STANDARD else smaller_source(self.source, result)
         if told is not None:
             self.notes.append(told)
             terminal.note(told)
-        terminal.done(found.line("standard output" if standard else str(self.path)))
+        terminal.done(result.line("standard output" if standard else str(self.path)))
 
     def _take(self, place: Path) -> None:
         """Keep others of this command from a place. Raises OutputError if it is one of theirs."""

@@ -18,8 +18,8 @@ def run(terminal: Terminal, paths: list[Path], as_json: bool) -> int:
     Of one file JSON is an object, of several a list of them, each with its file's name.
     """
     if len(paths) == 1:
-        found = stored(paths[0]).facts
-        print_data(json.dumps(found, indent=2) if as_json else facts.lines(found))
+        file_facts = stored(paths[0]).facts
+        print_data(json.dumps(file_facts, indent=2) if as_json else facts.lines(file_facts))
         return 0
     jobs, texts = [], list[str]()
     for path in paths:
@@ -33,6 +33,6 @@ def run(terminal: Terminal, paths: list[Path], as_json: bool) -> int:
 
 
 def _look(path: Path, job: Job, texts: list[str]) -> None:
-    found = stored(path).facts
-    job.entry |= found
-    texts.append(f"{printable(named(path))}\n{facts.lines(found)}\n")
+    file_facts = stored(path).facts
+    job.entry |= file_facts
+    texts.append(f"{printable(named(path))}\n{facts.lines(file_facts)}\n")

@@ -25,7 +25,7 @@ def examine(device: DeviceInfo) -> list[Finding]:
         return [_failed(device, f"no answer within {TIMEOUT:.0f} s")]
     try:
         (report,) = json.loads(done.stdout)
-        return [Finding(**found) for found in report["checks"]]
+        return [Finding(**check) for check in report["checks"]]
     except (ValueError, KeyError, TypeError):
         lines = done.stderr.strip().splitlines() or ["no output"]
         said = next((line for line in lines if line.startswith("error:")), lines[-1])
@@ -41,15 +41,15 @@ def _failed(device: DeviceInfo, problem: str) -> Finding:
 
 def report(device: DeviceInfo, checks: list[Finding]) -> dict[str, Any]:
     """A device and its checks for JSON; `examine` reads it in turn."""
-    passed = all(found.passed for found in checks)
-    return asdict(device) | {"passed": passed, "checks": [asdict(found) for found in checks]}
+    passed = all(check.passed for check in checks)
+    return asdict(device) | {"passed": passed, "checks": [asdict(check) for check in checks]}
 
 
 def render(device: DeviceInfo, checks: list[Finding]) -> str:
     """A device's name, then a line a check with what is wrong, then how to mend it."""
     lines = [f"{device.spec}  {device.describe()}"]
-    for found in checks:
-        verdict = (found.problem or "ok") if found.passed else f"FAILED: {found.problem}"
-        lines.append(f"  {found.name:<16}{verdict}")
-        lines += [f"  {'':<16}{line}" for line in found.hint.splitlines()]
+    for check in checks:
+        verdict = (check.problem or "ok") if check.passed else f"FAILED: {check.problem}"
+        lines.append(f"  {check.name:<16}{verdict}")
+        lines += [f"  {'':<16}{line}" for line in check.hint.splitlines()]
     return "\n".join(lines)

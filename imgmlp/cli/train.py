@@ -110,8 +110,8 @@ def run(
 
 def _look(path: Path) -> tuple[int, int] | None:
     """Bytes and time of change of a file, if there is one."""
-    found = path.stat() if path.is_file() else None
-    return None if found is None else (found.st_size, found.st_mtime_ns)
+    status = path.stat() if path.is_file() else None
+    return None if status is None else (status.st_size, status.st_mtime_ns)
 
 
 def _announce(terminal: Terminal, source: Path, picture: Picture, settings: Settings) -> None:

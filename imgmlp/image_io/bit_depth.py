@@ -25,8 +25,8 @@ def depth(image: Image.Image, stream: BinaryIO | None = None) -> int:
     `stream` is its file, if there is one. "BGR;16" has 16 bits a pixel.
     """
     if image.format == "TIFF":
-        found = getattr(image, "tag_v2", {}).get(_BITS)
-        bits = found if isinstance(found, tuple) else (found,)
+        tag = getattr(image, "tag_v2", {}).get(_BITS)
+        bits = tag if isinstance(tag, tuple) else (tag,)
         return max(8, *(bit for bit in bits if isinstance(bit, int)), 0)
     if stream is not None and image.format in ("JPEG2000", "AVIF"):
         stream.seek(0)

@@ -54,16 +54,16 @@ def _refuse_if(wrong: bool, image: Image.Image, path: Path) -> None:
 
 def _sequences(head: bytes) -> list[int]:
     """Pixels of the largest frame that each sequence header of an AVIF allows; of none in doubt."""
-    found = islice(_SEQUENCE.finditer(head), _HEADERS)
+    headers = islice(_SEQUENCE.finditer(head), _HEADERS)
     try:
-        return [_most(_Bits(head[one.end() : one.end() + one[1][0]])) for one in found]
+        return [_most(_Bits(head[one.end() : one.end() + one[1][0]])) for one in headers]
     except ValueError:
         return []
 
 
 def _parts(head: bytes) -> int:
     """Of how many pictures an AVIF's can be made, at most: more than one where any is a grid."""
-    kinds = [found[1] for found in _ITEM.finditer(head)]
+    kinds = [item[1] for item in _ITEM.finditer(head)]
     return max(1, kinds.count(b"av01")) if b"grid" in kinds else 1
 
 

@@ -36,8 +36,8 @@ def lost(image: Image.Image, stream: BinaryIO) -> str:
     they name those that are taken for granted."""
     numbers = None
     if image.format == "PNG":
-        found = (stream.read(2) for one in chunks(stream, png=True) if one.kind == b"cICP")
-        numbers = next(found, None)
+        payloads = (stream.read(2) for one in chunks(stream, png=True) if one.kind == b"cICP")
+        numbers = next(payloads, None)
     elif image.format == "AVIF" and not image.info.get("icc_profile"):  # which goes before them
         stream.seek(0)
         said = _NUMBERS.search(stream.read(_HEAD))

@@ -150,8 +150,8 @@ class Jpeg:
             count *= -(-side * own // (8 * max([1, *factors.values()])))
         least = max(0, -(-count // scan.interval) - 1)
         marks = islice(_RESTART.finditer(self.body, scan.begin, scan.end), least)
-        found = b"".join(mark[0] for mark in marks)
-        return found[1::2] != (bytes(range(0xD0, 0xD8)) * -(-least // 8))[:least]
+        markers = b"".join(mark[0] for mark in marks)
+        return markers[1::2] != (bytes(range(0xD0, 0xD8)) * -(-least // 8))[:least]
 
     def _starves(self, scans: list[_Scan], opened: Open) -> bool:
         """Whether one without an end lacks some of its last scan.

@@ -36,10 +36,10 @@ def samples(image: Image.Image, name: str, notes: list[str]) -> Array:
     if image.has_transparency_data and not hides:
         notes.append(OPAQUE)
     channels = (1 if _is_gray(image) else 3) + hides
-    found = np.empty((image.height, image.width, channels), np.uint8)
+    pixels = np.empty((image.height, image.width, channels), np.uint8)
     for rows, band in _bands(image, convert):
-        found[rows] = band[:, :, :channels]
-    return found
+        pixels[rows] = band[:, :, :channels]
+    return pixels
 
 
 def without_opaque_alpha(pixels: Array, notes: list[str]) -> Array:

@@ -133,23 +133,23 @@ def _check_tiff(stream: BinaryIO, start: bytes, path: Path) -> None:
             continue
         seen.add(at)
         pages += is_page
-        found, then = _directory(stream, at, order, big)
-        _check(len(found), ENTRIES, path, "entries in a directory")
-        entries[is_page] += len(found)
+        listed, then = _directory(stream, at, order, big)
+        _check(len(listed), ENTRIES, path, "entries in a directory")
+        entries[is_page] += len(listed)
         _check(entries[is_page], ALL_ENTRIES, path, "entries in its directories")
-        values = {one.tag: one.value for one in found}
+        values = {one.tag: one.value for one in listed}
         pixels = values.get(_WIDTH, 0) * values.get(_HEIGHT, 0)
-        size = sum(one.size for one in found)
+        size = sum(one.size for one in listed)
         _check(size, max(MOST, LAYERS * pixels), path)
         _check(beside := beside + min(size, there), MOST + there, path, "bytes in its directories")
-        _check_strips(found, max(STRIPS, pixels // STRIP), path)
+        _check_strips(listed, max(STRIPS, pixels // STRIP), path)
         left += [(then, True)] * is_page
         left += [(values[tag], False) for tag in _INNER if tag in values]
 
 
-def _check_strips(found: list[_Entry], most: int, path: Path) -> None:
+def _check_strips(entries: list[_Entry], most: int, path: Path) -> None:
     """For each of which Pillow, or libtiff, begins anew."""
-    if any(one.tag in _PLACES and one.number > most for one in found):
+    if any(one.tag in _PLACES and one.number > most for one in entries):
         hint = by_command("rewrite it", path, "magick {} converted.png")
         raise PictureError(f"{path} has more than {most:,} strips or tiles", hint=hint)
 
@@ -172,11 +172,11 @@ def _directory(stream: BinaryIO, at: int, order: str, big: bool) -> tuple[list[_
     count = min(int.from_bytes(stream.read(wide), endian), ENTRIES + 1)
     body = stream.read(count * one.size)
     then = int.from_bytes(stream.read(narrow), endian)
-    found = []
+    entries = []
     for tag, kind, number, field in one.iter_unpack(body[: len(body) // one.size * one.size]):
         value = int.from_bytes(field[: _WIDE.get(kind, narrow)], endian)
-        found.append(_Entry(tag, number, _SIZES.get(kind, NUMBER) * number, value))
-    return found, then
+        entries.append(_Entry(tag, number, _SIZES.get(kind, NUMBER) * number, value))
+    return entries, then
 
 
 def _check_gif(stream: BinaryIO, path: Path) -> None:

@@ -164,17 +164,17 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
                 image.load()
                 return image
             before = dict(again.info)
-            found = _decoded(again, stream, path, notes)
+            loaded = _decoded(again, stream, path, notes)
         finally:
             if not stream.closed:
                 stream.seek(place)
     if before.get("exif") != image.info.get("exif"):
-        found._exif = None  # which Pillow has made of the file's
+        loaded._exif = None  # which Pillow has made of the file's
     removed = before.keys() - image.info.keys()
-    kept = {name: value for name, value in found.info.items() if name not in removed}
+    kept = {name: value for name, value in loaded.info.items() if name not in removed}
     told = image.info.items()
-    found.info = kept | {name: value for name, value in told if before.get(name) != value}
-    return found
+    loaded.info = kept | {name: value for name, value in told if before.get(name) != value}
+    return loaded
 
 
 def _is_fresh(image: Image.Image) -> bool:
@@ -203,10 +203,10 @@ def _decoded(
         image = _by_libtiff(image, stream)
         if tiff:
             _check_tiles(image, path)
-        found = _load(image, stream, path, notes)
+        decoded = _load(image, stream, path, notes)
         if told := complaint():  # of what Pillow takes for sound
             notes.append(f"the file is damaged, so the picture may be as well: {printable(told)}")
-        return found
+        return decoded
 
 
 def endings() -> set[str]:

@@ -83,25 +83,25 @@ def _choose_page(image: Image.Image, wanted: int, notes: list[str]) -> bool:
     """
     if wanted < 0:
         raise EOFError
-    found: list[int] = []
+    pages: list[int] = []
     masked = False
     for page, is_mask in _pages(image):
-        masked |= is_mask and len(found) == wanted + 1
+        masked |= is_mask and len(pages) == wanted + 1
         if not is_mask:
-            found.append(page)
-        if len(found) > wanted + 1:
+            pages.append(page)
+        if len(pages) > wanted + 1:
             break
-    found = found or [0]
-    if wanted >= len(found):
+    pages = pages or [0]
+    if wanted >= len(pages):
         raise EOFError
     if image.tell() > 0:
-        if found[wanted] > 0:
+        if pages[wanted] > 0:
             image.seek(0)  # so that it is looked at anew, and refused if Pillow cannot read it
         image.info.clear()  # where Pillow leaves what other pages have
-        image.seek(found[wanted])
+        image.seek(pages[wanted])
     if masked:
         notes.append(MASK_LEFT_OUT)
-    return len(found) > wanted + 1
+    return len(pages) > wanted + 1
 
 
 def _pages(image: Image.Image) -> Iterator[tuple[int, bool]]:

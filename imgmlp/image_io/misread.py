@@ -348,7 +348,7 @@ def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> No
 def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Refuse colours of other than 6 digits, of which Pillow reads the last 24 bits."""
     head = stream.read(image.tile[0].offset)
-    digits = {len(found) for found in _XPM_COLOUR.findall(head)} - {6}
+    digits = {len(colour) for colour in _XPM_COLOUR.findall(head)} - {6}
     return f"whose colours have {min(digits)} digits" if digits else ""
 
 
@@ -414,16 +414,16 @@ def _of_loaded_tiff(image: Image.Image) -> str:
 
 def _palette_of_8_bits(image: Image.Image) -> bytes:
     """A TIFF's palette if its samples have 8 bits instead of 16, by libtiff's rule; else b""."""
-    found = _tag(image, _TIFF_COLOUR_MAP)
-    if not isinstance(found, tuple) or image.mode not in ("P", "PA"):
+    palette = _tag(image, _TIFF_COLOUR_MAP)
+    if not isinstance(palette, tuple) or image.mode not in ("P", "PA"):
         return b""
-    narrow = all(isinstance(one, int) and 0 <= one < 256 for one in found)
-    return bytes(found) if narrow and any(found) else b""
+    narrow = all(isinstance(one, int) and 0 <= one < 256 for one in palette)
+    return bytes(palette) if narrow and any(palette) else b""
 
 
 def _tag(image: Image.Image, tag: int) -> object:
-    found: object = getattr(image, "tag_v2", {}).get(tag)
-    return found
+    value: object = getattr(image, "tag_v2", {}).get(tag)
+    return value
 
 
 _FAULTS: dict[str, Callable[[ImageFile.ImageFile, BinaryIO], str]] = {  # by format

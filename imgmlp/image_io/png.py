@@ -158,13 +158,13 @@ def _needed(header: bytes, most: int) -> int:
 def _fault(stream: BinaryIO, chunk: Chunk) -> str:
     """What is wrong with a chunk of pixels, at whose bytes the stream is; nothing if it lacks its
     last bytes only, which may tell of no pixel, or is of a frame behind the first."""
-    found, left = zlib.crc32(chunk.kind), chunk.size
+    checksum, left = zlib.crc32(chunk.kind), chunk.size
     for data in _pieces(stream, chunk.size):
-        found, left = zlib.crc32(data, found), left - len(data)
+        checksum, left = zlib.crc32(data, checksum), left - len(data)
     told = stream.read(4)
     if chunk.kind == b"IDAT" and left > LAST:
         return f"truncated: {missing(left)}"
-    if len(told) == 4 and int.from_bytes(told) != found:
+    if len(told) == 4 and int.from_bytes(told) != checksum:
         return "damaged: a checksum is wrong"
     return ""
 

@@ -42,11 +42,11 @@ class Segment:
 def segments(data: bytes) -> Iterator[Segment]:
     """Of a JPEG, from its first marker or the one after (ITU T.81, annex B)."""
     at = 0
-    while found := _MARKER.search(data, at):
-        kind, begin = found[1][0], found.end()
+    while marker := _MARKER.search(data, at):
+        kind, begin = marker[1][0], marker.end()
         has_size = kind not in (*BARE, END)
         size = int.from_bytes(data[begin : begin + 2]) if has_size else 0
-        yield Segment(kind, found.start() - at, begin, size)
+        yield Segment(kind, marker.start() - at, begin, size)
         at = begin + size
 
 
@@ -88,12 +88,12 @@ def pictures_inside(stream: BinaryIO) -> Iterator[BinaryIO]:
     stream.seek(0)
     start = stream.read(4)
     if start == ICON:
-        found = iter(((22, -1),))  # bytes
+        pictures = iter(((22, -1),))  # bytes
     elif start == MAC_ICON:
-        found = ((begin, size) for _, begin, size in blocks(stream))
+        pictures = ((begin, size) for _, begin, size in blocks(stream))
     else:
         return
-    for begin, size in found:
+    for begin, size in pictures:
         if _at(stream, begin, 12).startswith((PNG_START, JP2_START, CODESTREAM)):
             yield io.BytesIO(_at(stream, begin, size))
 
@@ -142,14 +142,14 @@ def tile_parts(stream: BinaryIO) -> Iterator[TilePart]:
     if _at(stream, at, 4) != CODESTREAM:
         return
     at += 2
-    found = False
+    in_tile = False
     for _ in range(MOST_PARTS):
         head = _at(stream, at, 12)
         is_tile = head.startswith(_TILE_PART)
         size = int.from_bytes(head[6:10]) if is_tile else 2 + int.from_bytes(head[2:4])
-        if len(head) < 12 or head[0] != 0xFF or (found and not is_tile):
+        if len(head) < 12 or head[0] != 0xFF or (in_tile and not is_tile):
             return
-        found, at = is_tile, at + size
+        in_tile, at = is_tile, at + size
         if is_tile:
             yield TilePart(int.from_bytes(head[4:6]), at)
         if size < 4:

@@ -22,20 +22,20 @@ _WRONG = SyntaxError, ValueError, TypeError, KeyError, OverflowError, RuntimeErr
 def of_image(image: Image.Image) -> bytes | None:
     """What the tags of an open TIFF tell beside the pixels, as EXIF data."""
     try:
-        found, kept = image.getexif(), Image.Exif()
-        kept.endian = found.endian
-        for tag in filter(found.__contains__, (*_TOLD, *_INNER)):  # and no others' megabytes
-            kept[tag] = _inner(found, tag) if tag in _INNER else found[tag]
-        if misplaced := {tag: found[tag] for tag in found if tag in _OF_EXIF}:
-            kept[ExifTags.IFD.Exif] = misplaced | _inner(found, ExifTags.IFD.Exif)
+        exif, kept = image.getexif(), Image.Exif()
+        kept.endian = exif.endian
+        for tag in filter(exif.__contains__, (*_TOLD, *_INNER)):  # and no others' megabytes
+            kept[tag] = _inner(exif, tag) if tag in _INNER else exif[tag]
+        if misplaced := {tag: exif[tag] for tag in exif if tag in _OF_EXIF}:
+            kept[ExifTags.IFD.Exif] = misplaced | _inner(exif, ExifTags.IFD.Exif)
         return _bytes(kept)
     except _WRONG:  # of values that no tag may have
         return None
 
 
-def _inner(found: Image.Exif, tag: int) -> dict[int, object]:
+def _inner(exif: Image.Exif, tag: int) -> dict[int, object]:
     """A directory without the one in it, which Pillow has as a place in the file that it was in."""
-    return {n: value for n, value in found.get_ifd(tag).items() if n != ExifTags.IFD.Interop}
+    return {n: value for n, value in exif.get_ifd(tag).items() if n != ExifTags.IFD.Interop}
 
 
 def that_fits(exif: bytes) -> bytes | None:
@@ -56,8 +56,8 @@ def _told(exif: bytes) -> Image.Exif:
     return kept
 
 
-def _bytes(found: Image.Exif) -> bytes | None:
-    return found.tobytes().removeprefix(b"Exif\0\0") if found else None
+def _bytes(exif: Image.Exif) -> bytes | None:
+    return exif.tobytes().removeprefix(b"Exif\0\0") if exif else None
 
 
 def inserted(tiff: bytes, exif: bytes) -> bytes:
@@ -72,19 +72,19 @@ def inserted(tiff: bytes, exif: bytes) -> bytes:
     every = _entries(tiff, at, order) | _entries(added, 0, order)
     body = tiff.ljust(start, b"\0") + added
     body += bytes(len(body) % 2)
-    found = b"".join(every[tag] for tag in sorted(every))
-    directory = struct.pack(f"{order}H", len(every)) + found + bytes(4)
+    entries = b"".join(every[tag] for tag in sorted(every))
+    directory = struct.pack(f"{order}H", len(every)) + entries + bytes(4)
     return body[:4] + struct.pack(f"{order}I", len(body)) + body[8:] + directory
 
 
 def _directory(exif: bytes, order: str, place: int) -> bytes:
     """That of EXIF data and what it points to, to be put at this place of a file."""
-    found = Image.Exif()
-    found.load(exif)
+    tags = Image.Exif()
+    tags.load(exif)
     head = b"II*\0\x08\0\0\0" if order == "<" else b"MM\0*\0\0\0\x08"
     directory = TiffImagePlugin.ImageFileDirectory_v2(head)
-    for tag, value in found.items():
-        directory[tag] = _inner(found, tag) if tag in _INNER else value
+    for tag, value in tags.items():
+        directory[tag] = _inner(tags, tag) if tag in _INNER else value
     return directory.tobytes(place)
 
 

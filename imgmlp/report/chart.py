@@ -109,11 +109,11 @@ def sparse(
     ticks: Sequence[tuple[float, str]], scale: Scale, apart: float
 ) -> list[tuple[float, str]]:
     """Those ticks that are so far apart."""
-    found: list[tuple[float, str]] = []
+    spaced: list[tuple[float, str]] = []
     for value, text in ticks:
-        if not found or abs(scale.at(value) - scale.at(found[-1][0])) >= apart:
-            found.append((value, text))
-    return found
+        if not spaced or abs(scale.at(value) - scale.at(spaced[-1][0])) >= apart:
+            spaced.append((value, text))
+    return spaced
 
 
 def figure(title: str, description: str, parts: Sequence[str]) -> str:

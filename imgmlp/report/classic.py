@@ -124,10 +124,10 @@ def encode(codec: Classic, pixels: Array, quality: int) -> Coded:
     began = time.perf_counter()
     image.save(stream, codec.format, quality=quality, **codec.options)
     written = time.perf_counter()
-    with Image.open(stream) as found:
-        found.load()
+    with Image.open(stream) as opened:
+        opened.load()
         read = time.perf_counter()
-        decoded = np.asarray(found.convert(image.mode)).reshape(pixels.shape)
+        decoded = np.asarray(opened.convert(image.mode)).reshape(pixels.shape)
     return Coded(quality, stream.getvalue(), decoded, written - began, read - written)
 
 
@@ -145,10 +145,10 @@ class Sized:
         """
         for quality in self._looked_at(wanted):
             self._try(quality)
-        while beside := self._beside(found := self._best(wanted)):
+        while beside := self._beside(best := self._best(wanted)):
             for quality in beside:
                 self._try(quality)
-        return found
+        return best
 
     def _try(self, quality: int) -> None:
         self._tried[quality] = encode(self._codec, self._pixels, quality)
@@ -161,10 +161,10 @@ class Sized:
         equal = [made for made in self._tried.values() if off(made) == least]
         return max(equal, key=lambda made: pictures.psnr(self._pixels, made.pixels))
 
-    def _beside(self, found: Coded) -> list[int]:
+    def _beside(self, coded: Coded) -> list[int]:
         """Settings next to that of a file which were not tried yet."""
         low, high = self._codec.qualities
-        first, last = max(low, found.quality - NEAR), min(high, found.quality + NEAR)
+        first, last = max(low, coded.quality - NEAR), min(high, coded.quality + NEAR)
         return [quality for quality in range(first, last + 1) if quality not in self._tried]
 
     def _looked_at(self, wanted: int) -> Iterator[int]:

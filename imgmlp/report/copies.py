@@ -58,16 +58,16 @@ def of(pixels: Array, qualities: Sequence[int]) -> Shown:
     """Copies of a picture, uint8 [height, width, 1 or 3]."""
     form = kind()
     options = {"subsampling": "4:4:4", "speed": 8} if form == "AVIF" else {"method": 4}
-    found = Shown(f"image/{form.lower()}", [])
+    copies = Shown(f"image/{form.lower()}", [])
     for quality in qualities:
         stream = io.BytesIO()
         image = to_image(pixels).convert("RGB")
         image.save(stream, form, quality=quality, **options)
         with Image.open(stream) as copy:
             again = np.asarray(copy.convert("RGB"))
-        found.files.append(stream.getvalue())
-        found.psnr.append(psnr(np.asarray(image), again))
-    return found
+        copies.files.append(stream.getvalue())
+        copies.psnr.append(psnr(np.asarray(image), again))
+    return copies
 
 
 def rung(shown: Iterable[Shown], room: int) -> int:

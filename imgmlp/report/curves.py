@@ -90,10 +90,10 @@ def monotone_cubic(x: Array, y: Array, at: Array) -> Array:
         tangent[n] = (w + v) / (w / a + v / b) if a * b > 0 else 0.0
     piece = np.clip(np.searchsorted(x, at, side="right") - 1, 0, len(x) - 2)
     t, h = (at - x[piece]) / step[piece], step[piece]
-    found: Array = (
+    values: Array = (
         (1 + 2 * t) * (1 - t) ** 2 * y[piece]
         + t * (1 - t) ** 2 * h * tangent[piece]
         + t * t * (3 - 2 * t) * y[piece + 1]
         + t * t * (t - 1) * h * tangent[piece + 1]
     )
-    return found
+    return values

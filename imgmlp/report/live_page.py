@@ -182,10 +182,10 @@ def _losses(x: Scale, y: Scale, name: str) -> str:
 
 def _spaced(losses: Sequence[float], y: Scale) -> list[float]:
     """Those that are on the chart, and not too near to each other."""
-    found: list[float] = []
+    spaced: list[float] = []
     for loss in losses:
         at = y.at(decibels(loss))
         inside = y.end <= at <= y.begin
-        if inside and (not found or abs(at - y.at(decibels(found[-1]))) >= chart.SPACING + 4):
-            found.append(loss)
-    return found
+        if inside and (not spaced or abs(at - y.at(decibels(spaced[-1]))) >= chart.SPACING + 4):
+            spaced.append(loss)
+    return spaced

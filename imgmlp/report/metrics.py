@@ -55,8 +55,8 @@ def compare(original: Array, other: Array) -> Quality:
 def _score(metric: str, original: Array, other: Array) -> float:
     library: Any = import_module(LIBRARY)
     height, width, _ = original.shape
-    found = library.compare_rgba(_rgba(original), _rgba(other), width, height, metric=metric)
-    return float(found.score)
+    result = library.compare_rgba(_rgba(original), _rgba(other), width, height, metric=metric)
+    return float(result.score)
 
 
 def _rgba(pixels: Array) -> bytes:

@@ -114,11 +114,11 @@ def _header(measured: Sequence[Measured], about: About) -> str:
 def _summary(measured: Sequence[Measured], about: About) -> str:
     told, unknown = [], []
     for key, codec in about.others.items():
-        found = summary.saving(measured, key, summary.psnr)
-        if found is None or found.pictures < len(measured):
+        saving = summary.saving(measured, key, summary.psnr)
+        if saving is None or saving.pictures < len(measured):
             unknown.append(escape(codec.name))
             continue
-        words = summary.in_words(found.mean)
+        words = summary.in_words(saving.mean)
         told.append(f"<strong>{words}</strong> {tables.than(words)} {escape(codec.name)}")
     sentence = f"For the same PSNR imgmlp takes {in_row(told)}. " if told else ""
     if all(summary.lossless(r) for one in measured for r in one.results):
@@ -138,13 +138,13 @@ def _summary(measured: Sequence[Measured], about: About) -> str:
 
 def lines(measured: Sequence[Measured], about: About, measure: summary.Measure) -> list[Line]:
     """A line for each codec of which there is something to draw, in the order of their keys."""
-    found = []
+    drawn = []
     for number, (key, name) in enumerate(about.names().items()):
         points = summary.means(measured, key, about.rates, measure)
         marker = MARKERS[number % len(MARKERS)]
         if points:
-            found.append(Line(key, name, sorted(points), key == OURS, marker))
-    return found
+            drawn.append(Line(key, name, sorted(points), key == OURS, marker))
+    return drawn
 
 
 def charts(measured: Sequence[Measured], about: About, of: str) -> str:

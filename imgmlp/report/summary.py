@@ -31,8 +31,8 @@ def ms_ssim(result: Result) -> float | None:
 
 
 def ms_ssim_decibels(result: Result) -> float | None:
-    found = result.quality.ms_ssim
-    return None if found is None else decibels(found)
+    ms_ssim = result.quality.ms_ssim
+    return None if ms_ssim is None else decibels(ms_ssim)
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ def saving(measured: Sequence[Measured], codec: str, measure: Measure) -> Saving
 
 
 def _points(one: Measured, number: int, codec: str, measure: Measure) -> list[Point]:
-    found = []
+    points = []
     for result in one.results:
         if result.codec == codec and (quality := measure(result)) is not None:
-            found.append(Point(codec, str(number), str(result.rate), result.bpp, quality))
-    return found
+            points.append(Point(codec, str(number), str(result.rate), result.bpp, quality))
+    return points
 
 
 def means(
@@ -71,13 +71,13 @@ def means(
     """(bits a pixel, quality) at each rate, mean of the same pictures for every codec."""
     alone = len(measured) == 1  # of which every point is a file
     every = measured[0].results if alone else shared(measured, measure)
-    found = []
+    points = []
     for rate in rates:
         chosen = [r for r in every if r.codec == codec and r.rate == rate]
         known = [(r.bpp, q) for r in chosen if (q := measure(r)) is not None]
         if known:
-            found.append((fmean(b for b, _ in known), fmean(q for _, q in known)))
-    return found
+            points.append((fmean(b for b, _ in known), fmean(q for _, q in known)))
+    return points
 
 
 def mean(measured: Sequence[Measured], codec: str, measure: Measure) -> float | None:
@@ -96,11 +96,11 @@ def shared(measured: Sequence[Measured], measure: Measure) -> list[Result]:
 
 def sizes(measured: Sequence[Measured]) -> list[list[Result]]:
     """The files of each rate of each picture."""
-    found: dict[tuple[int, float], list[Result]] = {}
+    groups: dict[tuple[int, float], list[Result]] = {}
     for number, one in enumerate(measured):
         for result in one.results:
-            found.setdefault((number, result.rate), []).append(result)
-    return list(found.values())
+            groups.setdefault((number, result.rate), []).append(result)
+    return list(groups.values())
 
 
 def without_lossless(measured: Sequence[Measured]) -> str:

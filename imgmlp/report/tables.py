@@ -16,12 +16,12 @@ Cell = tuple[str, float | str | None]  # as HTML, and what it is sorted by
 
 def quality(result: Result) -> str:
     """A file's PSNR and, where they are known, its SSIM and MS-SSIM."""
-    found = result.quality
-    parts = ["lossless" if summary.lossless(result) else f"{found.psnr:.2f} dB"]
-    if found.ssim is not None:
-        parts.append(f"SSIM {found.ssim:.4f}")
-    if found.ms_ssim is not None:
-        parts.append(f"MS-SSIM {found.ms_ssim:.4f}")
+    figures = result.quality
+    parts = ["lossless" if summary.lossless(result) else f"{figures.psnr:.2f} dB"]
+    if figures.ssim is not None:
+        parts.append(f"SSIM {figures.ssim:.4f}")
+    if figures.ms_ssim is not None:
+        parts.append(f"MS-SSIM {figures.ms_ssim:.4f}")
     return " · ".join(parts)
 
 
@@ -76,23 +76,23 @@ def codecs(measured: Sequence[Measured], names: Mapping[str, str]) -> str:
     return table(columns, rows, caption, "codecs")
 
 
-def saved(found: Saving | None, pictures: int) -> Cell:
+def saved(saving: Saving | None, pictures: int) -> Cell:
     """A share with a bar from the middle: to the left where imgmlp takes fewer bytes.
 
     Where it is not known of all pictures, it says of how many.
     """
-    if found is None:
+    if saving is None:
         return NONE, None
-    reach = min(abs(found.mean), 1.0) * 50
-    side = "right" if found.mean < 0 else "left"
+    reach = min(abs(saving.mean), 1.0) * 50
+    side = "right" if saving.mean < 0 else "left"
     bar = (
         f'<span class="bar" aria-hidden="true"><i style="{side}:50%;width:{reach:.1f}%"></i></span>'
     )
-    spread = f"{signed(found.least)} to {signed(found.most)}" if found.pictures > 1 else ""
-    if found.pictures < pictures:
-        spread = f"of {found.pictures} of {pictures} pictures{', ' if spread else ''}{spread}"
-    words = f'<span class="share">{signed(found.mean)}</span>{bar}<small>{spread}</small>'
-    return words, found.mean
+    spread = f"{signed(saving.least)} to {signed(saving.most)}" if saving.pictures > 1 else ""
+    if saving.pictures < pictures:
+        spread = f"of {saving.pictures} of {pictures} pictures{', ' if spread else ''}{spread}"
+    words = f'<span class="share">{signed(saving.mean)}</span>{bar}<small>{spread}</small>'
+    return words, saving.mean
 
 
 def signed(share: float) -> str:
@@ -134,7 +134,7 @@ def files(measured: Sequence[Measured], names: Sequence[str], codecs: Mapping[st
 
 
 def _file(name: str, codec: str, result: Result) -> list[Cell]:
-    found = result.quality
+    quality = result.quality
     note = "" if result.note is None else f"<br><small>{escape(result.note)}</small>"
     lossless: Cell = ("lossless", 1e9)
     return [
@@ -144,9 +144,9 @@ def _file(name: str, codec: str, result: Result) -> list[Cell]:
         (escape(result.setting) + note, result.setting),
         (f"{result.size:,}", result.size),
         (f"{result.bpp:.3f}", result.bpp),
-        lossless if summary.lossless(result) else number(found.psnr, ".2f"),
-        number(found.ssim, ".4f"),
-        number(found.ms_ssim, ".4f"),
+        lossless if summary.lossless(result) else number(quality.psnr, ".2f"),
+        number(quality.ssim, ".4f"),
+        number(quality.ms_ssim, ".4f"),
         (seconds(result.encode_seconds), result.encode_seconds),
         (seconds(result.decode_seconds), result.decode_seconds),
     ]

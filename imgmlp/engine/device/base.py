@@ -98,10 +98,10 @@ class Allocation:
 
 def counted(handle: Any, nbytes: int, usage: Usage) -> Allocation:
     """An Allocation of its own, counted for as long as it lives."""
-    found = Allocation(handle, nbytes)
+    allocation = Allocation(handle, nbytes)
     usage.take(nbytes)
-    weakref.finalize(found, usage.free, nbytes).atexit = False
-    return found
+    weakref.finalize(allocation, usage.free, nbytes).atexit = False
+    return allocation
 
 
 class Pending:

@@ -77,7 +77,7 @@ def beside(
 
     `spec` names the device; `source` and `options` are what the program was built from.
     """
-    shared, found = current(), list[child.Helper]()
+    shared, helpers = current(), list[child.Helper]()
     small = [task for task in reversed(tasks) if task.nbytes <= LARGEST]
     with contextlib.ExitStack() as stack:
         for number in range(count if shared else 0):
@@ -88,5 +88,5 @@ def beside(
                 stack.callback(shutil.rmtree, place, ignore_errors=True)
                 (Path(place) / TOLD).write_text(json.dumps(told), "utf-8")
                 helper = child.Helper(PROCESS, place, POCL_CACHE_DIR=place)
-                found.append(stack.enter_context(helper))
-        yield found
+                helpers.append(stack.enter_context(helper))
+        yield helpers

@@ -63,8 +63,8 @@ def run(own: Path, enough: Callable[[], bool]) -> None:
 
 def lend(shared: Path, own: Path) -> None:
     """Have the bitcode of a cache's newest programs in another one of the same disk as well."""
-    found = heapq.nlargest(NEWEST, shared.glob(PROGRAMS), key=_changed)
-    for program in found:
+    newest = heapq.nlargest(NEWEST, shared.glob(PROGRAMS), key=_changed)
+    for program in newest:
         copy = own / program.relative_to(shared)
         with contextlib.suppress(OSError):  # what cannot be lent is built again
             copy.mkdir(parents=True, exist_ok=True)
@@ -93,9 +93,9 @@ def _changed(path: Path) -> int:
 def _argument(device: Device, told: Any) -> Any:
     if not isinstance(told, int):
         return np.dtype(told[0]).type(told[1])
-    found = device.alloc(told)
-    device.write(found, np.zeros(told, np.uint8))
-    return found
+    allocation = device.alloc(told)
+    device.write(allocation, np.zeros(told, np.uint8))
+    return allocation
 
 
 def main(own: Path) -> None:

@@ -50,15 +50,15 @@ def find() -> tuple[Pairs, str | None]:
         platforms = cl.get_platforms()
     except cl.Error as error:
         return [], f"the OpenCL loader finds no driver ({status(error)})"
-    found: Pairs = []
+    pairs: Pairs = []
     refusals: list[str] = []
     for p, platform in enumerate(platforms):
         try:
             handles = platform.get_devices()
-            found += [(h, _inspect(f"{p}:{d}", platform, h)) for d, h in enumerate(handles)]
+            pairs += [(h, _inspect(f"{p}:{d}", platform, h)) for d, h in enumerate(handles)]
         except cl.Error as error:
             refusals.append(f"{platform.name.strip()}: {status(error)}")
-    return found, None if found else "; ".join(refusals) or "no driver offers a device"
+    return pairs, None if pairs else "; ".join(refusals) or "no driver offers a device"
 
 
 def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
@@ -104,8 +104,8 @@ def open_device(spec: str = "auto") -> AnyDevice:
     if wanted in NUMPY_FORMS:
         return NumpyDevice(wanted)
     check_not_forked()
-    found, reason = find()
-    matches = _matches(wanted, found)
+    pairs, reason = find()
+    matches = _matches(wanted, pairs)
     problems: list[str] = []
     for handle, info in matches:
         opened, problem = _opened(handle, info)
@@ -121,7 +121,7 @@ def open_device(spec: str = "auto") -> AnyDevice:
         return NumpyDevice("numpy")
     if problems:
         raise DeviceError(problems[0], hint=MEND)
-    raise _not_there(spec, found, reason)
+    raise _not_there(spec, pairs, reason)
 
 
 def told_apart(place: AnyDevice, here: AnyDevice) -> tuple[str, str]:
@@ -160,37 +160,37 @@ def open_untried(spec: str) -> AnyDevice:
     wanted = spec.strip().lower()
     if wanted in NUMPY_FORMS:
         return NumpyDevice(wanted)
-    found, reason = find()
-    matches = _matches(wanted, found)
+    pairs, reason = find()
+    matches = _matches(wanted, pairs)
     for handle, info in matches:
         doubt(handle.int_ptr, info)
     if matches:
         return Device(*matches[0])
-    raise _not_there(spec, found, reason)
+    raise _not_there(spec, pairs, reason)
 
 
 def open_named(spec: str) -> Device:
     """The device that a spec such as "0:0" names: not tried, and what is known of it stays."""
-    found, reason = find()
-    matches = _matches(spec, found)
+    pairs, reason = find()
+    matches = _matches(spec, pairs)
     if matches:
         return Device(*matches[0])
-    raise _not_there(spec, found, reason)
+    raise _not_there(spec, pairs, reason)
 
 
-def _matches(wanted: str, found: Pairs) -> Pairs:
+def _matches(wanted: str, pairs: Pairs) -> Pairs:
     """The devices that a name may stand for, the first choice first."""
     order = ORDER.get(wanted)
     if order is None:
-        return [pair for pair in found if pair[1].spec == wanted]
-    return [pair for kind in order for pair in found if pair[1].kind == kind]
+        return [pair for pair in pairs if pair[1].spec == wanted]
+    return [pair for kind in order for pair in pairs if pair[1].kind == kind]
 
 
-def _not_there(spec: str, found: Pairs, reason: str | None) -> DeviceError:
-    if not any(info.kind != "simulator" for _, info in found):
+def _not_there(spec: str, pairs: Pairs, reason: str | None) -> DeviceError:
+    if not any(info.kind != "simulator" for _, info in pairs):
         problem = f"no OpenCL device: {reason or ONLY_SIMULATOR}"
         return DeviceError(problem, hint=INSTALL_HINT)
-    there = "; ".join(f"{info.spec} is {info.describe()}" for _, info in found)
+    there = "; ".join(f"{info.spec} is {info.describe()}" for _, info in pairs)
     wanted = spec.strip().lower()
     if wanted in ORDER:
         hint = f"{there}; `imgmlp devices --check` says what is missing or wrong"

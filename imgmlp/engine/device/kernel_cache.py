@@ -121,8 +121,8 @@ def current() -> Path | None:
 
 def is_private() -> bool:
     """Whether compiled kernels are kept for this process only, for want of a better place."""
-    found = current()
-    return found is not None and found.name.startswith(PRIVATE)
+    place = current()
+    return place is not None and place.name.startswith(PRIVATE)
 
 
 def _user_cache() -> Path | None:

@@ -127,10 +127,10 @@ class Device(KernelBuilding):
             raise driver_errors.does_not_fit(nbytes, self.max_allocation, self.info)
         size = max(nbytes, self.align)
         buffer = self.spare.take(size) or self._buffer(size)
-        found = counted(buffer, nbytes, self.usage)
+        allocation = counted(buffer, nbytes, self.usage)
         if self.spare.most:
-            weakref.finalize(found, self.spare.give, size, buffer).atexit = False
-        return found
+            weakref.finalize(allocation, self.spare.give, size, buffer).atexit = False
+        return allocation
 
     def _buffer(self, size: int) -> Any:
         try:
@@ -160,10 +160,10 @@ class Device(KernelBuilding):
                 held.append(self.alloc(size))
             except OutOfMemoryError:
                 size -= max(1, size // 8)
-        found = FreeMemory(sum(a.nbytes for a in held), max((a.nbytes for a in held), default=0))
+        free = FreeMemory(sum(a.nbytes for a in held), max((a.nbytes for a in held), default=0))
         held.clear()
         self.spare.clear()
-        return found
+        return free
 
     def _try_to_slice(self) -> bool:
         """Whether the driver supports sub-buffers, at an alignment that wastes little."""

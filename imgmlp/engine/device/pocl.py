@@ -165,8 +165,8 @@ def best_name(flags: frozenset[str]) -> str | None:
 
 def compiled_for(version: str) -> str:
     """The processor's name that a PoCL device told of when it started, "" if it told none."""
-    found = re.search(r"HSTR: \S*-linux-gnu-(\S+)", version)
-    return found[1] if found else ""
+    match = re.search(r"HSTR: \S*-linux-gnu-(\S+)", version)
+    return match[1] if match else ""
 
 
 def vector_width(platform: str, target: str) -> int:
@@ -216,12 +216,12 @@ def name_place(device: int, driver: str, version: str) -> int | None:
     held = read_memory(device, DESCRIPTION)
     words = struct.unpack(f"<{len(held) // 8}Q", held[: len(held) // 8 * 8])
     pairs = enumerate(pairwise(words), start=1)
-    found = [
+    places = [
         place
         for place, (before, name) in ((device + 8 * n, pair) for n, pair in pairs)
         if _string(before) == TRIPLET and (place in _given or _string(name) == told)
     ]
-    return found[0] if len(found) == 1 else None
+    return places[0] if len(places) == 1 else None
 
 
 def give(place: int, name: str) -> None:

@@ -44,9 +44,9 @@ def use(spec: str) -> None:
     options = [f"-DWIDTH={width}", f"-DVECTOR=float{width}"]
     kernel = opened.build(SOURCE, ["imgmlp_probe"], options)["imgmlp_probe"]
     opened.launch_all([opened.bind(kernel, [memory, np.int32(SIZE)], (1,), (1,))])
-    found = np.empty_like(x)
-    opened.read(memory, found)
-    if not np.allclose(found, np.sqrt(x) * x + 1, rtol=1e-5):
+    result = np.empty_like(x)
+    opened.read(memory, result)
+    if not np.allclose(result, np.sqrt(x) * x + 1, rtol=1e-5):
         raise LastingError("it computes wrong numbers")
 
 

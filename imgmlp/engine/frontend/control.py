@@ -157,11 +157,11 @@ def _check_functions(where: str, *functions: object) -> None:
 
 
 def _tensors(where: str, returned: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    found = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-    if not all(isinstance(t, Tensor) for t in found):
-        kinds = ", ".join(type(t).__name__ for t in found)
+    tensors = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    if not all(isinstance(t, Tensor) for t in tensors):
+        kinds = ", ".join(type(t).__name__ for t in tensors)
         raise misuse(TypeError, f"{where} must return Tensors, not {kinds}")
-    return found
+    return tensors
 
 
 def _check_assigned(where: str, updates: Sequence[Update]) -> None:
@@ -171,12 +171,12 @@ def _check_assigned(where: str, updates: Sequence[Update]) -> None:
         )
 
 
-def _check_carried(initial: Sequence[Tensor], found: Sequence[Tensor]) -> None:
-    if len(found) != len(initial):
+def _check_carried(initial: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    if len(results) != len(initial):
         raise misuse(
-            ValueError, f"loop: the body takes {len(initial)} values, but returns {len(found)}"
+            ValueError, f"loop: the body takes {len(initial)} values, but returns {len(results)}"
         )
-    for i, (before, after) in enumerate(zip(initial, found, strict=True)):
+    for i, (before, after) in enumerate(zip(initial, results, strict=True)):
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise misuse(
                 ValueError,

@@ -54,12 +54,12 @@ def check_device(device: AnyDevice) -> list[Finding]:
     problem = unfit(device.info.platform, device.info.compiled_for)
     if problem:  # what follows might end the process
         return [Finding("processor", False, problem, _update(device.info))]
-    found = [_tried("build", _build, device)]
-    if found[0].passed:
-        found += [_tried(name, test, device) for name, test in TESTS.items()]
+    checks = [_tried("build", _build, device)]
+    if checks[0].passed:
+        checks += [_tried(name, test, device) for name, test in TESTS.items()]
         if isinstance(device, Device) and is_private():
-            found.append(_NO_CACHE)
-    return found
+            checks.append(_NO_CACHE)
+    return checks
 
 
 _NO_CACHE = Finding(
@@ -98,9 +98,9 @@ def _build(device: AnyDevice) -> str:
         device.launch_all([device.bind(kernel, [allocation], (1,), (1,))])
     else:
         device.write(allocation, answer)
-    found = np.zeros_like(answer)
-    device.read(allocation, found)
-    return _difference("a kernel's result", found, answer)
+    result = np.zeros_like(answer)
+    device.read(allocation, result)
+    return _difference("a kernel's result", result, answer)
 
 
 def _elementwise(device: AnyDevice) -> str:
@@ -219,16 +219,16 @@ def _compared(device: AnyDevice, cases: Twice) -> str:
 
 
 def _first_difference(program: Program, wanted: Mapping[str, Array]) -> str:
-    found = (_difference(name, program.read(name), array) for name, array in wanted.items())
-    return next(filter(None, found), "")
+    differences = (_difference(name, program.read(name), array) for name, array in wanted.items())
+    return next(filter(None, differences), "")
 
 
-def _difference(name: str, found: Array, wanted: Array) -> str:
+def _difference(name: str, result: Array, wanted: Array) -> str:
     """What is wrong with an array, if it is: integers must agree, floats nearly."""
-    if found.dtype.kind != "f":
-        wrong = int((found != wanted).sum())
-        return f"{name}: {wrong} of {found.size} values are wrong" if wrong else ""
-    error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    if result.dtype.kind != "f":
+        wrong = int((result != wanted).sum())
+        return f"{name}: {wrong} of {result.size} values are wrong" if wrong else ""
+    error = float(np.abs(result - wanted).max() / np.abs(wanted).max())
     if error <= TOLERANCE:  # not so for NaN
         return ""
     return f"{name}: off by {error:.2g} of the largest value, at most {TOLERANCE:g} is rounding"
@@ -239,19 +239,19 @@ def _difference(name: str, found: Array, wanted: Array) -> str:
 
 def missing_drivers(devices: Sequence[DeviceInfo]) -> list[str]:
     """What this machine seems to have without a driver for it, and how to mend that."""
-    found = []
+    advice = []
     vendors = os.environ.get("OCL_ICD_VENDORS")
     if vendors and not Path(vendors).exists():
-        found.append(f"OCL_ICD_VENDORS names {vendors}, which is not there; unset or correct it")
+        advice.append(f"OCL_ICD_VENDORS names {vendors}, which is not there; unset or correct it")
     platforms = {d.platform for d in devices}
     if NVIDIA_LOADED.exists() and "NVIDIA CUDA" not in platforms:
-        found.append(
+        advice.append(
             "there is an NVIDIA driver, but OpenCL does not know it; install its OpenCL library "
             "and write libnvidia-opencl.so.1 into /etc/OpenCL/vendors/nvidia.icd"
         )
     nodes = [path for path in RENDER_NODES.glob("renderD*") if not os.access(path, os.R_OK)]
-    found += [f"{path} cannot be opened; join the group that may (often render)" for path in nodes]
+    advice += [f"{path} cannot be opened; join the group that may (often render)" for path in nodes]
     if all(d.kind in ("numpy", "simulator") for d in devices):
         reason = diagnose() or ONLY_SIMULATOR
-        found.append(f"no OpenCL device: {reason}; {INSTALL_HINT}")
-    return found
+        advice.append(f"no OpenCL device: {reason}; {INSTALL_HINT}")
+    return advice

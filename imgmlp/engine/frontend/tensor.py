@@ -197,8 +197,8 @@ class Tensor(Creation):
             return self.device
         for node in graph.toposort([self.node]):
             if node.op is Op.BUFFER and node.arg.device is not None:
-                found: AnyDevice = node.arg.device
-                return found
+                device: AnyDevice = node.arg.device
+                return device
         raise misuse(ValueError, f"{self!r} was made without a device; pass device=open_device()")
 
     def realize(self, name: str = "") -> Tensor:

@@ -42,10 +42,10 @@ class DryRun(NumpyDevice):
 
     def alloc(self, nbytes: int) -> Allocation:
         """Bytes that only count."""
-        found = counted(None, nbytes, self.usage)
+        allocation = counted(None, nbytes, self.usage)
         total = max(self.most.total, self.usage.live_bytes)
         self.most = Need(total, max(self.most.at_once, nbytes))
-        return found
+        return allocation
 
     def write(self, allocation: Allocation, array: Array) -> None:
         """Nothing is kept."""
@@ -74,6 +74,6 @@ def memory_needed(build: Callable[[AnyDevice], object], device: AnyDevice) -> Ne
         raise misuse(TypeError, f"memory_needed: {text}")
     dry_run = DryRun(device)
     kept = build(dry_run)  # alive until it is counted
-    found = dry_run.most
+    needed = dry_run.most
     del kept
-    return found
+    return needed

@@ -87,14 +87,14 @@ class Executable:
     @staticmethod
     def parse(text: str) -> Executable:
         """What `text` gave. Raises ValueError, KeyError or TypeError for what it did not give."""
-        found = json.loads(text)
-        if not isinstance(found, dict):
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
             raise ValueError("this is no Executable")
-        calls = (Call(f, tuple(arguments), *rest) for f, arguments, *rest in found.pop("calls"))
-        places = tuple(Place(*place) for place in found.pop("places"))
+        calls = (Call(f, tuple(arguments), *rest) for f, arguments, *rest in fields.pop("calls"))
+        places = tuple(Place(*place) for place in fields.pop("places"))
         for name in ("order", "allocations", "side"):
-            found[name] = tuple(found[name])
-        return Executable(calls=tuple(calls), places=places, **found)
+            fields[name] = tuple(fields[name])
+        return Executable(calls=tuple(calls), places=places, **fields)
 
 
 def functions(source: str) -> tuple[str, dict[str, str]]:
@@ -106,11 +106,11 @@ def functions(source: str) -> tuple[str, dict[str, str]]:
 def parts(source: str) -> dict[str, list[str]]:
     """A source in parts that can be built by themselves, and the names of the kernels of each."""
     head, texts = functions(source)
-    found, text, names = dict[str, list[str]](), "", list[str]()
+    sources, text, names = dict[str, list[str]](), "", list[str]()
     for name, function in texts.items():
         text, names = text + function, [*names, name]
         if len(text) >= PART:
-            found[head + text], text, names = names, "", []
+            sources[head + text], text, names = names, "", []
     if names:
-        found[head + text] = names
-    return found
+        sources[head + text] = names
+    return sources

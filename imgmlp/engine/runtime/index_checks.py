@@ -47,33 +47,33 @@ def index_checks(
     values = [value for _, value in updates]
     if wanted and not any(gather_index(n) and wanted(n) for n in toposort(values)):
         return []
-    found: list[tuple[Check, list[Update]]] = []
+    checks: list[tuple[Check, list[Update]]] = []
     for node, *ends in _safe(values)[1]:
         if wanted and not wanted(node):
             continue
         kept = [Buffer((), i32, name=name) for name in ("greatest", "least")]
-        found.append(((node, kept[0], kept[1]), list(zip(kept, ends, strict=True))))
-    return found
+        checks.append(((node, kept[0], kept[1]), list(zip(kept, ends, strict=True))))
+    return checks
 
 
 def _safe(values: Sequence[Node]) -> tuple[list[Node], list[Ends]]:
     """The values where wrong indices are 0, and both ends of the indices of what takes rows."""
     safe: dict[Node, Node] = {}
-    found: dict[Node, list[Ends]] = {}
+    all_ends: dict[Node, list[Ends]] = {}
     order = toposort(values)
     for node in order:
         sources = tuple(safe[s] for s in node.src)
         if node.op is Op.LOOP:
-            safe[node], found[node] = _loop(node, sources)
+            safe[node], all_ends[node] = _loop(node, sources)
         elif node.op is Op.GATHER:
-            safe[node], found[node] = _gather(node, *sources)
+            safe[node], all_ends[node] = _gather(node, *sources)
         else:
             safe[node] = rebuild(node, sources)
             if (taken := gather_index(node)) is not None:
-                found[node] = [_ends(node, safe[taken[0]])]
+                all_ends[node] = [_ends(node, safe[taken[0]])]
     needed = _needed(values, order, safe)
     ends = []
-    for node, several in found.items():
+    for node, several in all_ends.items():
         for at, *pair in several:
             if (when := needed[node]) is not None:
                 pair = [alu(Op.WHERE, when, end, LOWEST) for end in pair]
@@ -115,19 +115,19 @@ def _needed(
     values: Sequence[Node], order: Sequence[Node], safe: dict[Node, Node]
 ) -> dict[Node, Node | None]:
     """When each Node's value is used: a bool of shape (), or None for always."""
-    found: dict[Node, Node | None] = dict.fromkeys(values)
+    when_needed: dict[Node, Node | None] = dict.fromkeys(values)
     for node in reversed(order):
-        when = found[node]
+        when = when_needed[node]
         conditions: list[Node | None] = [when] * len(node.src)
         if node.op is Op.COND:
             chosen = safe[node.src[0]]
             ways = (chosen, alu(Op.XOR, chosen, const(True, bool_)))
             conditions[1:] = [w if when is None else alu(Op.AND, when, w) for w in ways]
         for source, condition in zip(node.src, conditions, strict=True):
-            known = found.get(source, condition)
+            known = when_needed.get(source, condition)
             both = known is not None and condition is not None
-            found[source] = alu(Op.OR, known, condition) if both else None  # type: ignore[arg-type]
-    return found
+            when_needed[source] = alu(Op.OR, known, condition) if both else None  # type: ignore[arg-type]
+    return when_needed
 
 
 def refuse(node: Node, greatest: int, flipped: int) -> None:

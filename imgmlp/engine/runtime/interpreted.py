@@ -76,10 +76,10 @@ def _memory(stages: Stages) -> dict[Buffer, Array]:
     named = {b for code in stages.codes for b in code.buffers}
     # instructions leave out what lies outside of a mask everywhere
     named.update(b for kernel in stages.procedure.kernels for b in kernel.reads())
-    found = {b: host_view(b).reshape(-1) for b in named - planned.offsets.keys()}
+    memory = {b: host_view(b).reshape(-1) for b in named - planned.offsets.keys()}
     for storage, offset in planned.offsets.items():
-        found[storage] = arena[offset : offset + storage.nbytes].view(storage.dtype.np)
-    return found
+        memory[storage] = arena[offset : offset + storage.nbytes].view(storage.dtype.np)
+    return memory
 
 
 def host_view(storage: Buffer) -> Array:

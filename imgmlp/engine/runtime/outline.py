@@ -62,7 +62,7 @@ class Outline:
         known = {*given, *outputs.values()} <= {*numbers} and reads <= {*states}
         if not known or limits is None:
             return None
-        found = {
+        output_facts = {
             name: number if isinstance(number := numbers[b], int) else (b.shape, b.dtype.name)
             for name, b in outputs.items()
         }
@@ -70,7 +70,9 @@ class Outline:
             tuple(number for number, b in enumerate(states) if b in some)
             for some in (reads, assigns)
         )
-        return Outline(graph, tuple(numbers[b] for b in given), found, taken, changed, limits)
+        return Outline(
+            graph, tuple(numbers[b] for b in given), output_facts, taken, changed, limits
+        )
 
     def bound(
         self, states: Sequence[Buffer], device: AnyDevice
@@ -91,10 +93,10 @@ class Outline:
     @staticmethod
     def parse(text: str) -> Outline:
         """What `text` gave. Raises ValueError, KeyError or TypeError for what it did not give."""
-        found: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = json.loads(text)
         outputs = {
             name: told if isinstance(told, int) else (tuple(told[0]), told[1])
-            for name, told in found["outputs"].items()
+            for name, told in fields["outputs"].items()
         }
-        buffers, reads, assigns = (tuple(found[name]) for name in ("buffers", "reads", "assigns"))
-        return Outline(found["graph"], buffers, outputs, reads, assigns, found["limits"])
+        buffers, reads, assigns = (tuple(fields[name]) for name in ("buffers", "reads", "assigns"))
+        return Outline(fields["graph"], buffers, outputs, reads, assigns, fields["limits"])

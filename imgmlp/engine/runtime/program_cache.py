@@ -103,12 +103,12 @@ def load(key: str, parse: Callable[[str], T]) -> T | None:
         return None
     try:
         told, _, text = path.read_text("utf-8").partition("\n")
-        found = parse(text) if told == _seal(key, text) else None
+        stored = parse(text) if told == _seal(key, text) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # as the last to be removed
-    return found
+    return stored
 
 
 def store(key: str, text: str) -> None:

@@ -82,7 +82,7 @@ class Written:
     size: int
     psnr: float
 
-    def read_back(self, device: AnyDevice, found: Container) -> Array:
+    def read_back(self, device: AnyDevice, file: Container) -> Array:
         """The pixels of the file `found`, after checking that it holds this model.
 
         Pixels follow from the model alone, so comparing models finds every fault in coding or
@@ -90,7 +90,7 @@ class Written:
         synthesizes as well. Decoding the whole picture once more would find only intermittent
         faults of the device. Raises FormatError.
         """
-        if not _are_equal(decode.read(found, device), self.model):
+        if not _are_equal(decode.read(file, device), self.model):
             raise FormatError("it holds another model than was coded")
         ours = corner(self.model)
         if not np.array_equal(self.pixels[-ours.shape[0] :, -ours.shape[1] :], ours):
