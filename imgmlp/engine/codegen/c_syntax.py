@@ -117,14 +117,14 @@ def local_declarations(code: Code) -> Iterator[str]:
     for i, u in enumerate(code.uops):
         if u.op is U.RANGE and u.arg.kind == "member":
             begin = 0
-        elif u.op is U.LOCAL:
+        elif u.op is U.LOCAL_ARRAY:
             places.append(_local_pointer(f"v{i}", register_type(u.dtype), f"exchanged + {begin}"))
             begin += u.arg
             words = max(words, begin)
     if words:
         yield f"__local uint exchanged[{words}];"
     yield from places
-    kinds = sorted({register_type(u.dtype) for u in code.uops if u.op is U.GROUP})
+    kinds = sorted({register_type(u.dtype) for u in code.uops if u.op is U.GROUP_REDUCE})
     if kinds:
         yield f"__local uint scratch[{code.local_size}];"
     yield from (_local_pointer(f"scratch_{kind}", kind, "scratch") for kind in kinds)

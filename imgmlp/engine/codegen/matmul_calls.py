@@ -31,42 +31,46 @@ class ProductCalls:
 
     def product(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
-        if p.registers:
+        if p.is_in_registers:
             yield from self._in_registers(i, u)
             return
-        rows, columns = tile_size(p.tile_rows, p.rows), tile_size(p.tile_columns, p.columns)
-        left = f"data{u.src[0]} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
+        rows, columns = (
+            tile_size(p.tile_rows, p.rows_left),
+            tile_size(p.tile_columns, p.columns_left),
+        )
+        left = f"data{u.src[0]} + {p.left_offset.render('/')}, "
+        left += f"{p.left_row_stride}, {p.left_term_stride}"
         right = _right(u.src[1], p)
-        sizes = f"{rows}, {columns}, {p.inner}"
+        sizes = f"{rows}, {columns}, {p.terms}"
         if self.target.lanes == "one":
             elements = p.tile_rows * self.target.vector_pair_width
             yield f"float v{i}[{elements}] __attribute__((aligned(64)));"
-            kind = "direct" if p.direct else "packed"
+            kind = "direct" if p.can_load_right_vectors else "packed"
             yield f"tile_product_{kind}(v{i}, {left}, {right}, {sizes});"
         elif self.matrix_unit_dtype:
             yield from matrix_unit_calls(self.code, u)
         else:
             tile = f"v{u.src[2]}"
-            factors = f"{left}, {int(p.left_aligned)}, {right}, {int(p.right_aligned)}"
+            factors = f"{left}, {int(p.is_left_aligned)}, {right}, {int(p.is_right_aligned)}"
             yield f"{tile}_sums += tile_product_{p.name}({tile}, workspace, {factors}, {sizes});"
 
     def _in_registers(self, i: int, u: UOp) -> Iterator[str]:
         """A product whose tile is in registers; in private memory if variables index it."""
         p: Product = u.arg
-        if p.along:
+        if p.runs_along_terms:
             yield from self._along(i, u)
             return
         left, right = u.src[:2]
-        shape, rows = f"{p.tile_rows}, {p.tile_columns // p.vector}", p.tile_rows
-        a = f"data{left} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
+        shape, rows = f"{p.tile_rows}, {p.tile_columns // p.vector_width}", p.tile_rows
+        a = f"data{left} + {p.left_offset.render('/')}, {p.left_row_stride}, {p.left_term_stride}"
         b = f"__private, v{right}, {p.tile_columns}"
         if self.code.uops[right].op is U.GLOBAL:
-            b = f"__global, data{right} + {p.right.render('/')}, {p.right_inner}"
-        limit = str(rows) if p.rows is None else p.rows.render("/")
+            b = f"__global, data{right} + {p.right_offset.render('/')}, {p.right_term_stride}"
+        limit = str(rows) if p.rows_left is None else p.rows_left.render("/")
         vectors = self._in_vectors(i)
         name = f"v{i}" if vectors else f"sums{i}"
-        size = "" if p.vector == self.target.vector_width else f"_{p.vector}"
-        yield f"PRODUCT{size}({shape}, {name}, {a}, {b}, {limit}, {p.inner})"
+        size = "" if p.vector_width == self.target.vector_width else f"_{p.vector_width}"
+        yield f"PRODUCT{size}({shape}, {name}, {a}, {b}, {limit}, {p.terms})"
         if not vectors:
             yield f"TO_MEMORY{size}({shape}, v{i}, {name})"
 
@@ -74,13 +78,13 @@ class ProductCalls:
         """The same for tiles whose vectors take neighbouring terms."""
         p: Product = u.arg
         rows, columns = p.tile_rows, p.tile_columns
-        a = f"data{u.src[0]} + {p.left.render('/')}, {p.left_row}"
-        b = f"data{u.src[1]} + {p.right.render('/')}, {p.right_column}"
-        limit = str(rows) if p.rows is None else p.rows.render("/")
+        a = f"data{u.src[0]} + {p.left_offset.render('/')}, {p.left_row_stride}"
+        b = f"data{u.src[1]} + {p.right_offset.render('/')}, {p.right_column_stride}"
+        limit = str(rows) if p.rows_left is None else p.rows_left.render("/")
         vectors = self._in_vectors(i)
         name = f"v{i}" if vectors else f"sums{i}"
         eights = -(-rows * columns // 8)
-        yield f"PRODUCT_ALONG({rows}, {columns}, {eights}, {name}, {a}, {b}, {limit}, {p.inner})"
+        yield f"PRODUCT_ALONG({rows}, {columns}, {eights}, {name}, {a}, {b}, {limit}, {p.terms})"
         if not vectors:
             yield f"const float *v{i} = (const float *){name};"
 
@@ -95,16 +99,16 @@ class ProductCalls:
         sums = f"v{i}_sums[4] = {{0.f}}" if self.matrix_unit_dtype else f"v{i}_sums = 0.f"
         yield f"float v{i}[{rows * columns // LANES_PER_GROUP}] = {{0.f}}, {sums};"
 
-    def spread(self, i: int, u: UOp) -> Iterator[str]:
+    def share_tile(self, i: int, u: UOp) -> Iterator[str]:
         yield f"spread_{u.arg.name}(workspace, v{u.src[0]});"
 
     def panel(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
-        columns, width = tile_size(p.tile_columns, p.columns), p.tile_columns
-        yield f"float v{i}[{p.inner * width}] __attribute__((aligned(64)));"
-        yield f"pack_panel(v{i}, {_right(u.src[0], p)}, {columns}, {width}, {p.inner});"
+        columns, width = tile_size(p.tile_columns, p.columns_left), p.tile_columns
+        yield f"float v{i}[{p.terms * width}] __attribute__((aligned(64)));"
+        yield f"pack_panel(v{i}, {_right(u.src[0], p)}, {columns}, {width}, {p.terms});"
 
-    def columns(self, i: int, u: UOp) -> Iterator[str]:
+    def column_sums(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
         if self.matrix_unit_dtype:
             yield f"tile_columns_{p.name}(columns, v{u.src[1]}_sums);"
@@ -112,9 +116,9 @@ class ProductCalls:
         elif self.target.lanes == "group":
             yield f"const float v{i}[1] = {{v{u.src[1]}_sums}};"
         else:
-            columns = tile_size(p.tile_columns, p.columns)
+            columns = tile_size(p.tile_columns, p.columns_left)
             yield f"float v{i}[{self.target.vector_pair_width}] __attribute__((aligned(64)));"
-            yield f"column_sums(v{i}, {_right(u.src[0], p)}, {columns}, {p.inner});"
+            yield f"column_sums(v{i}, {_right(u.src[0], p)}, {columns}, {p.terms});"
 
     def element(self, i: int, u: UOp) -> str:
         """The expression for an element of a tile, or for a vector of elements."""
@@ -130,4 +134,6 @@ class ProductCalls:
 
 def _right(data: int, p: Product) -> str:
     """The right factor as arguments of a call."""
-    return f"data{data} + {p.right.render('/')}, {p.right_inner}, {p.right_column}"
+    return (
+        f"data{data} + {p.right_offset.render('/')}, {p.right_term_stride}, {p.right_column_stride}"
+    )

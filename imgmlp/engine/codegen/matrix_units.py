@@ -23,7 +23,7 @@ def tile_size(size: int, left: Expr | None) -> str:
 
 
 def element_index(code: Code, data: int, offset: Expr) -> Expr:
-    """The index of the element at an offset in a GLOBAL or a SCRATCH, which may be swizzled."""
+    """The index of the element at an offset in a GLOBAL or LOCAL_BUFFER, which may be swizzled."""
     storage = code.uops[data].arg
     return storage.cell(offset) if isinstance(storage, LocalBuffer) else offset
 
@@ -31,7 +31,7 @@ def element_index(code: Code, data: int, offset: Expr) -> Expr:
 def local_buffer_declarations(code: Code) -> Iterator[str]:
     """Declarations of a kernel's local buffers."""
     for i, u in enumerate(code.uops):
-        if u.op is U.SCRATCH and u.dtype is not None:
+        if u.op is U.LOCAL_BUFFER and u.dtype is not None:
             yield from _local_declarations(f"data{i}", u.dtype.cl, u.arg.cells)
 
 
@@ -41,7 +41,7 @@ def slice_declarations(code: Code, stored: DType) -> Iterator[str]:
         yield from _local_declarations(
             f"{name}_slice", stored.cl, FACTOR_SLICE_BYTES // stored.itemsize
         )
-    if any(u.op is U.COLUMNS for u in code.uops):
+    if any(u.op is U.COLUMN_SUMS for u in code.uops):
         yield "__local float columns[LANES];"
 
 
@@ -56,10 +56,24 @@ def _local_declarations(name: str, kind: str, size: int) -> Iterator[str]:
 def product_calls(code: Code, u: UOp) -> Iterator[str]:
     """A product whose factors are in local memory, pass through it, or are read where they are."""
     p: Product = u.arg
-    rows, columns = tile_size(p.tile_rows, p.rows), tile_size(p.tile_columns, p.columns)
+    rows, columns = tile_size(p.tile_rows, p.rows_left), tile_size(p.tile_columns, p.columns_left)
     sides = (
-        (p.left, p.left_row, p.left_inner, p.left_aligned, max(16, p.tile_rows), rows),
-        (p.right, p.right_column, p.right_inner, p.right_aligned, p.tile_columns, columns),
+        (
+            p.left_offset,
+            p.left_row_stride,
+            p.left_term_stride,
+            p.is_left_aligned,
+            max(16, p.tile_rows),
+            rows,
+        ),
+        (
+            p.right_offset,
+            p.right_column_stride,
+            p.right_term_stride,
+            p.is_right_aligned,
+            p.tile_columns,
+            columns,
+        ),
     )
     sliced = _sliced_sides(code)
     staged, factors = [], []
@@ -67,7 +81,7 @@ def product_calls(code: Code, u: UOp) -> Iterator[str]:
         begin, step, inner, aligned, width, count = side
         first, source = begin.render("/"), code.uops[data]
         along = int(inner == 1)
-        if source.op is U.SCRATCH:
+        if source.op is U.LOCAL_BUFFER:
             along = int(inner == 1 or (inner == 0 and step != 1))  # an axis of one element has 0
             place = f"{first} + first * {inner}, {source.arg.pitch}"
             factors.append(f"near((uint)(size_t)data{data}, {place}, {along})")
@@ -75,16 +89,16 @@ def product_calls(code: Code, u: UOp) -> Iterator[str]:
             place = f"0, DEPTH, {along}" if along else f"0, TILE, {along}"
             factors.append(f"near((uint)(size_t){name}_slice, {place})")
             begin_at = f"data{data} + {first} + first * {inner}, {step}, {inner}, {int(aligned)}"
-            sizes = f"{count}, {p.inner} - first"
+            sizes = f"{count}, {p.terms} - first"
             staged.append(f"load_slice({name}_slice, {width}, {begin_at}, {sizes});")
         else:
             factors.append(f"far(data{data} + {first} + first * {inner}, {step}, {inner})")
     wait = ["barrier(CLK_LOCAL_MEM_FENCE);"] if staged else []
-    sums = f"v{u.src[2]}, v{u.src[2]}_sums, {int(p.summed)}"
-    depth = f"min(DEPTH, {p.inner} - first)" if p.inner % SLICE_TERMS_MULTIPLE else "DEPTH"
+    sums = f"v{u.src[2]}, v{u.src[2]}_sums, {int(p.has_column_sums)}"
+    depth = f"min(DEPTH, {p.terms} - first)" if p.terms % SLICE_TERMS_MULTIPLE else "DEPTH"
     sizes = f"{rows}, {columns}, {depth}"
     yield "#pragma unroll 1"
-    yield f"for (int first = 0; first < {p.inner}; first += DEPTH) {{"
+    yield f"for (int first = 0; first < {p.terms}; first += DEPTH) {{"
     yield from (*wait, *staged, *wait)
     yield f"tile_product_{p.name}({sums}, {', '.join(factors)}, {sizes});"
     yield "}"
@@ -102,10 +116,10 @@ def _sliced_sides(code: Code) -> list[str]:
         if any(code.uops[u.src[side]].op is U.GLOBAL for u in products)
     ]
     lefts = [code.uops[u.src[0]] for u in products]
-    near = all(left.op is U.SCRATCH and left.dtype is f32 for left in lefts)
+    near = all(left.op is U.LOCAL_BUFFER and left.dtype is f32 for left in lefts)
     if near and _has_several_tiles(code):
         return []
-    taken = sum(u.arg.local_bytes for u in code.uops if u.op is U.SCRATCH)
+    taken = sum(u.arg.local_bytes for u in code.uops if u.op is U.LOCAL_BUFFER)
     return wanted if taken + FACTOR_SLICE_BYTES * len(wanted) <= LOCAL_MEMORY_BYTES else []
 
 

@@ -65,7 +65,7 @@ def _tile_vector_width(code: Code, begin: int, end: int) -> int:
     """The vector width of the tile whose columns a loop goes over."""
     element = next(u for u in code.uops[begin:end] if u.op is U.ELEMENT)
     tile: Product = code.uops[element.src[0]].arg
-    return tile.vector
+    return tile.vector_width
 
 
 def _column_loops(code: Code) -> Iterator[tuple[int, int]]:
@@ -82,7 +82,7 @@ def _vector_values(code: Code, begin: int, end: int) -> set[int] | None:
     """The UOps of a loop whose values are vectors; None if one has no form for vectors."""
     loop: Range = code.uops[begin].arg
     column = Var(loop.name, 0, loop.count - 1)
-    stores = [u for u in code.uops[begin:end] if u.op in (U.STORE, U.ADD)]
+    stores = [u for u in code.uops[begin:end] if u.op in (U.STORE, U.STORE_ADD)]
     written = {(u.src[0], u.arg) for u in stores}
     vectors: set[int] = set()
     for i in range(begin + 1, end):
@@ -108,13 +108,13 @@ def can_vectorise(
     """
     if u.op is U.ELEMENT:
         tile: Product = code.uops[u.src[0]].arg
-        return tile.registers and tile.vector % MIN_VECTOR_WIDTH == 0
+        return tile.is_in_registers and tile.vector_width % MIN_VECTOR_WIDTH == 0
     if u.op is U.LOAD:
         offset, valid = u.arg
         plain = u.dtype in VECTOR_DTYPES and valid is ONE
         other = any(data == u.src[0] and place is not offset for data, place in written)
         return plain and memory_stride(offset, column) in strides and not other
-    if u.op in (U.STORE, U.ADD):
+    if u.op in (U.STORE, U.STORE_ADD):
         plain = code.uops[u.src[0]].dtype in VECTOR_DTYPES and len(u.src) == 2
         return plain and memory_stride(u.arg, column) == 1
     if u.op is not U.ALU:
@@ -170,7 +170,7 @@ def loops_around_register_products(code: Code) -> set[int]:
             opened.append(i)
         elif u.op is U.END:
             opened.pop()
-        elif u.op is U.PRODUCT and u.arg.registers:
+        elif u.op is U.PRODUCT and u.arg.is_in_registers:
             loops.update(opened)
     return loops
 

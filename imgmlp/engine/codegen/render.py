@@ -55,9 +55,9 @@ from imgmlp.engine.ir.target import (
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
 # UOps of loops that a driver's compiler can vectorise.
-VECTORISABLE_UOPS = {U.CONST, U.INDEX, U.DEFINE, U.LOAD, U.ALU, U.STORE, U.KEEP, U.LANE}
-PARAMETER_UOPS = {U.GLOBAL, U.SCRATCH, U.LOCAL}  # declared at the beginning of a kernel
-PRODUCT_UOPS = {U.PRODUCT, U.TILE, U.SPREAD, U.PANEL, U.COLUMNS}
+VECTORISABLE_UOPS = {U.CONST, U.INDEX, U.DEFINE, U.LOAD, U.ALU, U.STORE, U.SET, U.GET}
+PARAMETER_UOPS = {U.GLOBAL, U.LOCAL_BUFFER, U.LOCAL_ARRAY}  # declared at the beginning of a kernel
+PRODUCT_UOPS = {U.PRODUCT, U.TILE, U.SHARE_TILE, U.PANEL, U.COLUMN_SUMS}
 
 
 def size_definitions(target: Target) -> str:
@@ -96,10 +96,10 @@ def render(codes: Sequence[Code], target: Target) -> tuple[str, list[str]]:
         "scalar": True,
         "vectors": target.lanes == "one",
         "half": has_halves,
-        "reduce": U.GROUP in used,
+        "reduce": U.GROUP_REDUCE in used,
         "factor": has_products and target.lanes == "group",
         product: has_products,
-        "persistent": any(c.turns for c in codes),
+        "persistent": any(c.phase_units for c in codes),
     }
     blocks = (building_block(name) for name, is_needed in needed.items() if is_needed)
     heads = [size_definitions(target), *blocks]
@@ -148,18 +148,18 @@ class _KernelWriter:
 
     def parts(self) -> tuple[str, str]:
         """The text before and after the kernel's name."""
-        parameters = list(PERSISTENT_PARAMETERS) if self.code.turns else []
+        parameters = list(PERSISTENT_PARAMETERS) if self.code.phase_units else []
         for i, u in enumerate(self.code.uops):
             if u.op is U.GLOBAL:
                 parameters.append((self.code.buffers.index(u.arg[0]), self._parameter(i, u)))
         signature = ", ".join(p for _, p in sorted(parameters))
         local = self.code.local_size
         self._locals()
-        if self.code.turns:
-            self.lines += open_phase_loop(self.code.turns)
+        if self.code.phase_units:
+            self.lines += open_phase_loop(self.code.phase_units)
         for i, u in enumerate(self.code.uops):
             self._write(i, u)
-        if self.code.turns:
+        if self.code.phase_units:
             self.lines.append("}")
         head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid "
         body = "\n".join("  " + line for line in self.lines)
@@ -262,7 +262,7 @@ class _KernelWriter:
 
     def _phase(self, i: int, loop: Range) -> None:
         """Open the loop over those work-groups of a phase that one unit runs."""
-        self.lines += open_phase(loop, self.code.turns)
+        self.lines += open_phase(loop, self.code.phase_units)
         self.open_loops.append((i, len(self.lines)))
         self.group, self.groups = "unit", "units"
 
@@ -386,7 +386,7 @@ class _KernelWriter:
         """The type of a vector in memory, which need not be aligned."""
         return f"unaligned_{register_type(dtype)}{width}"
 
-    def _add(self, i: int, u: UOp) -> None:
+    def _store_add(self, i: int, u: UOp) -> None:
         data, value = u.src[:2]
         self.lines.append(f"{self._place(data, u.arg)} += {self._stored(value)};")
 
@@ -472,7 +472,7 @@ class _KernelWriter:
         dtype = self.code.uops[acc].dtype
         self.lines.append(f"{cell} = {combine(op, cell, self._operand(term), dtype)};")
 
-    def _keep(self, i: int, u: UOp) -> None:
+    def _set(self, i: int, u: UOp) -> None:
         self.lines.append(f"v{u.src[0]}[{_c_index(u.arg)}] = v{u.src[1]};")
 
     def _combine(self, i: int, u: UOp) -> None:
@@ -496,8 +496,8 @@ class _KernelWriter:
             terms = [f"v{i}_of_{width}.lo", f"v{i}_of_{width}.hi"]
         self.lines.append(f"const float v{i} = {' + '.join(terms)} + v{acc}_by_1;")
 
-    def _lane(self, i: int, u: UOp) -> None:
-        own = self.lanes == "group" and self.code.uops[u.src[0]].op is U.COLUMNS
+    def _get(self, i: int, u: UOp) -> None:
+        own = self.lanes == "group" and self.code.uops[u.src[0]].op is U.COLUMN_SUMS
         array = (
             f"((const float *)v{u.src[0]})"
             if u.src[0] in self.output_accumulators
@@ -505,7 +505,7 @@ class _KernelWriter:
         )
         self._declare(i, u, f"{array}[{'0' if own else _c_index(u.arg)}]")
 
-    def _group(self, i: int, u: UOp) -> None:
+    def _group_reduce(self, i: int, u: UOp) -> None:
         op, results = u.arg
         name = "sum" if op is Op.SUM else "max"
         assert u.dtype is not None

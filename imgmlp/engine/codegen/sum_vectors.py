@@ -50,7 +50,7 @@ def vectorise_outputs(code: Code, widest: int) -> tuple[set[int], dict[int, int]
         if u.op is U.ACC and u.dtype is f32 and u.arg[0] % widest == 0 and u.arg[1] == 0:
             users = [i for i, user in enumerate(code.uops) if acc in user.src]
             adding = [i for i in users if code.uops[i].op is U.ACCUMULATE]
-            if {code.uops[i].op for i in users} != {U.ACCUMULATE, U.LANE}:
+            if {code.uops[i].op for i in users} != {U.ACCUMULATE, U.GET}:
                 continue
             loops = list(_innermost_loops(code, adding))
             vectors_of_loops = [

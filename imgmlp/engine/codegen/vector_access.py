@@ -72,13 +72,15 @@ class VectorAccess:
         """The address space of a parameter, and its dtype if vectors of it can be loaded: float32,
         or half in local memory."""
         u = self.code.uops[data]
-        space = "__local" if u.op is U.SCRATCH else "__global"
-        return space, u.dtype if u.dtype is f32 or (u.op is U.SCRATCH and u.dtype is f16) else None
+        space = "__local" if u.op is U.LOCAL_BUFFER else "__global"
+        return space, u.dtype if u.dtype is f32 or (
+            u.op is U.LOCAL_BUFFER and u.dtype is f16
+        ) else None
 
     def _elements(self, data: int) -> int:
-        """The number of elements of a GLOBAL or a SCRATCH."""
+        """The number of elements of a GLOBAL or a LOCAL_BUFFER."""
         u = self.code.uops[data]
-        storage: Buffer = u.arg if u.op is U.SCRATCH else u.arg[0]
+        storage: Buffer = u.arg if u.op is U.LOCAL_BUFFER else u.arg[0]
         return storage.size
 
     def _aligned_address(self, data: int, offset: Expr) -> str | None:

@@ -158,7 +158,7 @@ def store_values(
         offset = store_offset(store, indices)
         names = sorted({v.name for v in offset.variables()})
         extra = [n for v in names if (n := build.variables[v][1]) is not None]
-        op = U.ADD if store.adds else U.STORE
+        op = U.STORE_ADD if store.adds else U.STORE
         build.effect(op, (build.parameter(store.target, True), value, *extra), offset)
 
 
@@ -184,7 +184,7 @@ class Accumulators:
         own = self.build.effect(U.COMBINE, (self.acc,), core.op, core.dtype)
         if not shared:
             return own
-        return self.build.effect(U.GROUP, (own,), (core.op, shared), core.dtype)
+        return self.build.effect(U.GROUP_REDUCE, (own,), (core.op, shared), core.dtype)
 
 
 class DeferredStores:
@@ -202,11 +202,11 @@ class DeferredStores:
     def defer(self, values: Sequence[int], place: Expr) -> None:
         """Keep the `place`th value of the lane for each Store."""
         for (array, dtype), value in zip(self.acc, values, strict=True):
-            self.build.effect(U.KEEP, (array, value), place, dtype)
+            self.build.effect(U.SET, (array, value), place, dtype)
 
     def store_values(self, place: Expr, indices: Sequence[Expr]) -> None:
         """Store the `place`th value of the lane for each Store."""
-        taken = [self.build.effect(U.LANE, (array,), place, dtype) for array, dtype in self.acc]
+        taken = [self.build.effect(U.GET, (array,), place, dtype) for array, dtype in self.acc]
         store_values(self.build, self.stores, taken, indices)
 
 

@@ -37,7 +37,7 @@ class _Cell:
 class _LocalValue:
     """A tile of a value in local memory, with its halo."""
 
-    array: int  # the LOCAL instruction
+    array: int  # the LOCAL_ARRAY instruction
     begin: int  # the first element of the value in its Buffer
     halo: int
     rows: int  # of the tile with its halo
@@ -93,9 +93,9 @@ class _LocalReads(Lowering):
             return super()._moved(node, indices, guard)
         array, place = known
         if isinstance(place, Const):  # loaded at each use, as registers cannot hold all of them
-            element, guard = self.build.effect(U.LANE, (array,), place, f32), conj(valid, guard)
+            element, guard = self.build.effect(U.GET, (array,), place, f32), conj(valid, guard)
         else:  # the halo has zeros where `valid` is false
-            element = self.build.emit(U.LANE, f32, (array,), place, [place])
+            element = self.build.emit(U.GET, f32, (array,), place, [place])
         return element if guard is self.exists else self.select_or_zero(guard, element, f32)
 
 
@@ -108,7 +108,7 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
     group = build.open(Range("t", across * down, "group"))
     top, left = group // across * height, group % across * width
     layout = LocalArrays.of(stencil, tiled.tile)
-    arrays = [build.effect(U.LOCAL, (), size, f32) for size in layout.sizes]
+    arrays = [build.effect(U.LOCAL_ARRAY, (), size, f32) for size in layout.sizes]
     local = _LocalValues(_load_uniform(stencil, build), {}, pitch)
     for number, (kernel, halo) in enumerate(zip(tiled.members, tiled.halos, strict=True)):
         if number or local.uniform:
@@ -137,7 +137,7 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
                 local.values.setdefault(kernel.stores[n].target, []).append(kept)
                 value_or_zero = lower.select_or_zero(exists, value, f32)
                 with _if(build, "z", kept.has(cell)):
-                    build.effect(U.KEEP, (array, value_or_zero), kept.at(cell), f32)
+                    build.effect(U.SET, (array, value_or_zero), kept.at(cell), f32)
             pairs = zip(kernel.stores, values, strict=True)
             stored = [(s, value) for s, value in pairs if not isinstance(s.target, LocalBuffer)]
             if stored:
@@ -157,12 +157,12 @@ def _load_uniform(stencil: StencilChain, build: Builder) -> dict[Buffer, tuple[i
     """Copy the elements of Buffers that all elements read alike to local memory."""
     arrays = {}
     for storage, elements in stencil.uniform.items():
-        array = build.effect(U.LOCAL, (), len(elements), f32)
+        array = build.effect(U.LOCAL_ARRAY, (), len(elements), f32)
         lane = build.open(Range("l", len(elements), "lane"))
         place = lane + elements.start
         data = build.parameter(storage)
         value = build.emit(U.LOAD, f32, (data,), (place, ONE), [place])
-        build.effect(U.KEEP, (array, value), lane, f32)
+        build.effect(U.SET, (array, value), lane, f32)
         build.close()
         arrays[storage] = array, elements
     return arrays

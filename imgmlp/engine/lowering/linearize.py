@@ -72,7 +72,7 @@ def _check_indices(code: Code) -> None:
             most = u.arg[0].size
         elif u.op is U.RANGE:
             most = u.arg.count
-        elif u.op in (U.LOAD, U.STORE, U.ADD, U.INDEX):
+        elif u.op in (U.LOAD, U.STORE, U.STORE_ADD, U.INDEX):
             most = max(map(_largest_magnitude, u.arg if u.op is U.LOAD else (u.arg,)))
         if most > MAX_ELEMENTS:
             raise misuse(
@@ -192,7 +192,7 @@ def _open_guards(kernel: Kernel, lower: Lowering, number: int) -> None:
         holds, name = lower.value(guard.condition, ()), f"holds{number}_{depth}"
         build.define(name, holds, build.depth[holds])
         assert guard.wanted
-        build.open(Range(f"once{number}_{depth}", 1, limit=Var(name, 0, 1)), holds=True)
+        build.open(Range(f"once{number}_{depth}", 1, limit=Var(name, 0, 1)), keeps_loads=True)
 
 
 def _added_buffers(kernels: Iterable[Kernel]) -> set[Buffer]:

@@ -116,7 +116,7 @@ def _map_several_per_lane(kernel: Kernel, lower: Lowering, size: int) -> tuple[i
         place = build.open(Range(names[0], rounds, "vector"))
         part = (group * rounds + place) * LANES_PER_GROUP + lane
         if parts % (groups * rounds * LANES_PER_GROUP):
-            build.open(Range(names[1], 1, "loop", less(part, parts)), holds=True)
+            build.open(Range(names[1], 1, "loop", less(part, parts)), keeps_loads=True)
         side = build.open(Range(names[2], beside, "vector"))
         return place * beside + side, unravel(part * beside + side, kernel.shape)
 
@@ -267,7 +267,7 @@ def _map_transposed_on_gpu(
 
     moved = transposed[:MAX_LOCAL_TILES]
     tiles = [
-        build.effect(U.LOCAL, (), GPU_TRANSPOSE_TILE * (GPU_TRANSPOSE_TILE + 1), leaf.dtype)
+        build.effect(U.LOCAL_ARRAY, (), GPU_TRANSPOSE_TILE * (GPU_TRANSPOSE_TILE + 1), leaf.dtype)
         for leaf in moved
     ]
     lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
@@ -280,7 +280,7 @@ def _map_transposed_on_gpu(
     indices, inside = at(row, column)
     for tile, leaf in zip(tiles, moved, strict=True):
         value = lower.value(leaf, indices, inside)
-        build.effect(U.KEEP, (tile, value), column * (GPU_TRANSPOSE_TILE + 1) + row, leaf.dtype)
+        build.effect(U.SET, (tile, value), column * (GPU_TRANSPOSE_TILE + 1) + row, leaf.dtype)
     build.close(2)
     build.effect(U.BARRIER, ())
     lane = build.open(Range("m", LANES_PER_GROUP, "lane"))
@@ -294,7 +294,7 @@ def _map_transposed_on_gpu(
     for tile, leaf in zip(tiles, moved, strict=True):
         source = column * (GPU_TRANSPOSE_TILE + 1) + row
         lower.memo[leaf, tuple(indices), inside] = build.emit(
-            U.LANE, leaf.dtype, (tile,), source, [source]
+            U.GET, leaf.dtype, (tile,), source, [source]
         )
     values = [lower.value(s.value, indices, inside) for s in kernel.stores]
     if inside is not ONE:

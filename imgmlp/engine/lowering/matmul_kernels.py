@@ -95,21 +95,21 @@ def _tile(
     right_offset, _ = right_view.index([*lead, Const(0), column])
     begins = [part_begin(s) for s in (left, right)]
     product = Product(
-        rows=Const(rows) - row if rows % size[0] else None,
-        columns=Const(columns) - column if column.hi + size[1] > columns else None,
-        inner=core.src[0].shape[-1],
-        left=left_offset + begins[0],
-        left_row=a.strides[-2],
-        left_inner=a.strides[-1],
-        right=right_offset + begins[1],
-        right_inner=b.strides[-2],
-        right_column=b.strides[-1],
+        rows_left=Const(rows) - row if rows % size[0] else None,
+        columns_left=Const(columns) - column if column.hi + size[1] > columns else None,
+        terms=core.src[0].shape[-1],
+        left_offset=left_offset + begins[0],
+        left_row_stride=a.strides[-2],
+        left_term_stride=a.strides[-1],
+        right_offset=right_offset + begins[1],
+        right_term_stride=b.strides[-2],
+        right_column_stride=b.strides[-1],
         tile_rows=size[0],
         tile_columns=size[1],
-        left_aligned=_aligned(a, begins[0], -1, -2),
-        right_aligned=_aligned(b, begins[1], -2, -1),
-        vector=min(size[1], lower.target.vector_width),
-        along=lower.target.lanes == "one" and _reads_along_terms(core, lower.target),
+        is_left_aligned=_aligned(a, begins[0], -1, -2),
+        is_right_aligned=_aligned(b, begins[1], -2, -1),
+        vector_width=min(size[1], lower.target.vector_width),
+        runs_along_terms=lower.target.lanes == "one" and _reads_along_terms(core, lower.target),
     )
     build = lower.build
     sources = build.parameter(storage(left)), build.parameter(storage(right))
@@ -139,9 +139,9 @@ def _store_columns(
     """Store column sums of the right factor, by the topmost tile of each column only."""
     build = lower.build
     build.open(Range("first", 1, "loop", Const(1) - tile.row_tile))
-    total = build.effect(U.COLUMNS, values, tile.product, f32)
-    column = build.open(Range("s", tile.product.tile_columns, kind, tile.product.columns))
-    core, value = lower.core, build.effect(U.LANE, (total,), column, f32)
+    total = build.effect(U.COLUMN_SUMS, values, tile.product, f32)
+    column = build.open(Range("s", tile.product.tile_columns, kind, tile.product.columns_left))
+    core, value = lower.core, build.effect(U.GET, (total,), column, f32)
     lower.core, lower.core_value = sums.value, value
     lower_stores(lower, [sums], [*tile.lead, tile.column + column])
     lower.core = core
@@ -207,7 +207,7 @@ def _lower_panel(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], 
 
 def _lower_cpu_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     build, product = lower.build, tile.product
-    if product.along or product.inner <= MAX_REGISTER_TERMS:
+    if product.runs_along_terms or product.terms <= MAX_REGISTER_TERMS:
         _tile_in_registers(kernel, lower, tile)
     else:
         value = build.effect(U.PRODUCT, (tile.left, tile.right), product, f32)
@@ -219,22 +219,24 @@ def _lower_cpu_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
 def _tile_in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     """Lower a tile as parts of a few rows, each stored directly from registers."""
     build, product, right, done = lower.build, tile.product, tile.right, 0
-    if product.along:
+    if product.runs_along_terms:
         fitting = ALONG_REGISTERS[lower.target.vector_width] // (product.tile_columns + 1)
         most = min(MAX_ALONG_ROWS, fitting)
     else:
         most = MAX_REGISTER_ROWS[lower.target.vector_width][product.tile_columns]
-    if not (product.along or product.direct):
+    if not (product.runs_along_terms or product.can_load_right_vectors):
         right = build.effect(U.PANEL, (right,), product, f32)
     for height, count in _row_parts(product.tile_rows, most):
         loops = [Range("b", count)] if count > 1 else []
         first = sum([build.open(loop) * height for loop in loops], Const(done))
-        left = None if product.rows is None else product.rows - first
+        left = None if product.rows_left is None else product.rows_left - first
         if left is not None:
             loops.append(Range("any", 1, "loop", left))
             build.open(loops[-1])
-        place = product.left + first * product.left_row
-        part = replace(product, tile_rows=height, rows=left, left=place, registers=True)
+        place = product.left_offset + first * product.left_row_stride
+        part = replace(
+            product, tile_rows=height, rows_left=left, left_offset=place, is_in_registers=True
+        )
         value = build.effect(U.PRODUCT, (tile.left, right), part, f32)
         _store_tile(kernel, lower, part, value, [*tile.lead, tile.row + first, tile.column])
         build.close(len(loops))
@@ -253,8 +255,8 @@ def _store_tile(
 ) -> None:
     """Compute and store the kernel's values for each element of a product's tile."""
     build, (*lead, first_row, first_column) = lower.build, begin
-    row = build.open(Range("m", tile.tile_rows, "row", tile.rows))
-    column = build.open(Range("n", tile.tile_columns, "column", tile.columns))
+    row = build.open(Range("m", tile.tile_rows, "row", tile.rows_left))
+    column = build.open(Range("n", tile.tile_columns, "column", tile.columns_left))
     lower.core_value = build.effect(U.ELEMENT, (value,), (row, column), f32)
     lower_stores(lower, kernel.stores, [*lead, first_row + row, first_column + column])
     build.close(2)
@@ -308,7 +310,7 @@ class RegisterSums:
     """A tile of a product, whose sums the lanes of a group have in registers."""
 
     def __init__(self, tile: _Tile, summed: bool, build: Builder) -> None:
-        self.tile = replace(tile, product=replace(tile.product, summed=summed))
+        self.tile = replace(tile, product=replace(tile.product, has_column_sums=summed))
         self.build = build
         size = tile.product.tile_rows, tile.product.tile_columns
         self.sums = build.effect(U.TILE, (), size, f32)
@@ -330,7 +332,7 @@ class RegisterSums:
     def _store_from_registers(self, kernel: Kernel, lower: Lowering) -> None:
         """Each lane stores its own elements, two neighbours at a time."""
         build, tile, product = self.build, self.tile, self.tile.product
-        size, left = (product.tile_rows, product.tile_columns), product.columns
+        size, left = (product.tile_rows, product.tile_columns), product.columns_left
         pairs = math.prod(size) // LANES_PER_GROUP // 2
         whole = left is None or (isinstance(left, Const) and left.value % 2 == 0)  # or odd ones too
         lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
@@ -359,18 +361,18 @@ class RegisterSums:
 
     def _exists(self, row: Expr, column: Expr) -> Expr:
         """Whether an element of the tile exists in the result."""
-        limits = (row, self.tile.product.rows), (column, self.tile.product.columns)
+        limits = (row, self.tile.product.rows_left), (column, self.tile.product.columns_left)
         return conj(*(less(at - left, 0) for at, left in limits if left is not None))
 
     def _store_from_local_memory(self, kernel: Kernel, lower: Lowering) -> None:
         """Spread the sums over local memory, so that each lane stores four neighbours at a time."""
         build, tile, product = self.build, self.tile, self.tile.product
-        seen = build.effect(U.SPREAD, (self.sums,), product, f32)
+        seen = build.effect(U.SHARE_TILE, (self.sums,), product, f32)
         fours = product.tile_columns // 4
-        limit = product.rows * fours if product.rows is not None else None
+        limit = product.rows_left * fours if product.rows_left is not None else None
         four = build.open(Range("e", product.tile_rows * fours, "lane", limit))
         row, begin = four // fours, four % fours * 4
-        left = product.columns - begin if product.columns is not None else None
+        left = product.columns_left - begin if product.columns_left is not None else None
         column = begin + build.open(Range("n", 4, "vector", left))
         lower.core_value = build.effect(U.ELEMENT, (seen,), (row, column), f32)
         lower_stores(lower, kernel.stores, [*tile.lead, tile.row + row, tile.column + column])

@@ -129,7 +129,7 @@ def _reduce_columns(
     accumulators.add(term([*lead, column], inner), lane)
     build.close(2)
     lane = build.open(Range("w", width, "vector", left))
-    lower.core_value = build.effect(U.LANE, (accumulators.acc,), lane, core.dtype)
+    lower.core_value = build.effect(U.GET, (accumulators.acc,), lane, core.dtype)
     lower_stores(lower, kernel.stores, [*lead, block * width + lane])
     build.close(2)
     return max(1, min(groups, outer * blocks))
@@ -218,7 +218,7 @@ def _reduce_in_parts(
     lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
     output = group * columns + lane % columns
     limit = None if size % columns == 0 else less(output, size) * rounds
-    block = build.open(Range("r", rounds, limit=limit), holds=limit is not None)
+    block = build.open(Range("r", rounds, limit=limit), keeps_loads=limit is not None)
     each = build.open(Range("v", several, "vector"))
     at = (block * several + each) * parts + lane // columns
     accumulators.add(term(unravel(output, core.shape), at), each)

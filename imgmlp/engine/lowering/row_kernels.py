@@ -170,7 +170,7 @@ class _RowLowering:
         """The indices of an element; kept values are read from their arrays at these."""
         indices = [*self.lead, *unravel(at, self.shape[len(self.reduced) :])]
         for node, array in self.arrays.items():
-            element = self.build.effect(U.LANE, (array,), place, node.dtype)
+            element = self.build.effect(U.GET, (array,), place, node.dtype)
             self.build.live.add(element)  # in this loop
             self.lower.memo[node, tuple(indices), ONE] = element
         for node, store in self.stored.items():
@@ -187,7 +187,7 @@ class _RowLowering:
     def _keep(self, arrays: dict[Node, int], indices: Sequence[Expr], place: Expr) -> None:
         for node, array in arrays.items():
             value = self.lower.value(node, indices)
-            self.build.effect(U.KEEP, (array, value), place, node.dtype)
+            self.build.effect(U.SET, (array, value), place, node.dtype)
 
 
 def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], int]) -> int:

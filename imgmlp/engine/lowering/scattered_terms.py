@@ -40,7 +40,7 @@ class ScatteredSums:
         """Have the elements of the sums at these indices read from their rows."""
         lower, column = self.lower, indices[-1]
         for node, kept in self._kept:
-            element = lower.build.emit(U.LANE, node.dtype, (kept,), column, [column])
+            element = lower.build.emit(U.GET, node.dtype, (kept,), column, [column])
             lower.memo[node, tuple(indices), ONE] = element
 
     def _row(self, node: Node, rows: Sequence[Expr]) -> int:
@@ -52,12 +52,12 @@ class ScatteredSums:
                 conj(at_least(index, first), less(index, size - last))
                 for index, (first, last), size in zip(rows, outer, term.shape, strict=False)
             ]
-            build.open(Range("x", 1, "loop", conj(*inside)), holds=True)
+            build.open(Range("x", 1, "loop", conj(*inside)), keeps_loads=True)
             column = before + build.open(Range("p", term.src[0].shape[-1]))
             value = self.lower.value(term, [*rows, column])
-            so_far = build.effect(U.LANE, (kept,), column, dtype)  # the sum of earlier terms
+            so_far = build.effect(U.GET, (kept,), column, dtype)  # the sum of earlier terms
             value = build.emit(U.ALU, dtype, (so_far, value), Op.ADD)
-            build.effect(U.KEEP, (kept, value), column, dtype)
+            build.effect(U.SET, (kept, value), column, dtype)
             build.close(2)
         return kept
 

@@ -50,7 +50,9 @@ class EmulatedLaunch:
         groups = code.global_size // code.local_size
         self.number: Array | None = None  # numbers of the groups, once they are open
         self.local = {
-            i: _local(i, u, groups) for i, u in enumerate(code.uops) if u.op in (U.LOCAL, U.SCRATCH)
+            i: _local(i, u, groups)
+            for i, u in enumerate(code.uops)
+            if u.op in (U.LOCAL_ARRAY, U.LOCAL_BUFFER)
         }
         memory = {**memory, **{b: np.zeros(b.size, b.dtype.np) for b in self.local.values()}}
         written += self.local.values()
@@ -180,7 +182,7 @@ class EmulatedLaunch:
         return found if found.ndim else found.reshape([1] * self.rank)
 
     def storage(self, data: int) -> tuple[Buffer, Array | int]:
-        """The Buffer of a GLOBAL or a SCRATCH, and where it begins for each group."""
+        """The Buffer of a GLOBAL or a LOCAL_BUFFER, and where it begins for each group."""
         if data not in self.local:
             found: Buffer = self.code.uops[data].arg[0]
             return found, 0
@@ -203,5 +205,5 @@ def _ends(uops: tuple[UOp, ...]) -> dict[int, int]:
 def _local(i: int, u: UOp, groups: int) -> Buffer:
     """A Buffer for the local memory of all groups, one after the other."""
     assert u.dtype is not None
-    size = u.arg if u.op is U.LOCAL else u.arg.size
+    size = u.arg if u.op is U.LOCAL_ARRAY else u.arg.size
     return Buffer((groups * size,), f32 if u.dtype is f16 else u.dtype, name=f"local {i}")

@@ -53,7 +53,7 @@ def _store(launch: EmulatedLaunch, i: int, u: UOp) -> None:
     offsets, value = begin + launch.at(u.arg), launch.values[u.src[1]]
     _check_rows(launch, i, u.arg, storage, launch.active)
     where = launch.describe(i), storage, offsets, launch.active, launch.loops
-    if u.op is U.ADD:
+    if u.op is U.STORE_ADD:
         value = value + launch.sanitizer.read(*where)
     launch.sanitizer.write(*where, value)
 
@@ -122,7 +122,7 @@ def _accumulate(launch: EmulatedLaunch, i: int, u: UOp) -> None:
     )
 
 
-def _keep(launch: EmulatedLaunch, i: int, u: UOp) -> None:
+def _set(launch: EmulatedLaunch, i: int, u: UOp) -> None:
     if u.src[0] in launch.local:
         where = _local_element(launch, i, u)
         launch.sanitizer.write(*where, launch.values[u.src[1]])
@@ -150,7 +150,7 @@ def _combine(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     return total
 
 
-def _lane(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+def _get(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     if u.src[0] in launch.local:
         return launch.sanitizer.read(*_local_element(launch, i, u))
     found: Array = launch.values[u.src[0]][_cells(launch, i, u.src[0], u.arg)]
@@ -162,7 +162,7 @@ def _element(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     return found
 
 
-def _group(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+def _group_reduce(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     """Combine the lanes' values as a tree, like the reduction in local memory does."""
     axis, (op, results) = launch.barrier(i), u.arg
     values = np.broadcast_to(launch.values[u.src[0]], launch.shape)
@@ -217,9 +217,11 @@ def _product(launch: EmulatedLaunch, i: int, u: UOp) -> Array | None:
     waits = launch.has_lanes and any(s not in launch.local for s in u.src[:2])
     if waits:
         launch.barrier(i)
-    rows, terms = np.arange(p.tile_rows)[:, None], np.arange(p.inner)
-    offsets = _at_tile(launch, p.left) + rows * p.left_row + terms * p.left_inner
-    left = _factor(launch, i, u.src[0], offsets, _tile_mask(launch, p.rows, rows))
+    rows, terms = np.arange(p.tile_rows)[:, None], np.arange(p.terms)
+    offsets = (
+        _at_tile(launch, p.left_offset) + rows * p.left_row_stride + terms * p.left_term_stride
+    )
+    left = _factor(launch, i, u.src[0], offsets, _tile_mask(launch, p.rows_left, rows))
     packed = launch.code.uops[u.src[1]].op is U.PANEL
     right = launch.values[u.src[1]] if packed else _right(launch, i, u.src[1], p)
     found: Array = left @ right
@@ -234,7 +236,7 @@ def _product(launch: EmulatedLaunch, i: int, u: UOp) -> Array | None:
     return None
 
 
-def _spread(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+def _share_tile(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     launch.barrier(i)
     found: Array = launch.values[u.src[0]][..., :-1, :]
     return found
@@ -245,7 +247,7 @@ def _panel(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     return _right(launch, i, u.src[0], u.arg)
 
 
-def _columns(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+def _column_sums(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     """[*loops, columns]"""
     if launch.has_lanes:
         totals: Array = launch.values[u.src[1]][..., -1, :]
@@ -257,13 +259,17 @@ def _columns(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
 def _right(launch: EmulatedLaunch, i: int, data: int, p: Product) -> Array:
     """[*loops, terms, columns] of the right factor, zero beyond the last column."""
     columns = np.arange(p.tile_columns)
-    terms = np.arange(p.inner)[:, None]
-    offsets = _at_tile(launch, p.right) + terms * p.right_inner + columns * p.right_column
-    if p.direct and not launch.has_lanes:
+    terms = np.arange(p.terms)[:, None]
+    offsets = (
+        _at_tile(launch, p.right_offset)
+        + terms * p.right_term_stride
+        + columns * p.right_column_stride
+    )
+    if p.can_load_right_vectors and not launch.has_lanes:
         if (offsets[..., 0] % 8).any():
             raise launch.fault(i, "reads vectors that are not aligned")
         return _factor(launch, i, data, offsets, _tile_mask(launch, None, columns))
-    return _factor(launch, i, data, offsets, _tile_mask(launch, p.columns, columns))
+    return _factor(launch, i, data, offsets, _tile_mask(launch, p.columns_left, columns))
 
 
 def _factor(launch: EmulatedLaunch, i: int, data: int, offsets: Array, mask: Array | None) -> Array:
@@ -295,20 +301,20 @@ UOP_FUNCTIONS: dict[U, Callable[[EmulatedLaunch, int, UOp], Any]] = {
     U.PREFETCH: lambda launch, i, u: None,  # affects speed only
     U.ALU: _alu,
     U.STORE: _store,
-    U.ADD: _store,
+    U.STORE_ADD: _store,
     U.BARRIER: lambda launch, i, u: launch.barrier(i),
     U.ACC: _acc,
-    U.LOCAL: lambda launch, i, u: None,  # EmulatedLaunch has a Buffer for it
-    U.SCRATCH: lambda launch, i, u: None,
+    U.LOCAL_ARRAY: lambda launch, i, u: None,  # EmulatedLaunch has a Buffer for it
+    U.LOCAL_BUFFER: lambda launch, i, u: None,
     U.ACCUMULATE: _accumulate,
-    U.KEEP: _keep,
+    U.SET: _set,
     U.COMBINE: _combine,
-    U.LANE: _lane,
-    U.GROUP: _group,
+    U.GET: _get,
+    U.GROUP_REDUCE: _group_reduce,
     U.PANEL: _panel,
     U.TILE: _tile,
     U.PRODUCT: _product,
-    U.SPREAD: _spread,
+    U.SHARE_TILE: _share_tile,
     U.ELEMENT: _element,
-    U.COLUMNS: _columns,
+    U.COLUMN_SUMS: _column_sums,
 }  # RANGE and END are control flow, which EmulatedLaunch follows

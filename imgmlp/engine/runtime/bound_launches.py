@@ -73,7 +73,7 @@ class BoundLaunches:
         launches = []
         for call in self._executable.calls:
             args: list[Allocation | np.generic] = [memory[n] for n in call.arguments]
-            if call.turns:
+            if call.is_persistent:
                 args = [self._counters(), np.int32(steps), *args]
             sizes = (call.global_size,), (call.local_size,)
             launches.append(self._device.bind(self._handles[call.function], args, *sizes))
@@ -105,7 +105,7 @@ class BoundLaunches:
             return
         for launches in self._by_steps.values():
             for call, launch in zip(self._executable.calls, launches, strict=True):
-                leading = 2 if call.turns else 0
+                leading = 2 if call.is_persistent else 0
                 for position, n in enumerate(call.arguments, leading):
                     if n in moved:
                         self._device.bind_again(launch, position, current[n])

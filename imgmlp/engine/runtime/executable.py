@@ -29,7 +29,7 @@ class Call(NamedTuple):
     arguments: tuple[int, ...]  # Buffers by number: those of the graph, then intermediates
     global_size: int
     local_size: int
-    turns: bool  # whether it begins with what groups count in, and how many steps to do
+    is_persistent: bool  # whether its arguments begin with the phase counters and the steps to do
 
 
 class Place(NamedTuple):
@@ -69,7 +69,9 @@ class Executable:
 
         def call(code: Code, function: str) -> Call:
             arguments = tuple(numbers[b] for b in code.buffers)
-            return Call(function, arguments, code.global_size, code.local_size, bool(code.turns))
+            return Call(
+                function, arguments, code.global_size, code.local_size, bool(code.phase_units)
+            )
 
         calls = map(call, stages.codes, stages.functions)
         stays = [k.steps for k in procedure.kernels if isinstance(k, Persistent)]

@@ -7,7 +7,8 @@ Values of a tile go to local memory if all factors of its products fit there. Af
 of the matrices that every tile multiplies with as still fit, copied once a group; the largest stay
 out first. Other matrices pass through local memory slice by slice, as in products outside of
 blocks. In float32 they are read where they are, by groups that have several tiles or no room for
-slices. Without matrix units factors of products stay in global memory. All must fit in LOCAL bytes.
+slices. Without matrix units factors of products stay in global memory. All must fit in
+LOCAL_MEMORY_BYTES.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def functions(block: str) -> dict[str, str]:
 @pytest.mark.parametrize("lanes", typing.get_args(Lanes))
 def test_every_instruction_and_operation_is_simulated(lanes: Lanes, small: None) -> None:
     uops = [u for stages in all_stages(lanes) for code in stages.codes for u in code.uops]
-    shared = {U.BARRIER, U.GROUP, U.LOCAL, U.SCRATCH, U.TILE, U.SPREAD}
+    shared = {U.BARRIER, U.GROUP_REDUCE, U.LOCAL_ARRAY, U.LOCAL_BUFFER, U.TILE, U.SHARE_TILE}
     only = {"one": {U.PANEL, U.PREFETCH}, "group": shared}
     other = set().union(*(ops for mapping, ops in only.items() if mapping != lanes))
     assert {u.op for u in uops} == set(U) - other

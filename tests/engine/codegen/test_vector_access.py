@@ -15,7 +15,7 @@ from imgmlp.engine.ir.symbolic import Expr, Var
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
 LINE = Var("l", 0, 7)
-GLOBAL, SCRATCH, RANGE = 0, 1, 2
+GLOBAL, LOCAL_BUFFER, RANGE = 0, 1, 2
 
 
 def loop(
@@ -26,7 +26,7 @@ def loop(
     more = [UOp(U.RANGE, None, (), Range("m", 3)), UOp(U.END, None, (), None)] if inner else []
     uops = [
         UOp(U.GLOBAL, f32, (), (Buffer((size,), f32), True)),
-        UOp(U.SCRATCH, f16, (), local),
+        UOp(U.LOCAL_BUFFER, f16, (), local),
         UOp(U.RANGE, None, (), Range("n", count, kind)),
         *more,
         UOp(U.END, None, (), None),
@@ -95,17 +95,19 @@ def test_halves_are_rounded_and_stored_two_in_a_word() -> None:
     code, n = loop()
     found = VectorAccess.of(code, RANGE)
     assert found is not None
-    assert found.store(SCRATCH, LINE * 64 + 8 + n, 7) is not None
+    assert found.store(LOCAL_BUFFER, LINE * 64 + 8 + n, 7) is not None
     assert "*(__local uint *)" in found.stores[0]
     assert "halves_2(side2_0[0], side2_0[1])" in found.stores[0]
-    assert str(found.load(SCRATCH, LINE * 64 + n)).startswith("HALF_OF_2(*(__local const uint *)")
+    assert str(found.load(LOCAL_BUFFER, LINE * 64 + n)).startswith(
+        "HALF_OF_2(*(__local const uint *)"
+    )
 
 
 def test_eight_lines_meet_all_banks_once() -> None:
     """The same eight columns, 16 bytes, of eight lines lie in different parts of 128 bytes."""
     code, _ = loop()
     for column in range(0, 64, 8):
-        place = element_index(code, SCRATCH, LINE * 64 + column)
+        place = element_index(code, LOCAL_BUFFER, LINE * 64 + column)
         places = [int(place.evaluate({"l": line})) for line in range(8)]
         assert len({p % 64 // 8 for p in places}) == 8
         assert all(p // 64 == line and p % 8 == 0 for line, p in enumerate(places))

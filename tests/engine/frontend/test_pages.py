@@ -156,7 +156,7 @@ def test_launches_of_several_steps_take_turns_as_well() -> None:
 
     program, states = compile(step, device), [w, v, *adam.state()]
     assert program.executable.steps > 1
-    assert any(call.turns for call in program.executable.calls)
+    assert any(call.is_persistent for call in program.executable.calls)
     first, second = x.numpy(), drawn(4096, 16, name="other").numpy()
     begun = [state.numpy() for state in states]
     runs = [(0, 3), (0, 5), (1, 3), (1, 1), (1, 5), (0, 5), (0, 20)]

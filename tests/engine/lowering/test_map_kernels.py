@@ -25,7 +25,7 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 def tiles(program: Program) -> int:
     """How many values stay in a tile between being computed and stored."""
-    return sum(u.op is U.KEEP for code in program.stages.codes for u in code.uops)
+    return sum(u.op is U.SET for code in program.stages.codes for u in code.uops)
 
 
 def test_a_transpose_beside_what_is_read_along_goes_through_tiles(device: AnyDevice) -> None:
@@ -77,7 +77,7 @@ def test_lanes_of_a_tile_meet_no_memory_bank_twice() -> None:
     device = open_mapping("numpy:uops-group")
     x = Tensor(np.zeros((64, 64)), device)
     (code,) = compile(lambda: {"y": x.transpose() * 2}, device).stages.codes
-    for uop in (u for u in code.uops if u.op in (U.KEEP, U.LANE)):
+    for uop in (u for u in code.uops if u.op in (U.SET, U.GET)):
         lanes = [
             uop.arg.evaluate(dict.fromkeys("rq", 0) | {"l": lane, "m": lane}) for lane in range(32)
         ]

@@ -83,7 +83,7 @@ def test_lanes_share_the_terms_of_many_sums(shape: tuple[int, int], parts: int) 
     """Neighbouring lanes read neighbours, and a group has as many sums as lanes divide into."""
     found, wanted = program(open_mapping("group"), REDUCTIONS["columns"], *shape)
     (code,) = found.stages.codes
-    joined = [u.arg[1] for u in code.uops if u.op is U.GROUP]
+    joined = [u.arg[1] for u in code.uops if u.op is U.GROUP_REDUCE]
     assert joined == ([LANES_PER_GROUP // parts] if parts > 1 else [])
     found.run()
     assert close(found.read("y"), *wanted)

@@ -65,7 +65,7 @@ def test_the_exponential_is_kept_where_the_result_will_be(length: int) -> None:
     found = uops("numpy:uops", length)
     assert exponentials(found) == 1
     assert sum(u.op is U.STORE for u in found) == 2
-    assert not any(u.op is U.KEEP for u in found)
+    assert not any(u.op is U.SET for u in found)
 
 
 @pytest.mark.parametrize(("length", "times"), [(9, 1), (8192, 1), (9000, 3), (9001, 4)])
@@ -76,7 +76,7 @@ def test_it_is_kept_apart_if_the_result_is_of_another_dtype_and_the_row_fits(
     their own."""
     found = uops("numpy:uops", length, dtype.f16)
     assert exponentials(found) == times
-    assert sum(u.op is U.KEEP for u in found) == (times == 1)
+    assert sum(u.op is U.SET for u in found) == (times == 1)
     assert sum(u.op is U.STORE for u in found) == 1
 
 
@@ -89,7 +89,7 @@ def test_lanes_keep_what_they_loaded_too() -> None:
 
 def test_lanes_keep_no_row_too_long_for_registers() -> None:
     found = uops("numpy:uops-group", 128 * 65)
-    assert not any(u.op is U.KEEP for u in found)
+    assert not any(u.op is U.SET for u in found)
     loops = [u.arg for u in found if u.op is U.RANGE and u.arg.count == 65]
     assert all(isinstance(r, Range) and r.kind == "loop" for r in loops)
 
@@ -98,4 +98,4 @@ def test_cheap_values_are_computed_again() -> None:
     device = open_mapping("numpy:uops")
     x = Tensor(np.ones((64, 64), np.float32), device)
     program = compile(lambda: {"y": x * 2 - (x * 2).max(-1, keepdims=True)}, device)
-    assert not any(u.op is U.KEEP for code in program.stages.codes for u in code.uops)
+    assert not any(u.op is U.SET for code in program.stages.codes for u in code.uops)

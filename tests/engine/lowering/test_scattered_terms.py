@@ -22,7 +22,7 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 def kept(program: Program) -> int:
     """How many terms go to rows that are kept."""
-    return sum(u.op is U.KEEP for code in program.stages.codes for u in code.uops)
+    return sum(u.op is U.SET for code in program.stages.codes for u in code.uops)
 
 
 def padded(values: list[np.ndarray], shape: Size) -> np.ndarray:

@@ -147,7 +147,7 @@ def test_tiles_take_no_more_local_memory_than_there_is(
     assert [len(launch.members) for launch in tiled(program)] == [members] * (members > 0)
     for code, kernel in zip(program.stages.codes, program.stages.procedure.kernels, strict=True):
         if isinstance(kernel, Tiled):
-            taken = [u.arg for u in code.uops if u.op.name == "LOCAL"]
+            taken = [u.arg for u in code.uops if u.op.name == "LOCAL_ARRAY"]
             assert 0 < 4 * sum(taken) <= room
 
 

@@ -58,8 +58,8 @@ def test_gradients_of_weights_take_neighbouring_terms_at_once(device: AnyDevice)
     (block,) = blocks(lowered(channels_first(device, 1024)))
     code = linearize(block, Target("one", 2))
     products: list[Product] = [u.arg for u in code.uops if u.op is U.PRODUCT]
-    assert {p.along for p in products if p.inner == 256} == {True}
-    assert {p.along for p in products if p.inner != 256} == {False}
+    assert {p.runs_along_terms for p in products if p.terms == 256} == {True}
+    assert {p.runs_along_terms for p in products if p.terms != 256} == {False}
 
 
 @pytest.mark.parametrize("device", EMULATED[:1], indirect=True)

@@ -149,7 +149,7 @@ def test_lanes_have_their_values_in_registers(features: int, stores: int) -> Non
             loops.pop()
         elif u.op is U.ACC and u.arg[1] is None:
             taken[-1].append(u.arg[0])
-        elif u.op in (U.KEEP, U.LANE):
+        elif u.op in (U.SET, U.GET):
             assert all(
                 loop.count <= Target().vector_pair_width for loop in loops if loop.kind == "vector"
             )
@@ -184,7 +184,7 @@ def test_sums_that_lanes_keep_to_the_end_are_stored_once(hidden: int, once: bool
     sums = {
         n for n, u in enumerate(code.uops) if u.op is U.GLOBAL and u.arg[0].name == "partial_sums"
     }
-    adds = [u for u in code.uops if u.op is U.ADD and u.src[0] in sums]
+    adds = [u for u in code.uops if u.op is U.STORE_ADD and u.src[0] in sums]
     begin = next(n for n, u in enumerate(code.uops) if u.op is U.RANGE and u.arg.name == "tile")
     cleared = [u for u in code.uops[:begin] if u.op is U.STORE and u.src[0] in sums]
     assert (not adds, not cleared) == (once, once)

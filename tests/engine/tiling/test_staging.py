@@ -147,7 +147,7 @@ def test_a_value_may_be_read_in_another_shape(device: AnyDevice) -> None:
 def test_lanes_wait_for_what_others_read_and_store(device: AnyDevice) -> None:
     weight = filled(device, 40, 24)
     program, _ = step(device, lambda h: (h @ weight).sin())
-    (code,) = [c for c in program.stages.codes if any(u.op is U.SCRATCH for u in c.uops)]
+    (code,) = [c for c in program.stages.codes if any(u.op is U.LOCAL_BUFFER for u in c.uops)]
     waits = [i for i, u in enumerate(code.uops) if u.op is U.BARRIER]
     nothing = UOp(U.CONST, f32, (), 0)
     raced = 0
