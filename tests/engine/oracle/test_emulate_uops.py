@@ -116,7 +116,7 @@ def test_lanes_that_wait_where_not_all_come_are_reported() -> None:
     shifted = [replace(u, src=tuple(s + (s >= at) for s in u.src)) for u in code.uops[at:]]
     loop = UOp(U.RANGE, i32, (), Range("few", 3, "lane"))
     uops = (*code.uops[:at], loop, *shifted, UOp(U.END, None, (), None))
-    with pytest.raises(ValueError, match="GROUP, waits for lanes that do not come there"):
+    with pytest.raises(ValueError, match="GROUP_REDUCE, waits for lanes that do not come there"):
         run(replace(code, uops=uops), out)
 
 
