@@ -19,7 +19,7 @@ from imgmlp.engine.ir.symbolic import LONG, ONE, Const, Expr, reach, unravel
 LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenCL C
 
 
-def through(node: Node) -> tuple[Node, Access]:
+def source_and_access(node: Node) -> tuple[Node, Access]:
     """What a chain of movements starts from, and the access through all of them."""
     return base(node), access(node)
 
@@ -38,7 +38,7 @@ def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
     if node.op is Op.PART:
         return part_begin(node) + indices[0] if node.src[0].op is Op.IOTA else None
     if node.op in MOVEMENT:
-        source, moved = through(node)
+        source, moved = source_and_access(node)
         offset, valid = moved.index(indices)
         return index_value(source, unravel(offset, source.shape)) if valid is ONE else None
     rule = _RULES.get(node.op)

@@ -1,37 +1,36 @@
-"""What a schedule is made of: Kernels with their stores, and Loops of them, in a Procedure.
+"""A scheduled step: a Procedure of Kernels, of launches that contain several, and of Loops.
 
-A kernel computes an expression over its leaves for every element of one shape, with at
-most one reduction or product inside. What it leaves in memory goes to a place: movements
-over a BUFFER Node, which strides and an offset can follow.
+A Kernel evaluates expressions for each element of one shape, with at most one reduction or product
+inside, or with reductions of whole rows. It stores values at places. A place is a Node: movements
+over a BUFFER, or over a PART of one, that strides and an offset can express.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from imgmlp.engine.ir.access import Access
-from imgmlp.engine.ir.control_flow import Body
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, apply_movement, base, label, toposort
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import Const, Expr, Var
 
 Update = tuple[Buffer, Node]  # a state and its new value
-CORES = REDUCE | {Op.DOT}
-PLACED = MOVEMENT | {Op.PART}  # leads to a place in a Buffer
+CORE_OPS = REDUCE | {Op.DOT}  # operations that the core of a Kernel can be
+PLACE_OPS = MOVEMENT | {Op.PART}  # operations between a place and its BUFFER
 
 
 @dataclass(frozen=True)
 class Store:
-    """One value that a kernel leaves in memory: `place` is movements over a BUFFER."""
+    """A value that a kernel stores at a place."""
 
     place: Node
     value: Node
-    adds: bool = False  # to what stands there
+    adds: bool = False  # whether the value is added to what the place holds
 
     @property
     def target(self) -> Buffer:
@@ -40,41 +39,52 @@ class Store:
 
 @dataclass(frozen=True)
 class Guard:
-    """A kernel does nothing unless a bool is as wanted, which stands at a place; in a Block it does
-    nothing for a tile unless an expression for that is true."""
+    """A condition without which a kernel does nothing.
+
+    It is the place of a bool in memory. In a Block it is an expression that must be true for the
+    tile.
+    """
 
     condition: Node
-    wanted: bool
+    expected: bool
 
     def __str__(self) -> str:
-        return f"{'if' if self.wanted else 'unless'} {_expression(self.condition)}"
+        return f"{'if' if self.expected else 'unless'} {_expression(self.condition)}"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: every store's value, for each element of `shape`."""
+    """Computes the values of its stores for each element of `shape`.
+
+    A Kernel is a launch, unless it is part of one that contains several.
+    """
 
     name: str
     shape: Shape
     stores: tuple[Store, ...]
     core: Node | None  # the reduction or product inside, if there is one
-    sums: Store | None = None  # column sums of a product's right factor, a second output
+    column_sums: Store | None = None  # of a product's right factor, as a second output
     guards: tuple[Guard, ...] = ()
-    rows: tuple[Node, ...] = ()  # instead of a core: reductions of rows, each after those it needs
-    totals: tuple[Store, ...] = ()  # what is stored once a row
+    # Reductions of rows, instead of a core. Each comes after those that it needs.
+    row_reductions: tuple[Node, ...] = ()
+    row_stores: tuple[Store, ...] = ()  # of one value for each row
 
     def all_stores(self) -> tuple[Store, ...]:
-        return (*self.stores, *self.totals, *([] if self.sums is None else [self.sums]))
+        column_sums = [] if self.column_sums is None else [self.column_sums]
+        return (*self.stores, *self.row_stores, *column_sums)
 
     def adding_to(self, targets: Set[Buffer]) -> Kernel:
-        """The same, with stores that add to what is there where they store to one of these."""
+        """The same kernel, whose stores to these Buffers add to what is there; others do not."""
 
         def store(s: Store) -> Store:
             return replace(s, adds=s.target in targets)
 
-        stores, totals = (tuple(map(store, found)) for found in (self.stores, self.totals))
-        sums = None if self.sums is None else store(self.sums)
-        return replace(self, stores=stores, totals=totals, sums=sums)
+        return replace(
+            self,
+            stores=tuple(map(store, self.stores)),
+            row_stores=tuple(map(store, self.row_stores)),
+            column_sums=None if self.column_sums is None else store(self.column_sums),
+        )
 
     def reads(self) -> list[Buffer]:
         nodes = toposort(
@@ -88,47 +98,47 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Loop:
-    """A Procedure that runs `count` times; what it carries is overwritten by every iteration."""
+    """A Procedure that runs `count` times. Each iteration overwrites the carried values."""
 
     count: int
     body: Procedure
-    lasting: frozenset[Buffer]  # carried or read from outside: more than one iteration's own
+    # Carried values, and what the body reads from outside: live in more than one iteration.
+    buffers_across_iterations: frozenset[Buffer]
 
 
-class _Several:
-    """A launch of several kernels."""
+class _CompositeLaunch:
+    """A launch of several kernels, or of several such launches."""
 
     @property
     def parts(self) -> Sequence[Launch]:
         raise NotImplementedError
 
     def reads(self) -> list[Buffer]:
-        return self._global(b for part in self.parts for b in part.reads())
+        return self._in_global_memory(b for part in self.parts for b in part.reads())
 
     def writes(self) -> list[Buffer]:
-        return self._global(b for part in self.parts for b in part.writes())
+        return self._in_global_memory(b for part in self.parts for b in part.writes())
 
     @staticmethod
-    def _global(found: Iterable[Buffer]) -> list[Buffer]:
-        return [b for b in dict.fromkeys(found) if not isinstance(b, LocalBuffer)]
+    def _in_global_memory(buffers: Iterable[Buffer]) -> list[Buffer]:
+        return [b for b in dict.fromkeys(buffers) if not isinstance(b, LocalBuffer)]
 
 
 @dataclass(frozen=True)
-class Block(_Several):
-    """One launch that walks tiles of rows: every kernel inside runs for one tile after another.
+class Block(_CompositeLaunch):
+    """One launch over tiles of the rows of a batch: all kernels run for one tile after another.
 
-    Each of `groups` work-groups takes its share of `tiles`, of `rows` rows each, which are those of
-    the `batch` or some more. PART Nodes say which elements of a Buffer belong to the "tile", or to
-    the "group" alone.
+    Each work-group runs a share of the tiles. The tiles have at least as many rows together as the
+    batch. PART Nodes say which elements of a Buffer belong to the "tile", or to the "group".
     """
 
     name: str
-    batch: int
+    batch: int  # rows
     tiles: int
-    rows: int
-    groups: int
-    prologue: tuple[Kernel, ...]  # once a group; none reads what another one stores
-    kernels: tuple[Kernel, ...]  # once a tile
+    rows: int  # of a tile
+    groups: int  # work-groups
+    prologue: tuple[Kernel, ...]  # run once for each group; none reads what another one stores
+    kernels: tuple[Kernel, ...]  # run for each tile
 
     @property
     def shape(self) -> Shape:
@@ -140,8 +150,8 @@ class Block(_Several):
 
 
 @dataclass(frozen=True)
-class Fused(_Several):
-    """One launch of kernels that do not wait for each other, each in work-groups of its own."""
+class Fused(_CompositeLaunch):
+    """One launch of independent kernels, each in work-groups of its own."""
 
     name: str
     members: tuple[Kernel, ...]
@@ -156,19 +166,19 @@ class Fused(_Several):
 
 
 @dataclass(frozen=True)
-class Tiled(_Several):
-    """One launch of kernels of the same elements, each of which reads what those before it leave
-    around its own element, and no further away.
+class Tiled(_CompositeLaunch):
+    """One launch of kernels that read only neighbouring elements of each other.
 
-    Elements are rows of `pitch`. Every work-group has a tile of them, and runs one kernel after the
-    other for it: each for as many elements around the tile as the next ones read, its halo. What
-    these read is in local memory; of what a kernel stores, groups store their tiles.
+    All kernels have the same elements, in rows of `pitch`. A work-group has a tile of them. It runs
+    one kernel after the other for its tile and a halo around it, which is as wide as the following
+    kernels need. Values that these read are in local memory. Of the results, each group stores its
+    tile.
     """
 
     name: str
     members: tuple[Kernel, ...]
     pitch: int
-    halos: tuple[int, ...]  # rows above and below, and columns on both sides, of each member
+    halos: tuple[int, ...]  # of each member: rows above and below, and columns on both sides
     tile: tuple[int, int]  # rows and columns
 
     @property
@@ -189,9 +199,11 @@ Phase = Kernel | Block | Fused | Tiled
 
 
 @dataclass(frozen=True)
-class Persistent(_Several):
-    """One launch of what would be several: each is a phase, which begins when the one before is
-    done. The work-groups stay for as many steps as are wanted, at most `steps`."""
+class Persistent(_CompositeLaunch):
+    """One launch of all launches of a step, whose work-groups stay for up to `steps` steps.
+
+    Each former launch is a phase, which begins when the one before is done.
+    """
 
     name: str
     phases: tuple[Phase, ...]
@@ -210,9 +222,12 @@ Launch = Phase | Persistent
 
 
 @dataclass(frozen=True)
-class Side:
-    """Launches from number `begin` up to `end`, which may run at the same time as those behind
-    them, up to `join`: all that begins there waits for both."""
+class SideQueue:
+    """Which launches of a Procedure run in a second queue: numbers `begin` to `end`, excluded.
+
+    They may run at the same time as the launches from `end` to `join`. The launch with number
+    `join` waits for both.
+    """
 
     begin: int
     end: int
@@ -221,27 +236,26 @@ class Side:
 
 @dataclass(frozen=True)
 class Procedure:
-    """Launches in the order in which they run, and loops of them; why there is a block, or none;
-    what of them may have a queue of its own."""
+    """Launches and Loops in the order in which they run."""
 
     items: tuple[Launch | Loop, ...]
-    note: str = ""
-    side: Side | None = None
+    note: str = ""  # for the printer: what the block is, or why there is none
+    side: SideQueue | None = None
 
     @cached_property
     def kernels(self) -> tuple[Launch, ...]:
-        """Every kernel once, those of loops too. Its position here is its number."""
+        """Every launch once, also those in loops. A launch's position here is its number."""
         groups = (i.body.kernels if isinstance(i, Loop) else (i,) for i in self.items)
         return tuple(kernel for group in groups for kernel in group)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Every launch, and every phase of one, once."""
+        """Every launch once, with the phases of a Persistent one in its place."""
         groups = (k.phases if isinstance(k, Persistent) else (k,) for k in self.kernels)
         return tuple(phase for group in groups for phase in group)
 
     def order(self, first: int = 0) -> Iterator[int]:
-        """The position of each kernel as it runs, as often as it runs; counted from `first`."""
+        """The numbers of all launches in the order in which they run, counted from `first`."""
         for item in self.items:
             if isinstance(item, Loop):
                 for _ in range(item.count):
@@ -252,7 +266,7 @@ class Procedure:
                 first += 1
 
     def loops(self, first: int = 0) -> Iterator[tuple[int, int, Loop]]:
-        """Positions of the first and the last kernel of each loop, and the loop."""
+        """The numbers of the first and last launch of each Loop, and the Loop; inner ones first."""
         for item in self.items:
             if isinstance(item, Loop):
                 yield from item.body.loops(first)
@@ -267,40 +281,14 @@ class Procedure:
         return [b for b in written if b.device is None]
 
 
-@dataclass
-class KernelDraft:
-    """A kernel while kernels are still being merged and ordered."""
-
-    order: int
-    shape: Shape
-    stores: list[Store]
-    core: Node | None
-    needs: set[Node]  # places read
-    old: set[Buffer]  # state read as it was before the step
-    after: set[int] = field(default_factory=set)  # drafts that must run before
-    sums: Store | None = None
-    loop: Iteration | None = None  # instead of a kernel
-    guards: frozenset[Guard] = frozenset()
-    rows: tuple[Node, ...] = ()
-    totals: list[Store] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """A LOOP's body, and where its parameters stand: carried ones first, then captured."""
-
-    body: Body
-    places: tuple[Node, ...]
-
-
 def storage(place: Node) -> Buffer:
-    """The Buffer under a chain of movements."""
-    found: Buffer = base(place, PLACED).arg
-    return found
+    """The Buffer of a place."""
+    buffer: Buffer = base(place, PLACE_OPS).arg
+    return buffer
 
 
 def part_begin(place: Node) -> Expr:
-    """Where the PART under a chain of movements, if there is one, begins in its Buffer."""
+    """The offset in its Buffer of the PART that a place is in; 0 if there is none."""
     place = base(place)
     if place.op is not Op.PART:
         return Const(0)
@@ -312,22 +300,22 @@ _accesses: WeakKeyDictionary[Node, Access] = WeakKeyDictionary()
 
 
 def access(place: Node) -> Access:
-    """Where each element of a chain of movements lies in its Buffer."""
-    moves, found = list[Node](), None
-    while place.op in MOVEMENT and (found := _accesses.get(place)) is None:
-        moves.append(place)
+    """The Access of a chain of movements: to what is below it, and to a PART from its begin on."""
+    movements, result = list[Node](), None
+    while place.op in MOVEMENT and (result := _accesses.get(place)) is None:
+        movements.append(place)
         place = place.src[0]
-    if found is None:
-        found = Access.of(place.shape)
-        if place.op is Op.PART:  # the first one
-            found = Access.of(place.src[0].shape).shrink([(0, n) for n in place.shape])
-    for moved in reversed(moves):
-        found = _accesses[moved] = apply_movement(found, moved.op, moved.arg)
-    return found
+    if result is None:
+        result = Access.of(place.shape)
+        if place.op is Op.PART:  # the first part; `part_begin` is added to its offsets
+            result = Access.of(place.src[0].shape).shrink([(0, n) for n in place.shape])
+    for movement in reversed(movements):
+        result = _accesses[movement] = apply_movement(result, movement.op, movement.arg)
+    return result
 
 
 def is_plain(place: Node) -> bool:
-    """Whether strides and an offset say where the elements are: one view without a mask."""
+    """Whether strides and an offset express the place: it is one view without a mask."""
     views = access(place).views
     return len(views) == 1 and views[0].mask is None
 
@@ -335,7 +323,10 @@ def is_plain(place: Node) -> bool:
 def read_at_element_only(
     values: Iterable[Node], target: Buffer, leaves: Set[Node] = frozenset()
 ) -> bool:
-    """Whether a Buffer is read only at the element being computed (`leaves`: as these views)."""
+    """Whether values read a Buffer only at the element that is computed.
+
+    `leaves` are reads that count as such, although they are views.
+    """
     seen: set[Node] = set()
     direct = list(values)
     indirect: list[Node] = []
@@ -352,8 +343,10 @@ def read_at_element_only(
 
 
 def leaves(stores: Iterable[Store]) -> list[Node]:
-    """What the elementwise operations of stores' values begin with, but for constants: in the order
-    in which it is read."""
+    """The inputs of the elementwise operations in stores' values, in the order of reading.
+
+    Constants are left out.
+    """
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     stack = [s.value for s in stores][::-1]
@@ -369,22 +362,11 @@ def leaves(stores: Iterable[Store]) -> list[Node]:
     return list(found)
 
 
-def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> bool:
-    """Whether a draft of `starts` is the target or runs after it; edges lead to those before."""
-    stack = list(starts)
-    seen = set(stack)
-    while stack and target not in seen:
-        more = edges[stack.pop()] - seen
-        seen |= more
-        stack.extend(more)
-    return target in seen
-
-
 # --- printing ---
 
 
 def render_procedure(procedure: Procedure) -> str:
-    """A line a kernel with its shape, then what it stores where, expression by expression."""
+    """A line for each kernel with its shape, followed by a line for each of its stores."""
     has_block = any(isinstance(phase, Block) for phase in procedure.phases)
     lines = [f"# {procedure.note}"] if has_block else []
     for item in procedure.items:
@@ -414,7 +396,7 @@ def render_procedure(procedure: Procedure) -> str:
 
 
 def _kernel_lines(kernel: Kernel) -> list[str]:
-    cores = kernel.rows if kernel.core is None else (kernel.core,)
+    cores = kernel.row_reductions if kernel.core is None else (kernel.core,)
     inside = f"  around {', '.join(map(label, cores))}" if cores else ""
     stores = [
         f"    {_element(s.place)} {'+=' if s.adds else '='} {_expression(s.value)}"
@@ -433,7 +415,7 @@ def _element(place: Node) -> str:
 
 
 def _expression(node: Node) -> str:
-    """The expression as text; below a movement that is not a plain read, as its Nodes."""
+    """An expression as text. Reads of Buffers, also through movements, have their offsets."""
     if _leads_to_buffer(node):
         return _element(node)
     if node.op is Op.CONST:
@@ -443,4 +425,4 @@ def _expression(node: Node) -> str:
 
 
 def _leads_to_buffer(place: Node) -> bool:
-    return base(place, PLACED).op is Op.BUFFER
+    return base(place, PLACE_OPS).op is Op.BUFFER

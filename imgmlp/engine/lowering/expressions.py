@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from imgmlp.engine.ir.conditions import conj
 from imgmlp.engine.ir.dtype import DType, i32
 from imgmlp.engine.ir.graph import Node, const
-from imgmlp.engine.ir.index_values import index_value, negated, through, zero_outside
+from imgmlp.engine.ir.index_values import index_value, negated, source_and_access, zero_outside
 from imgmlp.engine.ir.kernel import Store, access, part_begin
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.symbolic import ONE, ZERO, Const, Expr, Var, unravel
@@ -73,7 +73,7 @@ class Lowering:
         raise AssertionError(f"{node.op.name} does not belong inside a kernel")
 
     def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
-        source, moved = through(node)
+        source, moved = source_and_access(node)
         offset, valid = moved.index(indices)
         if source.op is Op.PART:
             offset, source = offset + part_begin(source), source.src[0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from imgmlp.engine.ir.conditions import at_least, conj, less
 from imgmlp.engine.ir.dtype import f32, i32
 from imgmlp.engine.ir.graph import Buffer, Node
-from imgmlp.engine.ir.index_values import through
+from imgmlp.engine.ir.index_values import source_and_access
 from imgmlp.engine.ir.kernel import Tiled
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
@@ -86,7 +86,7 @@ class _LocalReads(Lowering):
         self.local, self.cell, self.exists = local, cell, exists
 
     def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
-        source, moved = through(node)
+        source, moved = source_and_access(node)
         offset, valid = moved.index(indices)
         known = source.op is Op.BUFFER and self.local.place(source.arg, offset, self.cell)
         if not known:

@@ -57,7 +57,7 @@ def linearize(kernel: Launch, target: Target, in_fused_launch: bool = False) -> 
     else:
         lower = Lowering(build, kernel.core, target, in_fused_launch=in_fused_launch)
         for guard in kernel.guards:
-            build.effect(U.GUARD, (lower.value(guard.condition, ()),), guard.wanted)
+            build.effect(U.GUARD, (lower.value(guard.condition, ()),), guard.expected)
         sizes = _lower_kernel(kernel, lower)
     code = Code(kernel.name, build.finish(), build.buffers, *sizes)
     _check_indices(code)
@@ -131,7 +131,7 @@ def _concatenate(
 
 
 def _lower_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
-    if kernel.rows:
+    if kernel.row_reductions:
         return row_kernel(kernel, lower)
     if kernel.core is None:
         return map_kernel(kernel, lower)
@@ -191,7 +191,7 @@ def _open_guards(kernel: Kernel, lower: Lowering, number: int) -> None:
     for depth, guard in enumerate(kernel.guards):
         holds, name = lower.value(guard.condition, ()), f"holds{number}_{depth}"
         build.define(name, holds, build.depth[holds])
-        assert guard.wanted
+        assert guard.expected
         build.open(Range(f"once{number}_{depth}", 1, limit=Var(name, 0, 1)), keeps_loads=True)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from imgmlp.engine.ir.conditions import conj, less
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import Node
-from imgmlp.engine.ir.index_values import through
+from imgmlp.engine.ir.index_values import source_and_access
 from imgmlp.engine.ir.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, split, unravel
@@ -72,7 +72,7 @@ def matmul_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     tiles = math.prod(shape)
     number = lower.open_outermost("t", tiles, "group")
     tile = _tile(core, unravel(number, shape), size, lower)
-    sums = RegisterSums(tile, kernel.sums is not None, build)
+    sums = RegisterSums(tile, kernel.column_sums is not None, build)
     sums.add(lower)
     sums.store_totals(kernel, lower)
     build.close()
@@ -89,7 +89,7 @@ def _tile(
     *lead, row_tile, column_tile = index
     row, column = row_tile * size[0], column_tile * size[1] + first
     rows, columns = core.shape[-2:]
-    (left, left_view), (right, right_view) = (through(s) for s in core.src)
+    (left, left_view), (right, right_view) = (source_and_access(s) for s in core.src)
     a, b = left_view.views[0], right_view.views[0]
     left_offset, _ = left_view.index([*lead, row, Const(0)])
     right_offset, _ = right_view.index([*lead, Const(0), column])
@@ -118,7 +118,7 @@ def _tile(
 
 def _reads_along_terms(core: Node, target: Target) -> bool:
     """Whether the terms of both factors are contiguous, and whole vectors of them."""
-    (_, left), (_, right) = (through(s) for s in core.src)
+    (_, left), (_, right) = (source_and_access(s) for s in core.src)
     steps = left.views[0].strides[-1], right.views[0].strides[-2], right.views[0].strides[-1]
     inner = core.src[0].shape[-1]
     whole = inner >= MIN_ALONG_TERMS and inner % target.vector_width == 0
@@ -212,8 +212,8 @@ def _lower_cpu_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     else:
         value = build.effect(U.PRODUCT, (tile.left, tile.right), product, f32)
         _store_tile(kernel, lower, product, value, [*tile.lead, tile.row, tile.column])
-    if kernel.sums is not None:
-        _store_columns(kernel.sums, lower, tile, (tile.right,), "vector")
+    if kernel.column_sums is not None:
+        _store_columns(kernel.column_sums, lower, tile, (tile.right,), "vector")
 
 
 def _tile_in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
@@ -326,8 +326,10 @@ class RegisterSums:
             self._store_from_registers(kernel, lower)
         else:
             self._store_from_local_memory(kernel, lower)
-        if kernel.sums is not None:
-            _store_columns(kernel.sums, lower, self.tile, (self.tile.right, self.sums), "lane")
+        if kernel.column_sums is not None:
+            _store_columns(
+                kernel.column_sums, lower, self.tile, (self.tile.right, self.sums), "lane"
+            )
 
     def _store_from_registers(self, kernel: Kernel, lower: Lowering) -> None:
         """Each lane stores its own elements, two neighbours at a time."""
@@ -399,5 +401,5 @@ def sums_in_registers(
         if alone and is_only_added(kernel) and needed <= registers:
             registers -= needed
             tile = _tile(core, (Const(0), Const(0)), size, lower)
-            sums[kernel] = RegisterSums(tile, kernel.sums is not None, lower.build)
+            sums[kernel] = RegisterSums(tile, kernel.column_sums is not None, lower.build)
     return sums

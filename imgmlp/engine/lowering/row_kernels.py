@@ -35,7 +35,7 @@ MIN_SHARED_ROW_ELEMENTS = 64  # elements of a row from which the lanes of a grou
 
 def row_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     """Lower a kernel with `rows`; returns the launch's global and local size."""
-    core = kernel.rows[0]
+    core = kernel.row_reductions[0]
     size, count = core.size, core.src[0].size // core.size
     if lower.target.lanes == "one":
         _RowLowering(
@@ -63,10 +63,15 @@ class _RowLowering:
         self, kernel: Kernel, lower: Lowering, loads: int, max_kept: int, in_results: bool = False
     ) -> None:
         self.kernel, self.lower, self.build = kernel, lower, lower.build
-        self.reduced, self.shape = kernel.rows[0].shape, kernel.rows[0].src[0].shape
+        self.reduced, self.shape = (
+            kernel.row_reductions[0].shape,
+            kernel.row_reductions[0].src[0].shape,
+        )
         self.size = math.prod(self.reduced)
         self.count = math.prod(self.shape) // self.size
-        roots = [[core.src[0]] for core in kernel.rows] + [[s.value for s in kernel.stores]]
+        roots = [[core.src[0]] for core in kernel.row_reductions] + [
+            [s.value for s in kernel.stores]
+        ]
         nothing: list[list[Node]] = [[] for _ in roots]
         plans = (values_to_keep(roots, loads), values_to_keep(roots, 0), nothing)
         self.arrays: dict[Node, int] = {}
@@ -83,7 +88,7 @@ class _RowLowering:
     def on_one_work_item(self) -> None:
         """Lower for a CPU: a loop for each stage, which the driver's compiler vectorises."""
         self._open("share")
-        for core, keeps in zip(self.kernel.rows, self.keeps, strict=False):
+        for core, keeps in zip(self.kernel.row_reductions, self.keeps, strict=False):
             arrays = self._declare(keeps, self.count)
             if keeps:
                 column = self.build.open(Range("c", self.count))
@@ -98,7 +103,7 @@ class _RowLowering:
             self.lower.totals[core] = accumulate(
                 self.lower, core, self.count, partial(self._term, core)
             )
-        lower_stores(self.lower, self.kernel.totals, self.lead)
+        lower_stores(self.lower, self.kernel.row_stores, self.lead)
         if self.kernel.stores:
             column = self.build.open(Range("c", self.count))
             lower_stores(self.lower, self.kernel.stores, self._indices(column, column))
@@ -112,7 +117,7 @@ class _RowLowering:
         """
         build = self.build
         self._open("item" if one_lane else "group")
-        for core, keeps in zip(self.kernel.rows, self.keeps, strict=False):
+        for core, keeps in zip(self.kernel.row_reductions, self.keeps, strict=False):
             arrays = self._declare(keeps, own)
             accumulators = Accumulators(build, core)
             for place, at in self._elements(one_lane):
@@ -123,10 +128,10 @@ class _RowLowering:
             self.lower.totals[core] = accumulators.total(0 if one_lane else 1)
             if not one_lane:
                 build.effect(U.BARRIER, ())  # the next stage uses the same local memory
-        if self.kernel.totals and not one_lane:
+        if self.kernel.row_stores and not one_lane:
             build.open(Range("first", 1, "lane"))
-        lower_stores(self.lower, self.kernel.totals, self.lead)
-        if self.kernel.totals and not one_lane:
+        lower_stores(self.lower, self.kernel.row_stores, self.lead)
+        if self.kernel.row_stores and not one_lane:
             build.close()
         for place, at in self._elements(one_lane) if self.kernel.stores else ():
             lower_stores(self.lower, self.kernel.stores, self._indices(at, place))

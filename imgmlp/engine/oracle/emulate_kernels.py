@@ -17,7 +17,7 @@ import numpy as np
 from imgmlp.engine.ir.access import Access
 from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Node, Shape, buffer
-from imgmlp.engine.ir.index_values import through
+from imgmlp.engine.ir.index_values import source_and_access
 from imgmlp.engine.ir.kernel import (
     Block,
     Kernel,
@@ -78,13 +78,13 @@ class _KernelRun:
         self.cache: dict[tuple[Node, int, int], tuple[Any, ...]] = {}
 
     def run(self) -> None:
-        if any(bool(self.value(g.condition, (), None)) != g.wanted for g in self.kernel.guards):
+        if any(bool(self.value(g.condition, (), None)) != g.expected for g in self.kernel.guards):
             return
         self._store("i", self.kernel.stores, self.kernel.shape)
-        if self.kernel.totals:
-            self._store("t", self.kernel.totals, self.kernel.totals[0].place.shape)
-        if self.kernel.sums is not None:
-            self._store("s", [self.kernel.sums], self.kernel.sums.place.shape)
+        if self.kernel.row_stores:
+            self._store("t", self.kernel.row_stores, self.kernel.row_stores[0].place.shape)
+        if self.kernel.column_sums is not None:
+            self._store("s", [self.kernel.column_sums], self.kernel.column_sums.place.shape)
         self.sanitizer.finish()
 
     def _store(self, letter: str, stores: Sequence[Store], shape: Shape) -> None:
@@ -136,7 +136,7 @@ class _KernelRun:
         raise ValueError(f"{self.kernel.name}: {node.op.name} cannot be emulated")
 
     def _moved(self, node: Node, indices: Indices, mask: Array | None) -> Array:
-        source, moved = through(node)
+        source, moved = source_and_access(node)
         offsets, valid = offsets_at(moved, indices)
         inside = conjunction(valid, mask)
         if source.op is Op.PART and source.src[0].op is not Op.IOTA:

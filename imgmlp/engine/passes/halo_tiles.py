@@ -21,7 +21,7 @@ from functools import cached_property
 from imgmlp.engine.ir.conditions import at_least, conj, less
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, buffer, move, substitute, toposort
-from imgmlp.engine.ir.index_values import through
+from imgmlp.engine.ir.index_values import source_and_access
 from imgmlp.engine.ir.kernel import (
     Kernel,
     Launch,
@@ -188,7 +188,7 @@ class StencilChain:
         for kernel in self.members:
             indices = unravel(Var("p", 0, math.prod(kernel.shape) - 1), kernel.shape)
             for leaf in leaves(kernel.stores):
-                source, moved = through(leaf)
+                source, moved = source_and_access(leaf)
                 offset, valid = moved.index(indices)
                 same = isinstance(offset, Const) and valid is ONE and source.dtype is f32
                 if source.op is Op.BUFFER and same:
@@ -255,7 +255,9 @@ def _max_distance(distances: Iterable[int], pitch: int) -> int:
 
 def _is_map(kernel: Kernel) -> bool:
     adds = any(store.adds for store in kernel.stores)
-    return kernel.core is None and not (kernel.guards or kernel.rows or kernel.totals or adds)
+    return kernel.core is None and not (
+        kernel.guards or kernel.row_reductions or kernel.row_stores or adds
+    )
 
 
 def _constant_offset(offset: Expr, element: Var) -> int | None:
@@ -285,7 +287,7 @@ def _reads(
     for leaf in leaves(kernel.stores):
         if not any(n.op is Op.BUFFER and n.arg in places for n in toposort([leaf])):
             continue
-        source, moved = through(leaf)
+        source, moved = source_and_access(leaf)
         offset, valid = moved.index(indices)
         at = _constant_offset(offset, element)
         if source.op is not Op.BUFFER or at is None:

@@ -81,7 +81,7 @@ class Level:
                 int(kernel_operations(item) > MIN_LARGE_KERNEL_OPERATIONS),
             )
         if isinstance(item, Loop):
-            read |= item.lasting
+            read |= item.buffers_across_iterations
         whole: Boxes = {b: [(0, ((1, b.size),))] for k in kernels for b in k.writes()}
         return Level([item], read, whole)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from imgmlp.engine.ir.graph import Buffer, Node, buffer
-from imgmlp.engine.ir.kernel import KernelDraft, Store, Update, read_at_element_only, storage, waits
+from imgmlp.engine.ir.kernel import Store, Update, read_at_element_only, storage
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.passes.drafts import KernelDraft, runs_after
 from imgmlp.engine.passes.materialize import Graph
 
 
@@ -27,7 +28,7 @@ def choose_places(
     trial = graph.places({})
     copied_from = {value.arg for _, value in updates if value.op is Op.BUFFER}
     drafts = graph.drafts(trial)
-    edges = {d.order: set(d.after) for d in drafts}
+    edges = {d.order: set(d.predecessors) for d in drafts}
     direct: dict[Node, Node] = {}
     copied: list[Update] = []
     for state, value in updates:
@@ -57,7 +58,7 @@ def _can_overwrite(
     if value.shape != state.shape or value.dtype is not state.dtype:
         return False
     needed = [d for d in drafts if not _only_copies(d, state, place)]
-    readers = {d.order for d in needed if state in d.old}
+    readers = {d.order for d in needed if state in d.old_states_read}
     if not readers:
         return True
     writers = [d for d in needed if any(s.target is place for s in d.stores)]
@@ -65,7 +66,7 @@ def _can_overwrite(
         return False
     (writer,) = writers
     others = readers - {writer.order}
-    if waits(edges, others, writer.order) or not _reads_at_element_only(writer, state):
+    if runs_after(edges, others, writer.order) or not _reads_at_element_only(writer, state):
         return False
     edges[writer.order] |= others
     return True
@@ -84,7 +85,7 @@ def _reads_at_element_only(writer: KernelDraft, state: Buffer) -> bool:
     if any(storage(guard.condition) is state for guard in writer.guards):
         return False
     if writer.loop is not None:
-        return state not in writer.old
+        return state not in writer.old_states_read
     return read_at_element_only([s.value for s in writer.stores], state)
 
 
@@ -92,7 +93,9 @@ def order_after_readers(drafts: list[KernelDraft], in_place: set[Buffer]) -> Non
     """Add dependencies: a draft that overwrites a state runs after all readers of the old value."""
     for writer in drafts:
         for state in in_place & {s.target for s in writer.stores}:
-            writer.after |= {d.order for d in drafts if state in d.old and d is not writer}
+            writer.predecessors |= {
+                d.order for d in drafts if state in d.old_states_read and d is not writer
+            }
 
 
 def final_copies(

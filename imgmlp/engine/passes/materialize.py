@@ -18,17 +18,9 @@ from collections.abc import Callable, Iterable, Sequence, Set
 
 from imgmlp.engine.ir.control_flow import results
 from imgmlp.engine.ir.graph import Buffer, Node, base, buffer, move, rebuild, toposort
-from imgmlp.engine.ir.kernel import (
-    CORES,
-    Guard,
-    Iteration,
-    KernelDraft,
-    Store,
-    is_plain,
-    storage,
-)
+from imgmlp.engine.ir.kernel import CORE_OPS, Guard, Store, is_plain, storage
 from imgmlp.engine.ir.op import CONTROL, ELEMENTWISE, LOAD, MOVEMENT, Op
-from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH
+from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, KernelDraft, LoopDraft
 
 # Cost of elementwise operations and gathers, relative to an addition; others cost 1.
 OPERATION_COSTS = {
@@ -117,11 +109,11 @@ class Graph:
             node = stack.pop()
             if node not in seen and (node is top or node not in self.materialized):
                 seen.add(node)
-                stack.extend(node.src if node.op not in CORES else ())
-        return self._sorted(n for n in seen if n.op in CORES)
+                stack.extend(node.src if node.op not in CORE_OPS else ())
+        return self._sorted(n for n in seen if n.op in CORE_OPS)
 
     def _materialize_for(self, node: Node) -> None:
-        if node.op in CORES:
+        if node.op in CORE_OPS:
             self.materialized.add(self._last_fusible_user(node))
         if node.op is Op.DOT:
             for source in node.src:
@@ -177,12 +169,12 @@ class Graph:
             return 0 if n in self.materialized else self._costs.get(n)
 
         def uncached_sources(n: Node) -> Sequence[Node]:
-            return n.src if cached(n) is None and n.op not in CORES else ()
+            return n.src if cached(n) is None and n.op not in CORE_OPS else ()
 
         for n in toposort([node], uncached_sources):
             if cached(n) is None:
                 own = OPERATION_COSTS.get(n.op, 1 if n.op in ELEMENTWISE else 0)
-                inner = 0 if n.op in CORES else sum(cached(s) or 0 for s in n.src)
+                inner = 0 if n.op in CORE_OPS else sum(cached(s) or 0 for s in n.src)
                 self._costs[n] = min(own + inner, 10 * MAX_RECOMPUTE_COST)
         return cached(node) or 0
 
@@ -290,7 +282,7 @@ class Graph:
             drafts.append(_loop_draft(len(drafts), loop, places, self.guards[loop]))
         writers = self._writers(drafts, places)
         for draft in drafts:
-            draft.after |= set().union(*(writers[p] for p in draft.needs))
+            draft.predecessors |= set().union(*(writers[p] for p in draft.places_read))
         return drafts
 
     def _writers(self, drafts: list[KernelDraft], places: dict[Node, Node]) -> dict[Node, set[int]]:
@@ -303,7 +295,7 @@ class Graph:
         for draft in drafts:
             for store in draft.stores:
                 if draft.loop is not None:
-                    draft.after |= writers.get(store.place, set())
+                    draft.predecessors |= writers.get(store.place, set())
                     writers[store.place] = set()
                 writers.setdefault(store.place, set()).add(draft.order)
         for node in self._sorted(self.materialized):
@@ -336,7 +328,7 @@ def _draft(
     (value, *cut_conditions), needs, old = _cut_at_materialized(
         [job.value, *conditions], own, places
     )
-    core = next((n for n in toposort([value]) if n.op in CORES), None)
+    core = next((n for n in toposort([value]) if n.op in CORE_OPS), None)
     guards = _guards(cut_conditions, choices)
     return KernelDraft(
         order, value.shape, [Store(job.place, value)], core, needs, old, guards=guards
@@ -351,7 +343,7 @@ def _loop_draft(
     conditions = [condition for condition, _ in choices]
     captured = _read_as_is(loop)
     expressions, needs, old = _cut_at_materialized([*captured, *conditions], None, places)
-    iteration = Iteration(loop.arg, (*(s.place for s in stores), *expressions[: len(captured)]))
+    iteration = LoopDraft(loop.arg, (*(s.place for s in stores), *expressions[: len(captured)]))
     guards = _guards(expressions[len(captured) :], choices)
     return KernelDraft(order, (), stores, None, needs, old, loop=iteration, guards=guards)
 

@@ -69,7 +69,7 @@ def live_ranges(procedure: Procedure) -> dict[Buffer, tuple[int, int]]:
                 first, _ = ranges.get(storage, (position, position))
                 ranges[storage] = (first, position)
     for begin, end, loop in procedure.loops():
-        for storage in loop.lasting & ranges.keys():
+        for storage in loop.buffers_across_iterations & ranges.keys():
             first, last = ranges[storage]
             ranges[storage] = (min(first, begin), max(last, end))
     if (side := procedure.side) is not None:

@@ -12,9 +12,9 @@ import bisect
 from collections.abc import Iterable
 
 from imgmlp.engine.ir.graph import Node, Shape, substitute
-from imgmlp.engine.ir.kernel import KernelDraft, Store, read_at_element_only, storage
+from imgmlp.engine.ir.kernel import Store, read_at_element_only, storage
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, DraftGraph
+from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, DraftGraph, KernelDraft
 
 MAX_MERGE_CANDIDATES = 128  # the nearest kernels of the same shape, with which merging is tried
 
@@ -77,7 +77,7 @@ def _is_worthwhile(first: KernelDraft, second: KernelDraft, graph: DraftGraph) -
     """Whether merging saves a read, or a launch of work with the same guards."""
     if first.guards != second.guards:
         return False
-    if first.order in second.after or second.order in first.after:
+    if first.order in second.predecessors or second.order in first.predecessors:
         return graph.depth(first) + graph.depth(second) <= MAX_EXPRESSION_DEPTH
     return not (first.core or second.core) or not first.shape
 
@@ -85,7 +85,7 @@ def _is_worthwhile(first: KernelDraft, second: KernelDraft, graph: DraftGraph) -
 def _can_merge(first: KernelDraft, second: KernelDraft, graph: DraftGraph) -> bool:
     """Whether two drafts may be merged, given that the second has no indirect dependency on the
     first."""
-    if graph.depends_on(first.after - {second.order}, second.order):
+    if graph.depends_on(first.predecessors - {second.order}, second.order):
         return False
     return _reads_only_own_element(first, second) and _reads_only_own_element(second, first)
 
@@ -98,18 +98,18 @@ def _reads_only_own_element(writer: KernelDraft, reader: KernelDraft) -> bool:
 
 def _merge_into(first: KernelDraft, second: KernelDraft, graph: DraftGraph) -> None:
     """Add the second draft's stores to the first; values of either stay in registers."""
-    if second.order in first.after:
+    if second.order in first.predecessors:
         first.stores = _with_values_in_registers(first, second.stores) + second.stores
     else:
         first.stores += _with_values_in_registers(second, first.stores)
     first.core = first.core or second.core
-    first.old |= second.old
+    first.old_states_read |= second.old_states_read
     graph.merge_into(second, first)
 
 
 def _with_values_in_registers(reader: KernelDraft, stores: list[Store]) -> list[Store]:
     """The reader's stores, which take the values of other stores instead of reading them back."""
-    needed = {storage(p) for p in reader.needs}
+    needed = {storage(p) for p in reader.places_read}
     known = {s.place: s.value for s in stores if s.target in needed}
     values = substitute([s.value for s in reader.stores], known)
     return [Store(s.place, v) for s, v in zip(reader.stores, values, strict=True)]
@@ -133,14 +133,14 @@ def attach_column_sums(drafts: list[KernelDraft]) -> list[KernelDraft]:
                 graph.depends_on([a], b) for a, b in (orders, orders[::-1])
             ):
                 continue
-            (first.sums,) = second.stores
+            (first.column_sums,) = second.stores
             graph.merge_into(second, first)
             break
     return list(graph.alive.values())
 
 
 def _sums_right_factor(product: KernelDraft, second: KernelDraft) -> bool:
-    if product.sums is not None or product.core is None or product.core.op is not Op.DOT:
+    if product.column_sums is not None or product.core is None or product.core.op is not Op.DOT:
         return False
     if product.guards != second.guards:
         return False

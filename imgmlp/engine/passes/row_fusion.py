@@ -15,11 +15,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, base, move, substitute, toposort
-from imgmlp.engine.ir.index_values import through
-from imgmlp.engine.ir.kernel import KernelDraft, Store
+from imgmlp.engine.ir.index_values import source_and_access
+from imgmlp.engine.ir.kernel import Store
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import ZERO, Expr, Var, unravel
-from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, DraftGraph
+from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, DraftGraph, KernelDraft
 from imgmlp.engine.passes.materialize import OPERATION_COSTS
 
 MIN_ROWS = 64  # fewer rows leave work-groups idle that separate kernels would keep busy
@@ -54,18 +54,18 @@ def _full_shape(draft: KernelDraft) -> Shape | None:
 
 def _totals(draft: KernelDraft) -> list[Store]:
     """The stores of one value for each row, of a draft that reduces rows."""
-    return draft.totals if draft.core is None else draft.stores
+    return draft.row_stores if draft.core is None else draft.stores
 
 
 def _fusion_partner(last: KernelDraft, graph: DraftGraph) -> KernelDraft | None:
     full = _full_shape(last)
-    before = (graph.alive[order] for order in sorted(last.after, reverse=True))
+    before = (graph.alive[order] for order in sorted(last.predecessors, reverse=True))
     return next((d for d in before if full and _can_fuse(d, last, full, graph)), None)
 
 
 def _can_fuse(first: KernelDraft, last: KernelDraft, full: Shape, graph: DraftGraph) -> bool:
     totals = _totals(first)
-    if not totals or (first.rows and first.stores):
+    if not totals or (first.row_reductions and first.stores):
         return False
     if _full_shape(first) != full or first.guards != last.guards:
         return False
@@ -75,12 +75,12 @@ def _can_fuse(first: KernelDraft, last: KernelDraft, full: Shape, graph: DraftGr
     rows, size = math.prod(reduced), math.prod(full)
     if size == rows or (rows < MIN_ROWS and size > MAX_SMALL_SIZE):
         return False
-    if graph.depends_on(last.after - {first.order}, first.order):
+    if graph.depends_on(last.predecessors - {first.order}, first.order):
         return False
     if graph.depth(first) + graph.depth(last) > MAX_EXPRESSION_DEPTH:
         return False
     values = _values([*_stores_with_values(first, last), *totals])
-    written = {s.target for s in (*totals, *last.stores, *last.totals)}
+    written = {s.target for s in (*totals, *last.stores, *last.row_stores)}
     if any(n.op is Op.BUFFER and n.arg in written for n in toposort(values)):
         return False
     if last.core is None and _reads_transposed(values[: len(last.stores)], _cores(values)):
@@ -90,7 +90,7 @@ def _can_fuse(first: KernelDraft, last: KernelDraft, full: Shape, graph: DraftGr
 
 def _stores_with_values(first: KernelDraft, last: KernelDraft) -> list[Store]:
     """The stores of `last`, totals at the end, with the totals of `first` computed, not read."""
-    stores = [*last.stores, *last.totals]
+    stores = [*last.stores, *last.row_stores]
     known: dict[Node, Node] = {}
     for total in _totals(first):
         place = base(total.place, {Op.RESHAPE})  # others may read it in another shape
@@ -126,7 +126,7 @@ def _by_row(values: Sequence[Node], reduced: Shape, full: Shape) -> bool:
         elif node.op in ELEMENTWISE:
             wanted += [(s, indices) for s in node.src]
         elif node.op in MOVEMENT:
-            source, moved = through(node)
+            source, moved = source_and_access(node)
             wanted.append((source, tuple(unravel(moved.index(indices)[0], source.shape))))
         elif any(n in cores for n in toposort([node])):
             return False
@@ -150,7 +150,7 @@ def _reads_transposed(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
         if node.op in ELEMENTWISE:
             stack += node.src
         elif node.op in MOVEMENT:
-            views = through(node)[1].views
+            views = source_and_access(node)[1].views
             if len(views) > 1:  # the strides of one view do not say what is read
                 continue
             strides = [abs(s) for s in views[0].strides]
@@ -169,11 +169,11 @@ def _fuse(first: KernelDraft, last: KernelDraft, graph: DraftGraph, lasting: set
     others = graph.users(first) - {last.order}
     kept = [s for s in totals if others or s.target in lasting]
     elements = len(last.stores) if last.core is None else 0
-    last.stores, last.totals = stores[:elements], [*stores[elements:], *kept]
-    last.rows = tuple(_cores(_values([*stores, *kept])))
+    last.stores, last.row_stores = stores[:elements], [*stores[elements:], *kept]
+    last.row_reductions = tuple(_cores(_values([*stores, *kept])))
     last.shape, last.core = full, None
-    last.needs -= {s.place for s in totals}
-    last.old |= first.old
+    last.places_read -= {s.place for s in totals}
+    last.old_states_read |= first.old_states_read
     graph.merge_into(first, last)
 
 

@@ -24,18 +24,9 @@ from imgmlp.engine.ir.graph import (
     substitute,
     toposort,
 )
-from imgmlp.engine.ir.kernel import (
-    Guard,
-    Iteration,
-    Kernel,
-    KernelDraft,
-    Loop,
-    Procedure,
-    Update,
-    storage,
-)
+from imgmlp.engine.ir.kernel import Guard, Kernel, Loop, Procedure, Update, storage
 from imgmlp.engine.ir.op import REDUCE, Op
-from imgmlp.engine.passes.drafts import topological_order
+from imgmlp.engine.passes.drafts import KernelDraft, LoopDraft, topological_order
 from imgmlp.engine.passes.in_place import choose_places, final_copies, order_after_readers
 from imgmlp.engine.passes.materialize import Graph
 from imgmlp.engine.passes.merge import attach_column_sums, merge_drafts
@@ -97,7 +88,7 @@ class _Scheduler:
         self.kernels += 1
         return freeze(draft, self.kernels - 1, guards)
 
-    def _loop(self, iteration: Iteration, guards: frozenset[Guard]) -> Loop:
+    def _loop(self, iteration: LoopDraft, guards: frozenset[Guard]) -> Loop:
         """A Loop whose body is scheduled like a step: its states are the carried values."""
         body, places = iteration.body, iteration.places
         values = substitute(body.values, dict(zip(body.parameters, places, strict=True)))
@@ -112,7 +103,9 @@ def _drop_unread_stores(drafts: Sequence[KernelDraft], lasting: Set[Buffer]) -> 
     used = [guard.condition for d in drafts for guard in d.guards]
     for d in drafts:
         used += d.loop.places if d.loop is not None else ()
-        used += [s.value for s in (*d.stores, *d.totals)] + ([d.sums.value] if d.sums else [])
+        used += [s.value for s in (*d.stores, *d.row_stores)] + (
+            [d.column_sums.value] if d.column_sums else []
+        )
     read = {n.arg for n in toposort(used) if n.op is Op.BUFFER} | lasting
     for d in drafts:
         if d.loop is None:
@@ -122,11 +115,18 @@ def _drop_unread_stores(drafts: Sequence[KernelDraft], lasting: Set[Buffer]) -> 
 def freeze(draft: KernelDraft, number: int, guards: frozenset[Guard] = frozenset()) -> Kernel:
     """The immutable Kernel of a draft, named by its number and kind."""
     kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
-    name = f"k{number}_{'rows' if draft.rows else kind}"
-    sorted_guards = tuple(sorted(guards, key=lambda g: (g.condition.number, g.wanted)))
-    stores, totals = tuple(draft.stores), tuple(draft.totals)
+    name = f"k{number}_{'rows' if draft.row_reductions else kind}"
+    sorted_guards = tuple(sorted(guards, key=lambda g: (g.condition.number, g.expected)))
+    stores, totals = tuple(draft.stores), tuple(draft.row_stores)
     return Kernel(
-        name, draft.shape, stores, draft.core, draft.sums, sorted_guards, draft.rows, totals
+        name,
+        draft.shape,
+        stores,
+        draft.core,
+        draft.column_sums,
+        sorted_guards,
+        draft.row_reductions,
+        totals,
     )
 
 

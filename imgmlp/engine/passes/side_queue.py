@@ -1,7 +1,7 @@
 """Two queues: a block that little depends on runs at the same time as the rest of the step.
 
 In: a scheduled Procedure without loops. Out: the same kernels, fused into launches as in
-horizontal_fusion.py, some of which are marked (`Side`) to run in a second queue; or None.
+horizontal_fusion.py, some of which are marked (`SideQueue`) to run in a second queue; or None.
 
 Launches of one queue run one after the other: each waits for the last work-group of the one
 before, and a small launch leaves most of a device idle. In some steps only the end depends on a
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from imgmlp.engine.ir.kernel import Block, Phase, Procedure, Side
+from imgmlp.engine.ir.kernel import Block, Phase, Procedure, SideQueue
 from imgmlp.engine.passes.horizontal_fusion import Level, number_launches, place_in_level
 from imgmlp.engine.passes.persistent import phase_operations
 
@@ -70,7 +70,7 @@ def fuse_in_two_queues(procedure: Procedure) -> Procedure | None:
     if not fork or not last:
         return None
     placed = [*rest[:fork], *own, *rest[fork:]]
-    side = Side(fork, fork + len(own), last + len(own))
+    side = SideQueue(fork, fork + len(own), last + len(own))
     launches = tuple(level.to_launch() for level in placed)
     return number_launches(replace(procedure, items=launches, side=side))
 

@@ -15,9 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, base, const, make, move, toposort
-from imgmlp.engine.ir.kernel import KernelDraft, Store, access, is_plain, leaves, storage
+from imgmlp.engine.ir.kernel import Store, access, is_plain, leaves, storage
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var
+from imgmlp.engine.passes.drafts import KernelDraft
 
 MAX_CONCAT_PARTS = 4  # the split kernel repeats its expression for each part
 
@@ -28,7 +29,7 @@ def split_at_concatenations(drafts: Sequence[KernelDraft]) -> None:
     """Split elementwise kernels like earlier ones whose stores they read element by element."""
     by_order = {d.order: d for d in drafts}
     for draft in sorted(drafts, key=lambda d: d.order):
-        for order in sorted(draft.after, reverse=True) if _is_map(draft) else ():
+        for order in sorted(draft.predecessors, reverse=True) if _is_map(draft) else ():
             first = by_order[order]
             if not _is_map(first) or first.guards != draft.guards:
                 continue
@@ -39,7 +40,7 @@ def split_at_concatenations(drafts: Sequence[KernelDraft]) -> None:
 
 
 def _is_map(draft: KernelDraft) -> bool:
-    return draft.core is None and draft.loop is None and not draft.rows
+    return draft.core is None and draft.loop is None and not draft.row_reductions
 
 
 def _stored_parts(first: KernelDraft, draft: KernelDraft) -> list[Parts]:
@@ -50,7 +51,7 @@ def _stored_parts(first: KernelDraft, draft: KernelDraft) -> list[Parts]:
     count, size = draft.shape[0] if draft.shape else 0, math.prod(first.shape)
     if not 1 < count <= MAX_CONCAT_PARTS or math.prod(draft.shape) != count * size:
         return []
-    read = {storage(place) for place in draft.needs}
+    read = {storage(place) for place in draft.places_read}
     stored: list[Parts] = [{} for _ in range(count)]
     for target in read & {s.target for s in first.stores}:
         places = [s.place for s in first.stores if s.target is target]

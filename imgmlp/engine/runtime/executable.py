@@ -51,7 +51,7 @@ class Executable:
     allocations: tuple[int, ...]  # bytes of each that holds intermediates
     places: tuple[Place, ...]  # of each intermediate
     block_rows: int  # of a block's tile; 0 if there is no block
-    side: tuple[int, ...]  # positions in the order, as `Side` has them; none if it has no such
+    side: tuple[int, ...]  # positions in the order, as `SideQueue` has them; none if it has no such
 
     @staticmethod
     def of(stages: Stages, given: Sequence[Buffer]) -> Executable:

@@ -22,7 +22,7 @@ from enum import Enum, auto
 from typing import Any
 
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
-from imgmlp.engine.ir.kernel import CORES
+from imgmlp.engine.ir.kernel import CORE_OPS
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 
 MAX_CANDIDATE_AXES = 4  # classes of axes for which all values are classified
@@ -265,7 +265,7 @@ class BatchKinds:
             links = self.axes.links[node]
             by_row = all((s, self.source_axis(node, s), own) in links for s in row_slots)
             leaf = not node.src or (node.op is not Op.EXPAND if not row_slots else not by_row)
-            if cheap and (leaf or node.op not in CORES):
+            if cheap and (leaf or node.op not in CORE_OPS):
                 self.cheap.add(node)
             if cheap and leaf and node.src:
                 self.read_from_whole.add(node)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import cache
 
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, toposort
-from imgmlp.engine.ir.kernel import CORES, Block, Kernel, Procedure, Update, storage
+from imgmlp.engine.ir.kernel import CORE_OPS, Block, Kernel, Procedure, Update, storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import CONTROL, Op
 from imgmlp.engine.ir.target import (
@@ -238,7 +238,7 @@ class _BlockPlan:
         if node.size > MAX_STORED_COLUMNS * self.kinds.batch_size():
             return True
         below = (n for n in toposort([node]) if self.kinds.of[n] is Kind.ROW)
-        return not any(n.op in CORES for n in below)
+        return not any(n.op in CORE_OPS for n in below)
 
     def _choose_tiling(self, batch: int, rows: int) -> Tiling:
         """Tiles of at most `rows` rows, and how many work-groups share them."""

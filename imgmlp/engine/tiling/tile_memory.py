@@ -62,7 +62,7 @@ def _fits(first: Buffer, value: Buffer) -> bool:
 
 def _in_place(kernel: Kernel, old: Buffer, new: Buffer, buffers: TileBuffers) -> bool:
     stores = [s for s in kernel.stores if s.target is new]
-    if len(stores) != 1 or old.size != new.size or kernel.rows:
+    if len(stores) != 1 or old.size != new.size or kernel.row_reductions:
         return False
     (leaf,) = substitute([stores[0].place], {buffers[new]: buffers[old]})
     return read_at_element_only([s.value for s in kernel.all_stores()], old, {leaf})
@@ -74,7 +74,7 @@ def _begin(slot: Node, value: Node) -> Node:
 
 def replace_nodes(kernel: Kernel, placed: dict[Node, Node]) -> Kernel:
     """The kernel with some of its Nodes replaced by others of the same shape and dtype."""
-    inside = [*kernel.rows, *([] if kernel.core is None else [kernel.core])]
+    inside = [*kernel.row_reductions, *([] if kernel.core is None else [kernel.core])]
     roots = [*inside, *(n for s in kernel.all_stores() for n in (s.place, s.value))]
     replacements = dict(zip(roots, substitute(roots, placed), strict=True))
 
@@ -87,7 +87,7 @@ def replace_nodes(kernel: Kernel, placed: dict[Node, Node]) -> Kernel:
         kernel,
         stores=stores(kernel.stores),
         core=kernel.core and replacements[kernel.core],
-        sums=kernel.sums and stores([kernel.sums])[0],
-        rows=tuple(replacements[n] for n in kernel.rows),
-        totals=stores(kernel.totals),
+        column_sums=kernel.column_sums and stores([kernel.column_sums])[0],
+        row_reductions=tuple(replacements[n] for n in kernel.row_reductions),
+        row_stores=stores(kernel.row_stores),
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from imgmlp.engine.ir.graph import Buffer, Node, base, const, move
-from imgmlp.engine.ir.index_values import index_value, through
+from imgmlp.engine.ir.index_values import index_value, source_and_access
 from imgmlp.engine.ir.kernel import Guard, Kernel
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var, unravel
@@ -44,7 +44,7 @@ def _is_uniform(node: Node, indices: Sequence[Expr]) -> bool:
         return all(_is_uniform(source, indices) for source in node.src)
     if node.op not in MOVEMENT and node.op is not Op.BUFFER:
         return False
-    source, moved = through(node)
+    source, moved = source_and_access(node)
     offset, valid = moved.index(indices)
     if source.op is Op.BUFFER:
         return valid is ONE and _depends_on_tile_only(offset)

@@ -45,7 +45,7 @@ def test_stages_of_rows_are_one_kernel(
     f: Callable[[Tensor], dict[str, Tensor]], reductions: list[Op]
 ) -> None:
     (kernel,) = kernels(f, 7, 90)
-    assert sorted(r.op.name for r in kernel.rows) == sorted(op.name for op in reductions)
+    assert sorted(r.op.name for r in kernel.row_reductions) == sorted(op.name for op in reductions)
     assert len(kernel.all_stores()) == 1  # no total goes to memory
 
 
@@ -55,8 +55,8 @@ def test_a_total_that_others_need_is_stored_too() -> None:
         return {"y": (x - peak).exp(), "peak": peak, "highest": peak.max()}
 
     found = kernels(f, 7, 90)
-    assert [len(k.rows) for k in found if k.rows] == [1]
-    assert sum(len(k.totals) for k in found) == 1
+    assert [len(k.row_reductions) for k in found if k.row_reductions] == [1]
+    assert sum(len(k.row_stores) for k in found) == 1
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,12 @@ def test_a_transpose_is_read_again_in_tiles_unless_what_follows_is_kept() -> Non
     def centred(x: Tensor) -> dict[str, Tensor]:
         return {"y": x.transpose() - x.transpose().mean(-1, keepdims=True)}
 
-    assert [len(k.rows) for k in kernels(centred, 90, 70)] == [0, 0]
-    assert [len(k.rows) for k in kernels(lambda x: {"y": x.transpose().softmax(-1)}, 90, 70)] == [2]
+    assert [len(k.row_reductions) for k in kernels(centred, 90, 70)] == [0, 0]
+    assert [
+        len(k.row_reductions) for k in kernels(lambda x: {"y": x.transpose().softmax(-1)}, 90, 70)
+    ] == [2]
     both = kernels(lambda x: {"y": normalized(x.transpose())}, 90, 70)
-    assert [len(k.rows) for k in both] == [2, 0]
+    assert [len(k.row_reductions) for k in both] == [2, 0]
 
 
 @pytest.mark.parametrize(("rows", "length", "count"), [(3, 100, 1), (3, 8192, 3), (64, 8192, 1)])

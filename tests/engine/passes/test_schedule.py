@@ -13,9 +13,10 @@ from reference import close
 from imgmlp.engine import AnyDevice, Tensor, compile, open_device
 from imgmlp.engine.ir.dtype import bool_, f32
 from imgmlp.engine.ir.graph import Buffer, Node, alu, buffer, concat, dot, move, reduce
-from imgmlp.engine.ir.kernel import Guard, Kernel, KernelDraft, Store, Update
+from imgmlp.engine.ir.kernel import Guard, Kernel, Store, Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.oracle.interpret import evaluate
+from imgmlp.engine.passes.drafts import KernelDraft
 from imgmlp.engine.passes.memory_plan import plan_memory
 from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.runtime.buffers import read_buffer
@@ -97,7 +98,7 @@ def test_the_order_of_what_a_kernel_hangs_on_is_no_chance() -> None:
         condition = buffer(Buffer((), bool_, NUMPY))
         guards = frozenset(Guard(condition, wanted) for wanted in (True, False))
         kernel = freeze(KernelDraft(0, (3,), [job], None, set(), set()), 0, guards)
-        assert [guard.wanted for guard in kernel.guards] == [False, True]
+        assert [guard.expected for guard in kernel.guards] == [False, True]
 
 
 def test_two_reductions_that_meet_are_two_kernels_unless_of_the_same_rows() -> None:
@@ -116,7 +117,7 @@ def test_column_sums_come_with_the_product() -> None:
     x, g = values(20, 7), values(20, 9)
     weight = dot(move(Op.PERMUTE, x, (1, 0)), g)
     (kernel,) = outputs(weight, reduce(Op.SUM, g, (0,)))
-    assert kernel.sums is not None
+    assert kernel.column_sums is not None
 
 
 def test_a_cheap_shared_value_is_computed_again_and_a_costly_one_kept() -> None:

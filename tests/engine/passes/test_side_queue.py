@@ -11,7 +11,7 @@ from conftest import with_units
 from imgmlp.engine import Device, Tensor, compile, compiler, open_device
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.numpy_device import NumpyDevice
-from imgmlp.engine.ir.kernel import Block, Procedure, Side
+from imgmlp.engine.ir.kernel import Block, Procedure, SideQueue
 from imgmlp.engine.passes import side_queue
 from imgmlp.engine.passes.memory_plan import spans_overlap
 from imgmlp.engine.passes.side_queue import fuse_in_two_queues
@@ -71,12 +71,12 @@ def beside() -> Procedure:
 
 
 @pytest.fixture(scope="module")
-def side(beside: Procedure) -> Side:
+def side(beside: Procedure) -> SideQueue:
     assert beside.side is not None
     return beside.side
 
 
-def test_one_of_two_blocks_runs_beside_the_other(beside: Procedure, side: Side) -> None:
+def test_one_of_two_blocks_runs_beside_the_other(beside: Procedure, side: SideQueue) -> None:
     own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
     assert sum(isinstance(kernel, Block) for kernel in own) == 1
     assert sum(isinstance(kernel, Block) for kernel in others) == 1
@@ -122,7 +122,7 @@ def test_why_matrix_units_are_not_used_is_told_also_beside(
 
 
 def test_what_runs_at_the_same_time_touches_nothing_that_the_other_writes(
-    beside: Procedure, side: Side
+    beside: Procedure, side: SideQueue
 ) -> None:
     own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
     for one, other in ((own, others), (others, own)):
@@ -132,7 +132,7 @@ def test_what_runs_at_the_same_time_touches_nothing_that_the_other_writes(
         )
 
 
-def test_all_that_it_reads_is_there_before_it_begins(beside: Procedure, side: Side) -> None:
+def test_all_that_it_reads_is_there_before_it_begins(beside: Procedure, side: SideQueue) -> None:
     own = beside.kernels[side.begin : side.end]
     needed = {b for kernel in own for b in kernel.reads()}
     needed -= {b for kernel in own for b in kernel.writes()}
@@ -140,7 +140,7 @@ def test_all_that_it_reads_is_there_before_it_begins(beside: Procedure, side: Si
                              if b.device is None)  # fmt: skip
 
 
-def test_they_share_no_memory(side: Side) -> None:
+def test_they_share_no_memory(side: SideQueue) -> None:
     memory, procedure = (found := stages(queues=True)).memory, found.procedure
     places = {b: (at, at + b.nbytes - 1) for b, at in memory.offsets.items()}
 

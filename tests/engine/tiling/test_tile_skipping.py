@@ -120,7 +120,7 @@ def test_what_such_sums_need_is_all_that_is_guarded() -> None:
     (own,) = inner.writes()
     assert [own in kernel.reads() for kernel in kernels].count(True) == 1
     for kernel in kernels:
-        assert kernel.sums is not None
+        assert kernel.column_sums is not None
         assert "where" not in str(kernel.core)
         assert {s.target.name for s in kernel.all_stores()} == {"partial_sums"}
 
