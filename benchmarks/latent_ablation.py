@@ -260,7 +260,7 @@ def cost(
             networks = search.refined(networks, lmbda)
         search.optimise_latents(networks, lmbda, budget)
         figures = search.figures(networks)
-        return figures.error * step.counted + lmbda * figures.bits / step.pixels
+        return figures.error * step.visible_fraction + lmbda * figures.bits / step.pixels
 
 
 Case = tuple[Path, float]  # picture, lambda

@@ -30,7 +30,7 @@ from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.trainer import Trainer
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
 from imgmlp.engine.compiler import Stages
-from imgmlp.engine.device.pocl import PASSED_OVER, PLATFORM
+from imgmlp.engine.device.pocl import PLATFORM, SKIP_HEADER_OPTION
 from imgmlp.engine.runtime import program_cache
 
 # A run of the trainer that takes a moment: 20 steps of 96 parameters.
@@ -131,7 +131,7 @@ def open_mapping(name: str) -> AnyDevice:
 def _lowered_anew() -> Iterator[None]:
     """What the compiler makes of a step is tested, not what it once made."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(program_cache, "current", lambda: None)
+        patched.setattr(program_cache, "cache_folder", lambda: None)
         yield
 
 
@@ -147,7 +147,7 @@ def _declared() -> Iterator[None]:
         try:
             return built(device, source, options)
         except Exception as error:
-            if PASSED_OVER in options and BUILT_TWICE not in source:
+            if SKIP_HEADER_OPTION in options and BUILT_TWICE not in source:
                 pytest.fail(f"kernels/declarations.cl lacks something: {error}")
             raise
 

@@ -13,10 +13,10 @@ from imgmlp.engine import (
     check_device,
     forget_problems,
     list_devices,
-    mend_kernels,
     missing_drivers,
     open_device,
     open_untried,
+    remove_damaged_kernels,
 )
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal
@@ -56,7 +56,7 @@ def _check_devices(terminal: Terminal, as_json: bool, spec: str | None) -> None:
         forget_problems()  # only here: the processes that examine each doubt their own
         tested = [(info, selftest.examine(info)) for info in list_devices()]
     else:
-        mend_kernels()
+        remove_damaged_kernels()
         device = open_untried(spec)
         tested = [(device.info, check_device(device))]
     failed = [info.spec for info, checks in tested if not all(c.passed for c in checks)]

@@ -8,14 +8,14 @@ from imgmlp.engine.device.discover import (
     AnyDevice,
     list_devices,
     open_device,
-    open_unasked,
+    open_quietly,
     open_untried,
 )
-from imgmlp.engine.device.kernel_cache import current as cache_folder
+from imgmlp.engine.device.kernel_cache import cache_folder
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
-from imgmlp.engine.device.probe import forget as forget_problems
-from imgmlp.engine.device.probe import mend_kernels
+from imgmlp.engine.device.probe import forget_all as forget_problems
+from imgmlp.engine.device.probe import remove_damaged_kernels
 from imgmlp.engine.frontend import nn, optim
 from imgmlp.engine.frontend.control import cond, loop
 from imgmlp.engine.frontend.device_check import Finding, check_device, missing_drivers
@@ -58,12 +58,12 @@ __all__ = [
     "list_devices",
     "loop",
     "memory_needed",
-    "mend_kernels",
     "missing_drivers",
     "nn",
     "open_device",
-    "open_unasked",
+    "open_quietly",
     "open_untried",
     "optim",
+    "remove_damaged_kernels",
     "together",
 ]

@@ -27,7 +27,7 @@ from imgmlp.codec.latent.latents import (
     wave_count,
 )
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
-from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, list_devices, open_unasked
+from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, list_devices, open_quietly
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -90,7 +90,7 @@ def _cpu() -> Device | None:
 
 @cache
 def _open_cpu() -> Device | None:
-    return open_unasked("cpu")
+    return open_quietly("cpu")
 
 
 class _LatentsKernel:

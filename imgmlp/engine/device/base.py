@@ -1,7 +1,7 @@
-"""What every device is made of, whichever kind it is.
+"""What all kinds of device have in common.
 
-A device hands out Allocations, reads and writes them, launches kernels whose arguments stay set,
-and describes itself. Nothing here needs OpenCL.
+A device allocates memory, copies from and to it, launches kernels whose arguments stay set, and
+describes itself. Nothing here needs OpenCL.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-ALIGN = 128  # bytes, the least that slices are aligned to
+ALIGN = 128  # bytes; offsets of slices are multiples of it
 Array = np.ndarray[Any, Any]
 Kind = Literal["gpu", "cpu", "numpy", "simulator", "other"]
-Form = Literal["nodes", "procedure", "uops"]  # of a program: what NumPy runs
+Form = Literal["nodes", "procedure", "uops"]  # the form of a program that NumPy interprets
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What a device says of itself; sizes in bytes."""
+    """The description of a device; sizes in bytes."""
 
     spec: str  # what open_device takes: "0:0", or "numpy"
     platform: str
@@ -34,11 +34,13 @@ class DeviceInfo:
     local_memory: int
     driver: str
     version: str
-    compiled_for: str = ""  # what PoCL's compiler takes the processor for
-    clock: int = 0  # MHz of one of NVIDIA's GPUs, at most; 0 where it tells nothing of its speed
+    compiled_for: str = ""  # the processor's name that PoCL compiles for
+    clock: int = (
+        0  # maximum of an NVIDIA GPU in MHz; 0 for other devices, where it says little of speed
+    )
 
     def describe(self) -> str:
-        """A short line for people, such as ``PoCL: AMD EPYC, 2 cores``."""
+        """A short description for messages, such as ``PoCL: AMD EPYC, 2 cores``."""
         noun = "core" if self.kind in ("cpu", "numpy") else "compute unit"
         units = f"{self.compute_units} {noun}{'' if self.compute_units == 1 else 's'}"
         maker = {"Portable Computing Language": "PoCL", "NVIDIA CUDA": "NVIDIA"}.get(
@@ -55,7 +57,7 @@ class Usage:
     live: int = 0
     live_bytes: int = 0
     freed: int = 0
-    # One that a thread may have already: what it drops is freed wherever it is.
+    # Reentrant, as the garbage collector may free an allocation while this thread holds it.
     _lock: Any = field(default_factory=RLock, repr=False, compare=False)
 
     def take(self, nbytes: int) -> None:
@@ -75,7 +77,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """Bytes of a device that can still be had: in all, and in one allocation."""
+    """Bytes of a device that can still be allocated: in total, and in one allocation."""
 
     total: int
     at_once: int
@@ -92,12 +94,12 @@ class Allocation:
 
     @property
     def root(self) -> Allocation:
-        """What this is a slice of, or itself: a cycle would keep the memory for a while."""
+        """What this is a slice of, or itself. (A reference to itself would delay freeing it.)"""
         return self if self._root is None else self._root
 
 
 def counted(handle: Any, nbytes: int, usage: Usage) -> Allocation:
-    """An Allocation of its own, counted for as long as it lives."""
+    """A new Allocation, counted in `usage` as long as it lives."""
     allocation = Allocation(handle, nbytes)
     usage.take(nbytes)
     weakref.finalize(allocation, usage.free, nbytes).atexit = False
@@ -105,23 +107,23 @@ def counted(handle: Any, nbytes: int, usage: Usage) -> Allocation:
 
 
 class Pending:
-    """A transfer or a point in the queue that the host does not wait for yet; this one is done."""
+    """A transfer or a point in the queue that the host may wait for. This base class is done."""
 
     __slots__ = ()
 
     def done(self) -> bool:
-        """Whether it has happened. Raises DeviceError if the device failed before it."""
+        """Whether it is complete. Raises DeviceError if the device failed before it."""
         return True
 
     def wait(self) -> None:
-        """Block until it has happened."""
+        """Block until it is complete."""
 
 
 class HostCopies:
-    """Copies between the host and a device that are waited for, by way of those that are not."""
+    """Blocking copies between the host and a device, made of the asynchronous ones."""
 
-    compiling = 0.0  # seconds of processor time that its compiler took so far
-    lowering = 0.0  # the same of making what that is given
+    compiling = 0.0  # seconds of processor time spent compiling kernels so far
+    lowering = 0.0  # the same for lowering graphs to source code
 
     def write_async(self, allocation: Allocation, array: Array) -> Pending:
         """As write(), after all queued work; `array` must not change until the Pending is done."""
@@ -140,9 +142,11 @@ class HostCopies:
         self.read_async(allocation, array).wait()
 
 
-# What goes into a device's queue; OpenCL's objects come from the device
+# Objects of a device's queue, which hold OpenCL's own
 
-Guard = Callable[[str], AbstractContextManager[None]]  # around a use of the queue, named
+Guard = Callable[
+    [str], AbstractContextManager[None]
+]  # a context around a use of the queue, by the name of what is done
 
 
 @dataclass(eq=False, slots=True)
@@ -157,7 +161,7 @@ class Event(Pending):
         with self._queued("waiting for the device"):
             if int(self._event.command_execution_status) > 0:
                 return False
-            self._event.wait()  # raises what went wrong
+            self._event.wait()  # raises an error if the command failed
         return True
 
     def wait(self) -> None:
@@ -171,8 +175,10 @@ class KernelHandle:
 
     name: str
     program: Any = field(repr=False)
-    kernel: Any = field(repr=False, compare=False)  # to be asked, and the first to be bound
-    free: list[Any] = field(default_factory=list, repr=False, compare=False)  # of no launch
+    kernel: Any = field(repr=False, compare=False)  # for queries, and for the first launch
+    free: list[Any] = field(
+        default_factory=list, repr=False, compare=False
+    )  # further kernel objects that no launch uses
 
 
 @dataclass(eq=False, slots=True)
@@ -187,7 +193,7 @@ class Launch:
     compiled: bool = False  # set once its machine code is known to exist
 
 
-# What an Allocation is asked for
+# Checks of accesses to an Allocation
 
 
 def check_slice(allocation: Allocation, offset: int, nbytes: int, align: int) -> None:
@@ -206,7 +212,10 @@ def check_fits(allocation: Allocation, nbytes: int) -> None:
 
 
 def check_array(allocation: Allocation, array: Array, filled: bool = False) -> None:
-    """Refuse a host array that cannot be copied at once; `filled`: from the device into it."""
+    """Raise ValueError for a host array that cannot be copied directly.
+
+    `filled` says that the copy is from the device into the array.
+    """
     check_fits(allocation, array.nbytes)
     if filled and not (array.flags.c_contiguous and array.flags.writeable):
         raise ValueError("only a contiguous, writeable array can be read into")

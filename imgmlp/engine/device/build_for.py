@@ -2,7 +2,7 @@
 
     python -m imgmlp.engine.device.build_for DEVICE
 
-It says a line when the device is open and after each part, of which it reads a line.
+It writes a line when the device is open and after each part. It reads one line for each part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from imgmlp.engine.device.discover import open_named
 
 
 def serve(spec: str, parts: TextIO, answers: TextIO) -> None:
-    """Build what is told until there is no more. Raises DeviceError."""
+    """Build the parts that are read, until the end of the input. Raises DeviceError."""
     device = open_named(spec)
     print("ready", file=answers, flush=True)
     for part in parts:
@@ -26,7 +26,7 @@ def serve(spec: str, parts: TextIO, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other one ends it
-    told = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # as drivers may print
-    serve(sys.argv[1], sys.stdin, told)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
+    answers_stream = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # drivers may print
+    serve(sys.argv[1], sys.stdin, answers_stream)

@@ -22,11 +22,17 @@ from typing import Any
 from imgmlp.child import available_cores
 from imgmlp.engine.device import driver_errors
 from imgmlp.engine.device.base import DeviceInfo, HostCopies, KernelHandle
-from imgmlp.engine.device.build_beside import NOT_KEPT, Builders
-from imgmlp.engine.device.compile_beside import most
+from imgmlp.engine.device.build_beside import MIN_BUILD_SECONDS, Builders
+from imgmlp.engine.device.compile_beside import max_processes
 from imgmlp.engine.device.driver import NVIDIA, check_not_forked, cl
-from imgmlp.engine.device.kernel_cache import LOCK, current, has_room, locked, was_removed
-from imgmlp.engine.device.pocl import PASSED_OVER, PLATFORM, WHEEL
+from imgmlp.engine.device.kernel_cache import (
+    LOCK_NAME,
+    cache_folder,
+    has_space,
+    locked,
+    was_removed,
+)
+from imgmlp.engine.device.pocl import PLATFORM, SKIP_HEADER_OPTION, WHEEL_VERSION
 
 # Processes that build parts of a program: any device may have MIN_BUILDERS, and up to MAX_BUILDERS
 # with BYTES_PER_BUILDER of its memory for each. On 16 cores of a Xeon a latent step was built in
@@ -47,7 +53,7 @@ class KernelBuilding(HostCopies):
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
         self._compiles_late = info.platform == PLATFORM  # machine code at the first launch
-        self._passes_over_header = self._compiles_late and info.driver == WHEEL
+        self._passes_over_header = self._compiles_late and info.driver == WHEEL_VERSION
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}  # by source and options
         self._builders: Builders | None = None
         self._close_builders: weakref.finalize[..., Any] | None = None
@@ -83,12 +89,12 @@ class KernelBuilding(HostCopies):
         """Start other processes that help to build the programs that are expected soon."""
         before = self._builders
         by_memory = self.info.memory // BYTES_PER_BUILDER
-        count = most(available_cores(), max(MIN_BUILDERS, min(MAX_BUILDERS, by_memory)))
+        count = max_processes(available_cores(), max(MIN_BUILDERS, min(MAX_BUILDERS, by_memory)))
         if not self.builds_in_parts or not count:
             return
         if before is not None and before.working:
             before.expect()
-        elif before is None or not before.useless:
+        elif before is None or not before.is_useless:
             self._builders = Builders(self.info.spec, count)
             if self._close_builders is not None:
                 self._close_builders.detach()
@@ -106,7 +112,7 @@ class KernelBuilding(HostCopies):
         if len(new) > 2 and not self._has_builders:
             began, first = time.perf_counter(), new.pop(0)
             own(first)
-            if time.perf_counter() - began > NOT_KEPT:
+            if time.perf_counter() - began > MIN_BUILD_SECONDS:
                 self.expect_programs()
         if self._builders is not None and self._has_builders:
             self.compiling += self._builders.build(new, own)
@@ -131,16 +137,16 @@ class KernelBuilding(HostCopies):
         if self._passes_over_header and not options:
             # An error comes up again below, then with the line numbers of the source alone.
             with contextlib.suppress(cl.Error):
-                return self._built(_declarations() + source, [PASSED_OVER])
+                return self._built(_declarations() + source, [SKIP_HEADER_OPTION])
         for attempt in (1, 2):
             try:
                 return self._built(source, options)
             except cl.Error as error:
-                place = current()
+                place = cache_folder()
                 if place is not None and self._compiles_late and was_removed(place):
                     if attempt == 2:
                         raise driver_errors.removed(place) from error
-                    has_room(place)  # creates the removed folder again
+                    has_space(place)  # creates the removed folder again
                 # A second attempt helps only with a broken cache; the same source fails again.
                 elif attempt == 2:
                     raise driver_errors.build_failure(source, str(error), self.info) from error
@@ -170,10 +176,10 @@ class KernelBuilding(HostCopies):
         with contextlib.ExitStack() as stack:
             if self._compiles_late:  # other drivers lock their caches themselves
                 self.finish()  # so that nobody has to wait for earlier work while we hold the lock
-                place = current()
-                if place is None or not has_room(place):
+                place = cache_folder()
+                if place is None or not has_space(place):
                     raise driver_errors.no_room(place)
-                stack.enter_context(locked(place / LOCK))
+                stack.enter_context(locked(place / LOCK_NAME))
             began = time.process_time()  # of this process's threads, including the driver's
             yield
             self.compiling += time.process_time() - began

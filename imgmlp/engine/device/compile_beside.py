@@ -1,10 +1,10 @@
-"""Machine code of a program's kernels, a part of it made by other processes meanwhile.
+"""Compiles kernels to machine code in parallel processes, for PoCL.
 
-PoCL makes a kernel's machine code at its first launch, on one thread of a process, whatever other
-cores there are. So where many kernels are new, other processes (compile_for.py) make that of
-kernels still to come, the last of all first, and move it into the cache that all processes share.
-Whoever comes to such a kernel finds it there, and makes what is not there itself: nothing depends
-on these processes.
+PoCL compiles a kernel to machine code at its first launch, on a single thread of the process. If a
+program has many new kernels, other processes (compile_for.py) compile some of those that will be
+launched later, the last one first, and move the result into the cache that all processes share.
+This process finds it there at the launch, and compiles itself what is missing. Nothing is lost if
+these processes fail.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ import numpy as np
 
 from imgmlp import child
 from imgmlp.engine.device.base import Allocation, Launch
-from imgmlp.engine.device.kernel_cache import PRIVATE, current
+from imgmlp.engine.device.kernel_cache import PRIVATE_PREFIX, cache_folder
 
-MOST = 3  # processes, unless the environment says otherwise: each takes some 200 MB
-EACH = 4  # kernels that are worth a process, which takes half a second to begin
-LARGEST = 1 << 27  # bytes that a kernel reads and writes; others are for the process that has them
-PROCESS = "imgmlp.engine.device.compile_for"
-TOLD = "told.json"
+DEFAULT_MAX_PROCESSES = 3  # unless the environment says otherwise; each takes some 200 MB
+MIN_KERNELS_PER_PROCESS = 4  # for which a process pays, as it takes half a second to start
+# Memory of a kernel's arguments; this process compiles kernels with more, as it has the memory.
+MAX_TASK_BYTES = 1 << 27
+MODULE = "imgmlp.engine.device.compile_for"
+REQUEST_FILE = "request.json"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A launch. Of each argument the bytes if it is memory, dtype and value if it is a number."""
+    """A launch to be compiled. Arguments are bytes of memory, or [dtype, value] of numbers."""
 
     kernel: str
     global_size: Sequence[int]
@@ -43,50 +44,51 @@ class Task:
 
     @staticmethod
     def of(launch: Launch) -> Task:
-        told: list[Any] = [
+        arguments: list[Any] = [
             one.nbytes if isinstance(one, Allocation) else [one.dtype.str, one.item()]
             for one in launch.kept
             if isinstance(one, (Allocation, np.generic))
         ]
-        return Task(launch.handle.name, launch.global_size, launch.local_size or (), told)
+        return Task(launch.handle.name, launch.global_size, launch.local_size or (), arguments)
 
     @property
     def nbytes(self) -> int:
         return sum(one for one in self.arguments if isinstance(one, int))
 
 
-def most(cores: int, usual: int = MOST) -> int:
-    """Processes that may compile beside one, on so many cores; `usual` if nobody says how many."""
+def max_processes(cores: int, default: int = DEFAULT_MAX_PROCESSES) -> int:
+    """How many further processes may compile on so many cores: what the environment variable
+    COMPILERS_VARIABLE says, or else `default`; at most one for each core but this process's."""
     try:
-        told = int(os.environ.get(child.COMPILERS_VARIABLE, usual))
+        count = int(os.environ.get(child.COMPILERS_VARIABLE, default))
     except ValueError:
-        told = usual
-    return max(0, min(told, cores - 1))
+        count = default
+    return max(0, min(count, cores - 1))
 
 
-def wanted(kernels: int, cores: int) -> int:
-    """Processes for so many kernels beside one that makes them as well."""
-    return min(most(cores), kernels // EACH)
+def process_count(kernels: int, cores: int) -> int:
+    """How many further processes to start for so many new kernels."""
+    return min(max_processes(cores), kernels // MIN_KERNELS_PER_PROCESS)
 
 
 @contextlib.contextmanager
-def beside(
+def compiling_processes(
     spec: str, source: str, options: Sequence[str], tasks: Sequence[Task], count: int
 ) -> Iterator[list[child.Helper]]:
-    """So many processes for launches of one program, until this is left.
+    """Within this context, `count` processes compile the launches of one program.
 
     `spec` names the device; `source` and `options` are what the program was built from.
     """
-    shared, helpers = current(), list[child.Helper]()
-    small = [task for task in reversed(tasks) if task.nbytes <= LARGEST]
+    shared, helpers = cache_folder(), list[child.Helper]()
+    small = [task for task in reversed(tasks) if task.nbytes <= MAX_TASK_BYTES]
     with contextlib.ExitStack() as stack:
         for number in range(count if shared else 0):
             own = [asdict(task) for task in small[number::count]]
-            told = {"spec": spec, "source": source, "options": list(options), "tasks": own}
-            with contextlib.suppress(OSError):  # as where the disk is full
-                place = tempfile.mkdtemp(prefix=PRIVATE, dir=shared)
+            request = {"spec": spec, "source": source, "options": list(options), "tasks": own}
+            with contextlib.suppress(OSError):  # such as a full disk
+                place = tempfile.mkdtemp(prefix=PRIVATE_PREFIX, dir=shared)
                 stack.callback(shutil.rmtree, place, ignore_errors=True)
-                (Path(place) / TOLD).write_text(json.dumps(told), "utf-8")
-                helper = child.Helper(PROCESS, place, POCL_CACHE_DIR=place)
+                (Path(place) / REQUEST_FILE).write_text(json.dumps(request), "utf-8")
+                helper = child.Helper(MODULE, place, POCL_CACHE_DIR=place)
                 helpers.append(stack.enter_context(helper))
         yield helpers

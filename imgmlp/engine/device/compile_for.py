@@ -1,8 +1,9 @@
-"""A process that makes machine code of kernels for the one that started it (compile_beside.py).
+"""A process that compiles kernels to machine code for the process that started it
+(compile_beside.py).
 
-It has a cache of its own inside of the shared one, as PoCL guards none. There it finds the bitcode
-of the program, launches kernels on memory of its own, which is all zeros, and moves what PoCL has
-kept of each kernel out of it.
+As PoCL does not lock its cache, this process has its own, inside of the shared one. It links the
+program's bitcode from the shared cache, launches the kernels on memory of zeros, and moves the
+machine code of each kernel to the shared cache.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from typing import Any
 import numpy as np
 
 from imgmlp import child
-from imgmlp.engine.device.compile_beside import TOLD, Task
+from imgmlp.engine.device.compile_beside import REQUEST_FILE, Task
 from imgmlp.engine.device.discover import open_untried
-from imgmlp.engine.device.kernel_cache import has_room
+from imgmlp.engine.device.kernel_cache import has_space
 from imgmlp.engine.device.opencl import Device
 
-# As PoCL has it: a program is in two folders named by a digest, and has a folder of each kernel.
-PROGRAMS = "[A-Z][A-Z]/*"
-BITCODE, OPENED = "program.bc", "last_accessed"
-# Programs in which kernels were compiled last: the parent has compiled one just now, and others may
-# have as well.
-NEWEST = 4
-PATIENCE = 10.0  # seconds for the kernel that is being compiled when the parent ends
+# PoCL's layout: a program is two folders deep, named by a digest, with a folder for each kernel.
+PROGRAM_FOLDERS = "[A-Z][A-Z]/*"
+BITCODE_FILE, OPENED_MARK = "program.bc", "last_accessed"
+# Programs whose bitcode is linked, the newest first: the parent has built its program just now, but
+# other processes may have built theirs since.
+MAX_LINKED_PROGRAMS = 4
+COMPILE_TIMEOUT = 10.0  # seconds that the current kernel may take after the parent has ended
 
 
 def run(own: Path, enough: Callable[[], bool]) -> None:
-    """Do what a file in the process's own cache tells, until it is `enough`."""
-    shared, told = own.parent, json.loads((own / TOLD).read_text("utf-8"))
-    if not has_room(own) or enough():
+    """Do what REQUEST_FILE in the process's own cache asks for, until `enough()` is true."""
+    shared, request = own.parent, json.loads((own / REQUEST_FILE).read_text("utf-8"))
+    if not has_space(own) or enough():
         return
-    lend(shared, own)
-    device = open_untried(told["spec"])
+    link_bitcode(shared, own)
+    device = open_untried(request["spec"])
     assert isinstance(device, Device)
-    tasks = [Task(**task) for task in told["tasks"]]
-    handles = device.build(told["source"], [task.kernel for task in tasks], told["options"])
+    tasks = [Task(**task) for task in request["tasks"]]
+    handles = device.build(request["source"], [task.kernel for task in tasks], request["options"])
     for program in opened(own):
         target = shared / program.relative_to(own)
         if not target.is_dir():
-            continue  # it was built into something else, which serves nobody
+            continue  # it was built to another program than the parent's
         for task in tasks:
             if enough():
                 return
@@ -61,50 +62,50 @@ def run(own: Path, enough: Callable[[], bool]) -> None:
             hand_over(program / task.kernel, target / task.kernel)
 
 
-def lend(shared: Path, own: Path) -> None:
-    """Have the bitcode of a cache's newest programs in another one of the same disk as well."""
-    newest = heapq.nlargest(NEWEST, shared.glob(PROGRAMS), key=_changed)
+def link_bitcode(shared: Path, own: Path) -> None:
+    """Link the bitcode of the newest programs of a cache into another cache of the same disk."""
+    newest = heapq.nlargest(MAX_LINKED_PROGRAMS, shared.glob(PROGRAM_FOLDERS), key=_changed)
     for program in newest:
         copy = own / program.relative_to(shared)
-        with contextlib.suppress(OSError):  # what cannot be lent is built again
+        with contextlib.suppress(OSError):  # what cannot be linked is built again
             copy.mkdir(parents=True, exist_ok=True)
-            os.link(program / BITCODE, copy / BITCODE)
+            os.link(program / BITCODE_FILE, copy / BITCODE_FILE)
 
 
 def opened(own: Path) -> list[Path]:
-    """The programs that were opened in a cache: what is lent alone has no mark of that."""
-    return [mark.parent for mark in own.glob(f"{PROGRAMS}/{OPENED}")]
+    """The programs of a cache that PoCL has opened; linked bitcode alone has no OPENED_MARK."""
+    return [mark.parent for mark in own.glob(f"{PROGRAM_FOLDERS}/{OPENED_MARK}")]
 
 
 def hand_over(code: Path, target: Path) -> None:
-    """Move a kernel's machine code, all at once, unless some has come to its place meanwhile."""
+    """Move a kernel's machine code atomically, unless another process has put some there."""
     with contextlib.suppress(OSError):
         code.rename(target)
 
 
 def _changed(path: Path) -> int:
-    """When a folder last got another entry, 0 if it is not there any more."""
+    """When a folder last got another entry, in ns; 0 if it was removed."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _argument(device: Device, told: Any) -> Any:
-    if not isinstance(told, int):
-        return np.dtype(told[0]).type(told[1])
-    allocation = device.alloc(told)
-    device.write(allocation, np.zeros(told, np.uint8))
+def _argument(device: Device, argument: Any) -> Any:
+    if not isinstance(argument, int):
+        return np.dtype(argument[0]).type(argument[1])
+    allocation = device.alloc(argument)
+    device.write(allocation, np.zeros(argument, np.uint8))
     return allocation
 
 
 def main(own: Path) -> None:
-    """The same in this process, which leaves nothing of its own behind where its parent ends."""
+    """`run`, which removes the process's own cache if the parent ends meanwhile."""
     gone, over = threading.Event(), threading.Event()
 
-    def leave() -> None:  # PoCL ends a process from whose cache files go while it compiles
+    def leave() -> None:  # after the current kernel: PoCL crashes if its cache goes
         gone.set()
-        over.wait(PATIENCE)
+        over.wait(COMPILE_TIMEOUT)
         shutil.rmtree(own, ignore_errors=True)
 
     child.end_with_parent(leave)
@@ -113,7 +114,7 @@ def main(own: Path) -> None:
     finally:
         over.set()
         if gone.is_set():
-            threading.Event().wait()  # for all that to be removed, with which this process ends
+            threading.Event().wait()  # until leave() has removed the cache and this process ends
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which devices there are, and opening one by its name."""
+"""Lists devices, and opens one by its name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from imgmlp.engine.device.driver import NVIDIA, check_not_forked, cl, import_fai
 from imgmlp.engine.device.kernel_cache import choose_cache
 from imgmlp.engine.device.numpy_device import NUMPY_FORMS, NumpyDevice, numpy_info
 from imgmlp.engine.device.opencl import Device
-from imgmlp.engine.device.pocl import PLATFORM, mended
-from imgmlp.engine.device.probe import doubt, problem_of
+from imgmlp.engine.device.pocl import PLATFORM, corrected_processor
+from imgmlp.engine.device.probe import forget_outcome, problem_of
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
-Pairs = list[tuple[Any, DeviceInfo]]  # OpenCL's handle of a device, and what it says of itself
+Pairs = list[tuple[Any, DeviceInfo]]  # OpenCL's handle of a device, and its description
 
 AnyDevice = Device | NumpyDevice
 
@@ -22,13 +22,13 @@ INSTALL_HINT = (
     "install a driver for your GPU, or PoCL for the processor with `pip install 'pyopencl[pocl]'`; "
     "`--device numpy` works without either"
 )
-MEND = (
+REPAIR_HINT = (
     "Update its driver or install another one, then `imgmlp devices --check` tries it again; "
     "--device numpy needs none"
 )
 ONLY_SIMULATOR = "there is only a simulator, which is for testing kernels"
-# The kinds that a name stands for, the first choice first.
-ORDER = {
+# The kinds of device that a name stands for, in order of preference.
+KINDS_BY_NAME = {
     "auto": ("gpu", "cpu", "other"),
     "gpu": ("gpu",),
     "cpu": ("cpu",),
@@ -37,12 +37,12 @@ ORDER = {
 
 
 def list_devices() -> list[DeviceInfo]:
-    """All OpenCL devices, then the NumPy interpreter. Never raises for want of a driver."""
+    """All OpenCL devices, then the NumPy interpreter. A missing driver raises no error."""
     return [*(info for _, info in find()[0]), numpy_info()]
 
 
 def find() -> tuple[Pairs, str | None]:
-    """OpenCL's devices with their descriptions, or why there are none."""
+    """OpenCL's devices with their descriptions; if there are none, also the reason."""
     if cl is None:
         return [], f"pyopencl cannot be loaded ({import_failure})"
     choose_cache()
@@ -66,12 +66,12 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
     kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
     maker, driver = platform.name.strip(), handle.driver_version.strip()
     version = handle.version.strip()
-    compiled_for = mended(handle.int_ptr, driver, version) if maker == PLATFORM else ""
+    compiled_for = corrected_processor(handle.int_ptr, driver, version) if maker == PLATFORM else ""
     return DeviceInfo(
         spec=spec,
         platform=maker,
         name=handle.name.strip(),
-        # Oclgrind says that it is of every kind, a GPU too; nobody wants to train on it.
+        # Oclgrind claims to be of every kind, but is too slow for training.
         kind="simulator" if maker == "Oclgrind" else kind,
         compute_units=int(handle.max_compute_units),
         memory=int(handle.global_mem_size),
@@ -108,54 +108,54 @@ def open_device(spec: str = "auto") -> AnyDevice:
     matches = _matches(wanted, pairs)
     problems: list[str] = []
     for handle, info in matches:
-        opened, problem = _opened(handle, info)
+        opened, problem = _open_if_working(handle, info)
         if opened is not None:
             return opened
         problems.append(f"{info.describe()} does not work: {problem}")
         if wanted == "auto" or len(matches) > 1:
-            _warn(f"{problems[-1]}; it is passed over. {MEND}")
+            _warn(f"{problems[-1]}; it is passed over. {REPAIR_HINT}")
     if wanted == "auto":
         if not problems:
             _warn(f"no OpenCL device: {reason or ONLY_SIMULATOR}; {INSTALL_HINT}")
         _warn("NumPy computes, which takes many times as long as an OpenCL driver would")
         return NumpyDevice("numpy")
     if problems:
-        raise DeviceError(problems[0], hint=MEND)
-    raise _not_there(spec, pairs, reason)
+        raise DeviceError(problems[0], hint=REPAIR_HINT)
+    raise _no_device(spec, pairs, reason)
 
 
-def told_apart(place: AnyDevice, here: AnyDevice) -> tuple[str, str]:
-    """What to call two devices that are not the same one, also where one was opened twice."""
+def distinct_names(place: AnyDevice, here: AnyDevice) -> tuple[str, str]:
+    """Names for an error message about two devices, which may be one that was opened twice."""
     first, second = place.info.spec, here.info.spec
     if first == second:
         second = "another opening of it: call open_device once, as each has memory of its own"
     return first, second
 
 
-def open_unasked(spec: str) -> Device | None:
-    """Open the first device of a kind that works, or none, without a word: nobody asked for it."""
+def open_quietly(spec: str) -> Device | None:
+    """Open the first working device of a kind; None, without a warning, if there is none."""
     for handle, info in _matches(spec, find()[0]):
-        opened, _ = _opened(handle, info)
+        opened, _ = _open_if_working(handle, info)
         if opened is not None:
             return opened
     return None
 
 
-def _opened(handle: Any, info: DeviceInfo) -> tuple[Device | None, str]:
-    """A device, or why it does not work; one that worked once need not do so now."""
+def _open_if_working(handle: Any, info: DeviceInfo) -> tuple[Device | None, str]:
+    """The opened device, or None and why it does not work. (It may have worked in the trial.)"""
     if problem := problem_of(handle.int_ptr, info):
         return None, problem
     try:
         return Device(handle, info), ""
     except (DeviceError, OutOfMemoryError) as error:
-        doubt(handle.int_ptr, info)
+        forget_outcome(handle.int_ptr, info)
         return None, str(error)
 
 
 def open_untried(spec: str) -> AnyDevice:
-    """Open what open_device() would try first, whether it works or not, to find out why not.
+    """Open the device that open_device() would try first, without a trial, to see how it fails.
 
-    Whatever is known of the devices that `spec` may stand for is found out anew.
+    The outcomes of earlier trials are forgotten for all devices that `spec` may stand for.
     """
     wanted = spec.strip().lower()
     if wanted in NUMPY_FORMS:
@@ -163,36 +163,36 @@ def open_untried(spec: str) -> AnyDevice:
     pairs, reason = find()
     matches = _matches(wanted, pairs)
     for handle, info in matches:
-        doubt(handle.int_ptr, info)
+        forget_outcome(handle.int_ptr, info)
     if matches:
         return Device(*matches[0])
-    raise _not_there(spec, pairs, reason)
+    raise _no_device(spec, pairs, reason)
 
 
 def open_named(spec: str) -> Device:
-    """The device that a spec such as "0:0" names: not tried, and what is known of it stays."""
+    """Open the device that a spec such as "0:0" names, without a trial."""
     pairs, reason = find()
     matches = _matches(spec, pairs)
     if matches:
         return Device(*matches[0])
-    raise _not_there(spec, pairs, reason)
+    raise _no_device(spec, pairs, reason)
 
 
 def _matches(wanted: str, pairs: Pairs) -> Pairs:
-    """The devices that a name may stand for, the first choice first."""
-    order = ORDER.get(wanted)
+    """The devices that a name may stand for, in order of preference."""
+    order = KINDS_BY_NAME.get(wanted)
     if order is None:
         return [pair for pair in pairs if pair[1].spec == wanted]
     return [pair for kind in order for pair in pairs if pair[1].kind == kind]
 
 
-def _not_there(spec: str, pairs: Pairs, reason: str | None) -> DeviceError:
+def _no_device(spec: str, pairs: Pairs, reason: str | None) -> DeviceError:
     if not any(info.kind != "simulator" for _, info in pairs):
         problem = f"no OpenCL device: {reason or ONLY_SIMULATOR}"
         return DeviceError(problem, hint=INSTALL_HINT)
     there = "; ".join(f"{info.spec} is {info.describe()}" for _, info in pairs)
     wanted = spec.strip().lower()
-    if wanted in ORDER:
+    if wanted in KINDS_BY_NAME:
         hint = f"{there}; `imgmlp devices --check` says what is missing or wrong"
         return DeviceError(f"there is no device of the kind {wanted!r}", hint=hint)
     hint = f"name one: {there}; auto, gpu, cpu and numpy are understood too"
@@ -200,4 +200,4 @@ def _not_there(spec: str, pairs: Pairs, reason: str | None) -> DeviceError:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, ImgmlpWarning, stacklevel=3)  # whoever opens a device
+    warnings.warn(text, ImgmlpWarning, stacklevel=3)  # the caller of open_device

@@ -1,12 +1,11 @@
-"""Where PoCL, the CPU driver, keeps compiled kernels: a directory that all processes share.
+"""The directory in which PoCL, the CPU driver, caches compiled kernels; all processes share it.
 
-Each processor has one of its own, as machines with different ones may share a home directory, and
-another processor's machine code may end the process. The name that PoCL compiles for is part of its
-own names for files. What probe.py finds out about devices is kept there too, and
-what runtime/program_cache.py keeps of steps.
+Each kind of processor has its own directory: machines with different processors may share a home
+directory, and machine code of another processor may crash the process. (PoCL makes the name that it
+compiles for a part of its file names.) probe.py and runtime/program_cache.py keep files there too.
 
-PoCL writes there without a lock of its own, so whoever compiles holds one; and where it cannot
-write all of a file it ends the process, so whoever compiles looks for room first.
+PoCL does not lock the directory, so whoever compiles holds a lock. If PoCL cannot write a whole
+file, it ends the process, so whoever compiles first checks that there is enough space.
 """
 
 from __future__ import annotations
@@ -47,82 +46,86 @@ else:
     fcntl = _fcntl
 
 LOCK_TIMEOUT = 120.0  # seconds; the longest cold compilation seen took under 10
-PATIENCE = 5.0  # seconds that a wait may take without a word
-PRIVATE = "imgmlp-pocl-"  # how names of directories for one process begin
-FREE_BYTES = 8 << 20  # bytes; the largest file that a kernel was seen to need had 0.3 MB
-# What file systems answer that do not reserve room, where the C library does not do it for them.
-CANNOT_SAY = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-OWN = re.compile("processor-[0-9a-f]{16}")  # names of directories for one processor
-# What /proc/cpuinfo says of a processor that stays the same, on x86-64 and ARM.
-IDENTITY = {
+SILENT_WAIT = 5.0  # seconds of waiting for the lock before a warning tells of it
+PRIVATE_PREFIX = "imgmlp-pocl-"  # of the names of directories that belong to one process
+MIN_FREE_BYTES = 8 << 20  # the largest file of a kernel that was seen had 0.3 MB
+# Errors of file systems that cannot reserve space, where the C library does not emulate it.
+UNSUPPORTED_ERRORS = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+PROCESSOR_FOLDER = re.compile("processor-[0-9a-f]{16}")  # names of directories for one processor
+# Fields of /proc/cpuinfo that identify a processor and do not change, on x86-64 and ARM.
+IDENTIFYING_FIELDS = {
     "vendor_id", "cpu family", "model", "model name", "stepping",
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
 }  # fmt: skip
-LOCK = "imgmlp.lock"  # of whoever compiles
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-BITCODE, ELF = (b"BC\xc0\xde", b"\xde\xc0\x17\x0b"), b"\x7fELF"  # how such files begin
-# Where such a file of 64 bits has the offset of its table of sections, the size of an entry, and
-# how many there are: it stands at the end.
-SECTIONS = (0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E)
-STALE_AFTER = 3600.0  # seconds after which what a process left behind is swept away
-DEAD_AFTER = 2 * 86_400.0  # the same of a whole directory for one process
+LOCK_NAME = "imgmlp.lock"  # of the file that is locked while compiling
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# First bytes of LLVM bitcode, which has two forms, and of machine code.
+BITCODE_MAGIC, ELF_MAGIC = (b"BC\xc0\xde", b"\xde\xc0\x17\x0b"), b"\x7fELF"
+# Where the header of a 64-bit ELF file has the offset of the section table, which is at the end of
+# the file, the size of an entry, and the number of entries.
+SECTION_TABLE_FIELDS = (0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E)
+MAX_LEFTOVER_AGE = 3600.0  # seconds; older files that a process left behind are removed
+MAX_PRIVATE_AGE = 2 * 86_400.0  # seconds; the same for the directory of one process
 
 
 def choose_cache() -> None:
-    """Point PoCL at a directory that can be written; it reads the variable when it starts."""
-    for folder in (current(), _user_cache()):
-        path = folder and _of_this_processor(folder)
-        if path is not None and has_room(path):
+    """Set PoCL's environment variable to a writable directory; PoCL reads it when it starts."""
+    for folder in (cache_folder(), _user_cache()):
+        path = folder and _processor_folder(folder)
+        if path is not None and has_space(path):
             os.environ["POCL_CACHE_DIR"] = str(path)
-            _sweep(path)
-            _mend_after_boot(path)
+            _remove_leftovers(path)
+            _check_after_boot(path)
             return
-    with contextlib.suppress(OSError):  # whoever compiles will say that there is no place
-        _sweep_private()
-        private = tempfile.mkdtemp(prefix=PRIVATE)
+    with contextlib.suppress(OSError):  # compiling will report that there is no directory
+        _remove_old_private()
+        private = tempfile.mkdtemp(prefix=PRIVATE_PREFIX)
         atexit.register(shutil.rmtree, private, ignore_errors=True)
         os.environ["POCL_CACHE_DIR"] = private
 
 
-def _sweep_private() -> None:
-    """Remove directories of processes that were killed; one that still runs makes its own anew."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PRIVATE}*"):
-        with contextlib.suppress(OSError):  # another process removed it
-            if time.time() - path.lstat().st_mtime > DEAD_AFTER:
+def _remove_old_private() -> None:
+    """Remove directories of processes that were killed; a running process creates its own again."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            if time.time() - path.lstat().st_mtime > MAX_PRIVATE_AGE:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _of_this_processor(folder: Path) -> Path:
-    """The directory in a chosen one, which may be that of a processor itself or of a process."""
-    if folder.name.startswith(PRIVATE):
+def _processor_folder(folder: Path) -> Path:
+    """The directory of this processor inside `folder`, which may be one of a processor already.
+
+    The directory of one process has no further directories.
+    """
+    if folder.name.startswith(PRIVATE_PREFIX):
         return folder
-    if OWN.fullmatch(folder.name):
+    if PROCESSOR_FOLDER.fullmatch(folder.name):
         folder = folder.parent
     return folder / f"processor-{processor_digest()}"
 
 
 @functools.cache
 def processor_digest() -> str:
-    """Differs between processors that may need different machine code."""
+    """16 hexadecimal digits that differ between processors that may need different machine code."""
     try:
         lines = CPUINFO.read_text("utf-8", "replace").splitlines()
     except OSError:  # not Linux
         lines = [f"model name: {platform.processor()}"]
-    told = {line for line in lines if line.partition(":")[0].strip() in IDENTITY}
+    told = {line for line in lines if line.partition(":")[0].strip() in IDENTIFYING_FIELDS}
     text = "\n".join([platform.machine(), *sorted(told), *sorted(processor_flags())])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def current() -> Path | None:
-    """The directory that was chosen, if there was one."""
+def cache_folder() -> Path | None:
+    """The directory that was chosen; None if there is none."""
     chosen = os.environ.get("POCL_CACHE_DIR")
     return Path(chosen) if chosen else None
 
 
 def is_private() -> bool:
-    """Whether compiled kernels are kept for this process only, for want of a better place."""
-    place = current()
-    return place is not None and place.name.startswith(PRIVATE)
+    """Whether compiled kernels are cached for this process only, as no better directory exists."""
+    place = cache_folder()
+    return place is not None and place.name.startswith(PRIVATE_PREFIX)
 
 
 def _user_cache() -> Path | None:
@@ -133,12 +136,12 @@ def _user_cache() -> Path | None:
     except RuntimeError:
         return None
     path = Path(platformdirs.user_cache_dir("imgmlp", appauthor=False)) / "pocl"
-    # A home that does not exist is not ours to make.
+    # A home directory that does not exist is not created.
     return path if home.is_dir() or path.parents[1].is_dir() else None
 
 
-def has_room(path: Path) -> bool:
-    """Whether what a kernel is compiled to can be written to a directory, which is made."""
+def has_space(path: Path) -> bool:
+    """Create a directory if needed; returns whether a compiled kernel can be written to it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as file:
@@ -149,23 +152,23 @@ def has_room(path: Path) -> bool:
 
 
 def _reserve(handle: int) -> None:
-    """Raise OSError if a file cannot have FREE_BYTES; it knows of full disks, quotas and limits."""
+    """Raise OSError if a file cannot grow to MIN_FREE_BYTES: by a full disk, a quota or a limit."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
-        os.posix_fallocate(handle, 0, FREE_BYTES)
+        os.posix_fallocate(handle, 0, MIN_FREE_BYTES)
     except OSError as error:
-        if error.errno not in CANNOT_SAY:
+        if error.errno not in UNSUPPORTED_ERRORS:
             raise
 
 
 def was_removed(path: Path) -> bool:
-    """Whether a directory is another one, or none, since somebody began to hold its lock."""
-    return not (path / LOCK).exists()
+    """Whether a directory was removed or replaced since its lock was taken."""
+    return not (path / LOCK_NAME).exists()
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Give a file its content at once, for others that may read or write it. Raises OSError."""
+    """Write a file atomically, as other processes may read or write it. Raises OSError."""
     part = path.with_name(f"{path.stem}.{os.getpid()}-{threading.get_ident()}")
     try:
         part.write_text(text, "utf-8")
@@ -176,12 +179,11 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _sweep(path: Path) -> None:
-    """Remove the empty files of which PoCL leaves one for each process, and the directories of
-    processes that were ended before they could."""
-    stale = time.time() - STALE_AFTER
-    for left in path.glob(f"{PRIVATE}*"):
-        with contextlib.suppress(OSError):  # as its process may remove it now
+def _remove_leftovers(path: Path) -> None:
+    """Remove what ended processes left: PoCL's empty temporary file, and their directories."""
+    stale = time.time() - MAX_LEFTOVER_AGE
+    for left in path.glob(f"{PRIVATE_PREFIX}*"):
+        with contextlib.suppress(OSError):  # its process may be removing it
             if left.stat().st_mtime < stale:
                 shutil.rmtree(left, ignore_errors=True)
     for left in path.glob("tempfile_*"):
@@ -191,26 +193,28 @@ def _sweep(path: Path) -> None:
                 left.unlink(missing_ok=True)
 
 
-def _mend_after_boot(path: Path) -> None:
-    """Once after each start of the machine, as its last end may have been a loss of power."""
-    with contextlib.suppress(OSError):  # not Linux, or what cannot be written
-        boot, stamp = BOOT.read_text("utf-8"), path / "imgmlp-boot"
+def _check_after_boot(path: Path) -> None:
+    """Remove damaged files once after each boot, as power may have been lost before it."""
+    with contextlib.suppress(OSError):  # not Linux, or nothing can be written
+        boot, stamp = BOOT_ID.read_text("utf-8"), path / "imgmlp-boot"
         if _read(stamp) == boot:
             return
-        with locked(path / LOCK):
+        with locked(path / LOCK_NAME):
             if _read(stamp) != boot:
-                _mend(path)
+                _remove_damaged(path)
                 write_whole(stamp, boot)
 
 
-def mend(path: Path) -> None:
-    """Remove compiled programs that cannot be whole: PoCL does not look, and ends the process that
-    loads one; without them it compiles again."""
-    with locked(path / LOCK):
-        _mend(path)
+def remove_damaged(path: Path) -> None:
+    """Remove truncated compiled programs, which PoCL then compiles again.
+
+    PoCL does not check files; loading a damaged one ends the process.
+    """
+    with locked(path / LOCK_NAME):
+        _remove_damaged(path)
 
 
-def _mend(path: Path) -> None:
+def _remove_damaged(path: Path) -> None:
     for program in path.glob("??/*/"):
         parts = [program / "program.bc", *program.glob("*/*/*.so")]
         if any(part.exists() and not _is_whole(part) for part in parts):
@@ -218,18 +222,17 @@ def _mend(path: Path) -> None:
 
 
 def _is_whole(part: Path) -> bool:
-    """Whether a file of LLVM's bitcode, or of machine code, begins as it should and has all of what
-    its beginning says."""
+    """Whether a file is LLVM bitcode, or machine code that is as long as its header says."""
     try:
         with part.open("rb") as file:
             head, size = file.read(64), os.fstat(file.fileno()).st_size
     except OSError:
         return False
     if part.suffix == ".bc":
-        return head[:4] in BITCODE
-    if not head.startswith(ELF):
+        return head[:4] in BITCODE_MAGIC
+    if not head.startswith(ELF_MAGIC):
         return size > 0 and sys.platform != "linux"
-    begin, entry, count = (int.from_bytes(head[a:b], "little") for a, b in SECTIONS)
+    begin, entry, count = (int.from_bytes(head[a:b], "little") for a, b in SECTION_TABLE_FIELDS)
     return len(head) == 64 and begin + entry * count <= size
 
 
@@ -242,9 +245,10 @@ def _read(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout: float = LOCK_TIMEOUT, holder: str = "") -> Iterator[None]:
-    """Hold an exclusive lock on a file, or go on without it where that cannot be had.
+    """Hold an exclusive lock on a file; continue without it after `timeout` seconds, or if files
+    cannot be locked.
 
-    `timeout` is in seconds. An ImgmlpWarning tells of a long wait for `holder`, if that is given.
+    If the wait takes longer than SILENT_WAIT, an ImgmlpWarning names `holder`, if that is given.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -255,7 +259,7 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT, holder: str = "") -> Itera
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if holder and waited > PATIENCE:
+                    if holder and waited > SILENT_WAIT:
                         warnings.warn(f"waiting for {holder}", ImgmlpWarning, stacklevel=4)
                         holder = ""  # once
                     time.sleep(0.01)

@@ -36,7 +36,7 @@ from imgmlp.engine.device.base import (
     counted,
 )
 from imgmlp.engine.device.building import KernelBuilding
-from imgmlp.engine.device.compile_beside import Task, beside, wanted
+from imgmlp.engine.device.compile_beside import Task, compiling_processes, process_count
 from imgmlp.engine.device.driver import (
     NVIDIA,
     check_not_forked,
@@ -362,8 +362,8 @@ class Device(KernelBuilding):
         program = max(tasks, key=lambda each: len(tasks[each]), default=None)
         own = list(tasks.get(program, {}).values())
         built_from = (key for key, built in self._programs.items() if built is program)
-        count = wanted(len(own), min(self.info.compute_units, available_cores()))
-        return beside(self.info.spec, *next(built_from, ("", ())), own, count)
+        count = process_count(len(own), min(self.info.compute_units, available_cores()))
+        return compiling_processes(self.info.spec, *next(built_from, ("", ())), own, count)
 
     def time_launches(self, launches: Sequence[Launch]) -> list[float]:
         """Run launches one by one and return the device's own time of each, in microseconds."""

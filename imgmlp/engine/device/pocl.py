@@ -1,14 +1,14 @@
-"""What PoCL's compiler takes the processor for, and putting that right where it is wrong.
+"""Detects and corrects the processor that PoCL compiles for.
 
-PoCL asks LLVM for the processor's name and compiles for that name alone: whatever the name implies
-may be used, whatever else the processor has is not. LLVM goes by the maker's family and model
-numbers, so that it knows nothing newer than itself, and believes a model's name also where a
-hypervisor hides half of its instructions. The first ends in `unknown target CPU 'generic'`, or in
-code for an older model of the family, the second in an illegal instruction, which ends the process.
+PoCL asks LLVM for the processor's name and compiles for that name alone: all instructions that the
+name implies may be used, and no others. LLVM derives the name from the vendor's family and model
+numbers. So it does not know processors newer than itself, for which it fails with `unknown target
+CPU 'generic'` or compiles for an older model. And it trusts the model even if a hypervisor hides
+some of its instructions; then the process ends with an illegal instruction.
 
-PoCL 3.0 is what PyPI has, and it has no way to be given another name; so the one in its description
-of the device is replaced before anything is built. Nothing here knows OpenCL beyond the strings and
-the address that it is given.
+The version on PyPI, PoCL 3.0, has no option for another name. So the name in its description of the
+device is overwritten before anything is built. This module knows nothing of OpenCL but the strings
+and the address that it is given.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from pathlib import Path
 import numpy as np
 
 PLATFORM = "Portable Computing Language"
-WHEEL = "3.0-rc2"  # what the PoCL of pocl-binary-distribution 3.0 calls itself; it has LLVM 14
+WHEEL_VERSION = (
+    "3.0-rc2"  # what the PoCL of pocl-binary-distribution 3.0 calls itself; it has LLVM 14
+)
 TRIPLET = "x86_64-unknown-linux-gnu"  # its target
-# The wheel's PoCL has clang read a header of 18,600 lines, twice, before every program, which takes
-# 80 ms of Zen 4; defined as if it had been read before, the header is passed over.
-PASSED_OVER = "-D_OPENCL_H_"
+# The wheel's PoCL has clang read a header of 18,600 lines twice for every program, which takes
+# 80 ms on a Zen 4. This option defines the header's include guard, so that it is skipped.
+SKIP_HEADER_OPTION = "-D_OPENCL_H_"
 CPUINFO = Path("/proc/cpuinfo")
 MEMORY = Path("/proc/self/mem")
-DESCRIPTION = 4096  # bytes, of PoCL's description of a device, that are looked through
-LONGEST = 256  # bytes of a string in it that are looked at
-LOWEST, HIGHEST = 1 << 16, 1 << 47  # where a process on Linux x86-64 may have memory
+DESCRIPTION_BYTES = 4096  # bytes, of PoCL's description of a device, that are looked through
+MAX_STRING_BYTES = 256  # bytes of a string in it that are looked at
+MIN_ADDRESS, MAX_ADDRESS = 1 << 16, 1 << 47  # where a process on Linux x86-64 may have memory
 
-# The names that LLVM 14 takes for 64-bit processors: each with one that it adds to, and the flags,
-# as Linux calls them, of the instructions that it adds and a compiler uses without being asked.
+# The names of 64-bit processors that LLVM 14 accepts: each with the one that it extends, and with
+# the flags, by Linux's names, of the instructions that it adds and that a compiler uses by itself.
 # Source: clang-14 -cc1 -triple x86_64-linux-gnu -target-cpu NAME -E -dM -x c /dev/null
-ADDS = {
+LLVM_PROCESSORS = {
     "x86-64": ("", "sse2"),
     "nocona": ("x86-64", "cx16 pni"),
     "core2": ("nocona", "lahf_lm ssse3"),
@@ -86,13 +88,20 @@ ADDS = {
     "znver2": ("znver1", ""),
     "znver3": ("znver2", ""),
 }
-# What LLVM since 16 calls processors with AVX-512, besides those above.
-LATER_WIDE = {"znver4", "znver5", "emeraldrapids", "graniterapids", "graniterapids-d"}
-# Names to give instead of a wrong one, the best first.
-BEST = ("icelake-server", "skylake-avx512", "haswell", "sandybridge", "x86-64-v2", "x86-64")
-# What NumPy, which asks the processor itself, calls some of the flags. An emulator of processors
-# may well show the /proc/cpuinfo of the machine that it runs on.
-ASKED = {
+# Names of processors with AVX-512 that LLVM has added since version 16.
+NEWER_AVX512_PROCESSORS = {"znver4", "znver5", "emeraldrapids", "graniterapids", "graniterapids-d"}
+# Names that replace a wrong one, the best first.
+REPLACEMENT_NAMES = (
+    "icelake-server",
+    "skylake-avx512",
+    "haswell",
+    "sandybridge",
+    "x86-64-v2",
+    "x86-64",
+)
+# NumPy's names of some flags. NumPy asks the processor itself, while an emulator of processors may
+# show the /proc/cpuinfo of the machine that it runs on.
+NUMPY_FEATURE_NAMES = {
     "pni": "SSE3", "ssse3": "SSSE3", "sse4_1": "SSE41", "sse4_2": "SSE42", "popcnt": "POPCNT",
     "avx": "AVX", "f16c": "F16C", "fma": "FMA3", "fma4": "FMA4", "xop": "XOP", "avx2": "AVX2",
     "abm": "LZCNT", "bmi1": "BMI", "bmi2": "BMI2", "movbe": "MOVBE", "gfni": "GFNI",
@@ -102,9 +111,11 @@ ASKED = {
     "avx512_vpopcntdq": "AVX512VPOPCNTDQ", "avx512_fp16": "AVX512FP16",
 }  # fmt: skip
 
-_given: dict[int, str] = {}  # names that PoCL was given, by where it reads them
-_texts: list[ctypes.Array[ctypes.c_char]] = []  # of them all, as it may still read an earlier one
-_giving = threading.RLock()
+_names_by_address: dict[int, str] = {}  # names that were set, by the address of PoCL's pointer
+_name_buffers: list[
+    ctypes.Array[ctypes.c_char]
+] = []  # all of them, as PoCL may still read an earlier one
+_lock = threading.RLock()
 
 
 # The processor
@@ -112,7 +123,7 @@ _giving = threading.RLock()
 
 @cache
 def processor_flags() -> frozenset[str]:
-    """What every core can do, as Linux calls it; empty where nobody says."""
+    """The flags, by Linux's names, that all cores have; empty if they are not known."""
     try:
         lines = CPUINFO.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -121,29 +132,31 @@ def processor_flags() -> frozenset[str]:
     flags = set.intersection(*(set(words.split()) for words in told)) if told else set()
     umath = getattr(getattr(np, "_core", None), "_multiarray_umath", None)  # NumPy may move it
     asked: dict[str, bool] = getattr(umath, "__cpu_features__", {})
-    return frozenset(f for f in flags if asked.get(ASKED.get(f, ""), True))
+    return frozenset(f for f in flags if asked.get(NUMPY_FEATURE_NAMES.get(f, ""), True))
 
 
 def implied(name: str) -> frozenset[str]:
-    """The flags of all instructions that LLVM 14 may use for a name of ADDS."""
-    before, added = ADDS[name]
+    """The flags of all instructions that LLVM 14 may use for a name in LLVM_PROCESSORS."""
+    before, added = LLVM_PROCESSORS[name]
     return frozenset(added.split()) | (implied(before) if before else frozenset())
 
 
 def is_right(name: str, flags: frozenset[str]) -> bool:
-    """Whether LLVM 14 takes a name, and uses nothing for it that the processor has not."""
-    return name in ADDS and implied(name) <= flags
+    """Whether LLVM 14 accepts a name and uses only instructions for it that the processor has."""
+    return name in LLVM_PROCESSORS and implied(name) <= flags
 
 
-def unfit(platform: str, name: str) -> str:
-    """Why what PoCL compiles for a processor of that name may end the process, "" if nothing known.
+def unsupported_reason(platform: str, name: str) -> str:
+    """Why code that PoCL compiles for a processor of that name may crash; "" if no reason is known.
 
-    No trial can tell: which of the instructions a compiler uses depends on what it compiles.
+    A trial cannot tell, as it depends on the program which instructions the compiler uses.
     """
     flags = processor_flags()
     if platform != PLATFORM or not flags:
         return ""
-    known = name if name in ADDS else "x86-64-v4" if name in LATER_WIDE else ""
+    known = (
+        name if name in LLVM_PROCESSORS else "x86-64-v4" if name in NEWER_AVX512_PROCESSORS else ""
+    )
     lacking = sorted(implied(known) - flags) if known else []
     if not lacking:
         return ""
@@ -151,95 +164,99 @@ def unfit(platform: str, name: str) -> str:
 
 
 def widens(name: str, best: str) -> bool:
-    """Whether it is for AVX-512 and `name` is not: LLVM 14 knows the fourth Zen as the third."""
+    """Whether `best` has AVX-512 and `name` has not: LLVM 14 takes a Zen 4 for a Zen 3."""
     return "avx512f" in implied(best) - implied(name)
 
 
 def best_name(flags: frozenset[str]) -> str | None:
-    """What LLVM 14 should take a processor for; None for one that is no x86-64."""
-    return next((name for name in BEST if is_right(name, flags)), None)
+    """The name that LLVM 14 should compile for; None for other processors than x86-64."""
+    return next((name for name in REPLACEMENT_NAMES if is_right(name, flags)), None)
 
 
 # PoCL
 
 
 def compiled_for(version: str) -> str:
-    """The processor's name that a PoCL device told of when it started, "" if it told none."""
+    """The processor's name in the version string of a PoCL device, "" if there is none."""
     match = re.search(r"HSTR: \S*-linux-gnu-(\S+)", version)
     return match[1] if match else ""
 
 
 def vector_width(platform: str, target: str) -> int:
     """Floats of the widest vectors that a compiler for `target` should be given."""
-    known = target in LATER_WIDE or (target in ADDS and "avx512f" in implied(target))
+    known = target in NEWER_AVX512_PROCESSORS or (
+        target in LLVM_PROCESSORS and "avx512f" in implied(target)
+    )
     wide = platform == PLATFORM and known and "avx512f" in processor_flags()
     return 16 if wide else 8
 
 
 def peak_width(platform: str, target: str) -> int:
-    """Floats of the widest vectors that a driver is known to make code of for this processor.
+    """Floats of the widest vectors that a driver is known to use on this processor.
 
-    Kernels have those of vector_width(): nobody has seen yet what wider ones gain elsewhere.
+    Kernels use those of vector_width(), as it was not measured yet what wider ones gain on other
+    drivers than PoCL.
     """
     if platform == PLATFORM:
         return vector_width(platform, target)
     return 16 if "avx512f" in processor_flags() else 8
 
 
-def mended(device: int, driver: str, version: str) -> str:
-    """The processor's name that PoCL's compiler is given, after putting it right where it is wrong.
+def corrected_processor(device: int, driver: str, version: str) -> str:
+    """Replace the processor's name that PoCL compiles for if it is wrong; returns the name.
 
-    `device` is the address that a cl_device_id of PoCL holds, the others are its driver and device
-    version. A name that cannot be replaced stays: the device then does not work, see unfit().
+    `device` is the address that a cl_device_id of PoCL holds; the others are its driver and device
+    version. A name that cannot be replaced stays, and unsupported_reason() tells of it.
     """
-    with _giving:
-        place = name_place(device, driver, version)
+    with _lock:
+        place = name_pointer_address(device, driver, version)
         if place is None:
             return compiled_for(version)
-        name = _given.get(place, compiled_for(version))
+        name = _names_by_address.get(place, compiled_for(version))
         flags = processor_flags()
         best = best_name(flags)
         if best is None or (is_right(name, flags) and not widens(name, best)):
             return name
-        give(place, best)
+        set_processor_name(place, best)
         return best
 
 
-def name_place(device: int, driver: str, version: str) -> int | None:
-    """Where the wheel's PoCL keeps the pointer to the processor's name, known by what it holds.
+def name_pointer_address(device: int, driver: str, version: str) -> int | None:
+    """The address of the pointer to the processor's name in the wheel's PoCL.
 
-    It follows the one to the target's triplet. None if that is not found exactly once.
+    It is recognised by its content and by the pointer before it, which is to the target's triplet.
+    None if there is not exactly one such place.
     """
     told = compiled_for(version)
-    if driver != WHEEL or not told or f"-{TRIPLET}-" not in version:
+    if driver != WHEEL_VERSION or not told or f"-{TRIPLET}-" not in version:
         return None
-    held = read_memory(device, DESCRIPTION)
+    held = read_memory(device, DESCRIPTION_BYTES)
     words = struct.unpack(f"<{len(held) // 8}Q", held[: len(held) // 8 * 8])
     pairs = enumerate(pairwise(words), start=1)
     places = [
         place
         for place, (before, name) in ((device + 8 * n, pair) for n, pair in pairs)
-        if _string(before) == TRIPLET and (place in _given or _string(name) == told)
+        if _string(before) == TRIPLET and (place in _names_by_address or _string(name) == told)
     ]
     return places[0] if len(places) == 1 else None
 
 
-def give(place: int, name: str) -> None:
-    """Have PoCL read another name, for as long as the process lives."""
-    with _giving:
-        if _given.get(place) == name:
+def set_processor_name(place: int, name: str) -> None:
+    """Set the name that PoCL compiles for, for the rest of the process."""
+    with _lock:
+        if _names_by_address.get(place) == name:
             return
-        _texts.append(ctypes.create_string_buffer(name.encode()))
-        ctypes.c_void_p.from_address(place).value = ctypes.addressof(_texts[-1])
-        _given[place] = name
+        _name_buffers.append(ctypes.create_string_buffer(name.encode()))
+        ctypes.c_void_p.from_address(place).value = ctypes.addressof(_name_buffers[-1])
+        _names_by_address[place] = name
 
 
-# Memory that may not be there, read as a file: a wrong address is an error and no crash
+# Memory is read as a file, so that a wrong address is an error instead of a crash.
 
 
 def read_memory(address: int, nbytes: int) -> bytes:
-    """What this process has at an address, perhaps less than wanted."""
-    if not LOWEST <= address < HIGHEST:
+    """Up to `nbytes` bytes of this process's memory at an address; fewer if they do not exist."""
+    if not MIN_ADDRESS <= address < MAX_ADDRESS:
         return b""
     try:
         with MEMORY.open("rb", buffering=0) as memory:
@@ -250,6 +267,6 @@ def read_memory(address: int, nbytes: int) -> bytes:
 
 
 def _string(address: int) -> str:
-    """The string at an address, "" if none is there."""
-    text, end, _ = read_memory(address, LONGEST).partition(b"\0")
+    """The string at an address, "" if there is none."""
+    text, end, _ = read_memory(address, MAX_STRING_BYTES).partition(b"\0")
     return text.decode("ascii", "replace") if end else ""

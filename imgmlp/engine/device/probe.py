@@ -1,11 +1,11 @@
-"""Whether a device works, tried once in a process that may be lost, and remembered.
+"""Finds out whether a device works, by a trial in another process, and caches the outcome.
 
-A driver that is installed need not work: its compiler may not know the processor, its libraries may
-be missing, and some drivers end the process that they fail in. So a device's first use is a tiny
-kernel in a process of its own (trial.py). What comes of it is kept beside the compiled kernels, for
-this processor, this device, this driver and this program; a failure only for a day, as what was in
-the way may be gone, and no answer for some minutes, as the machine may only have been busy. Nothing
-is kept of what says more of the machine's state than of the driver.
+An installed driver may not work: its compiler may not know the processor, its libraries may be
+missing, and some drivers crash when they fail. So a device's first use is a tiny kernel in a
+process of its own (trial.py). The outcome is stored beside the compiled kernels, for this
+processor, device, driver and version of imgmlp. A failure is valid for a day, as its cause may be
+removed; a timeout for some minutes, as the machine may only have been busy. Failures due to
+the state of the machine, such as a lack of memory, are not stored.
 """
 
 from __future__ import annotations
@@ -24,83 +24,102 @@ from typing import NamedTuple
 
 from imgmlp import child
 from imgmlp.engine.device.base import DeviceInfo
-from imgmlp.engine.device.kernel_cache import choose_cache, current, locked, mend, write_whole
-from imgmlp.engine.device.pocl import read_memory, unfit
+from imgmlp.engine.device.kernel_cache import (
+    cache_folder,
+    choose_cache,
+    locked,
+    remove_damaged,
+    write_whole,
+)
+from imgmlp.engine.device.pocl import read_memory, unsupported_reason
 
 WORKS = "works"
-PASSING = 75  # how a trial exits whose problem may be gone the next time; EX_TEMPFAIL of sysexits.h
-CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGABRT)  # other signals come from outside
+TEMPORARY_FAILURE = (
+    75  # how a trial exits whose problem may be gone the next time; EX_TEMPFAIL of sysexits.h
+)
+CRASH_SIGNALS = (signal.SIGILL, signal.SIGSEGV, signal.SIGABRT)  # other signals come from outside
 TIMEOUT = 180.0  # seconds on an idle machine; cold it takes under one, emulated ten
-BUSIEST = 10.0  # processes to a core, for which that is waited at most as many times as long
-LONGEST = TIMEOUT * BUSIEST + 10  # seconds in which whoever tries is done, and has kept it
-DAY = 86400.0  # seconds for which a failure is believed
-WHILE = 600.0  # seconds for which no answer is; enough for commands that follow one another
+MAX_LOAD = 10.0  # runnable processes per core; the timeout grows with the load up to this factor
+MAX_TRIAL_SECONDS = (
+    TIMEOUT * MAX_LOAD + 10
+)  # in which any process has finished its trial and stored the outcome
+FAILURE_LIFETIME = 86400.0  # seconds for which a failure is valid
+TIMEOUT_LIFETIME = 600.0  # seconds for which a timeout is valid; enough for successive commands
 PREFIX = "probe-"
-# What decides, and may change.
-SOURCES = ("probe", "trial", "discover", "opencl", "building", "driver", "driver_errors", "pocl")
+# Modules on which the outcome depends.
+SOURCE_MODULES = (
+    "probe",
+    "trial",
+    "discover",
+    "opencl",
+    "building",
+    "driver",
+    "driver_errors",
+    "pocl",
+)
 MAPS = Path("/proc/self/maps")
-LINKERS = ("ld", "gcc")  # PoCL runs the one, with files of the other; small systems lack both
-NOT_LINKED = "linker command failed"  # what its compiler says then
+LINKERS = ("ld", "gcc")  # PoCL runs ld, with files of gcc; minimal systems lack both
+LINKER_ERROR = "linker command failed"  # the message of PoCL's compiler without a linker
 INSTALL_LINKER = "install gcc and libc6-dev, or what your system calls them"
-_working: set[str] = set()  # what this process knows of, where nothing can be kept
+_working: set[str] = set()  # keys of devices that work, for this process
 
 
 class Outcome(NamedTuple):
-    """Of trying a device."""
+    """The outcome of a trial."""
 
-    problem: str = ""  # "" if it works, which is believed until something changes
-    believed: float = 0.0  # seconds for which a problem is
+    problem: str = ""  # "" if the device works
+    lifetime: float = 0.0  # seconds for which a problem is valid; 0: it is not stored
 
 
 def problem_of(handle: int, info: DeviceInfo) -> str:
-    """Why a device does not work, "" if it does; `handle` is the address of its cl_device_id."""
-    if info.kind == "simulator":  # for tests, and slow; never chosen unless asked for
+    """Why a device does not work, "" if it works; `handle` is the address of its cl_device_id."""
+    if info.kind == "simulator":  # slow, and only for tests
         return ""
-    if problem := unfit(info.platform, info.compiled_for):
+    if problem := unsupported_reason(info.platform, info.compiled_for):
         return problem
     key = _key(handle, info)
     if key in _working:
         return ""
-    place = current()
-    problem = _found(_path(place, key), info) if place else _tried(info).problem
+    place = cache_folder()
+    problem = _cached_problem(_path(place, key), info) if place else _try_device(info).problem
     if not problem:
         _working.add(key)
     return problem
 
 
-def doubt(handle: int, info: DeviceInfo) -> None:
-    """Have a device tried again when it is next used."""
-    key, place = _key(handle, info), current()
+def forget_outcome(handle: int, info: DeviceInfo) -> None:
+    """Forget the outcome for a device, which is tried again when it is next used."""
+    key, place = _key(handle, info), cache_folder()
     _working.discard(key)
     with suppress(OSError):
         if place is not None:
             _path(place, key).unlink(missing_ok=True)
 
 
-def forget() -> None:
-    """Have every device tried again when it is next used, without what is damaged of kernels."""
+def forget_all() -> None:
+    """Forget all outcomes, and remove damaged kernels from the cache."""
     _working.clear()
-    mend_kernels()
-    place = current()
+    remove_damaged_kernels()
+    place = cache_folder()
     with suppress(OSError):
         for path in place.glob(f"{PREFIX}*.json") if place else ():
             path.unlink(missing_ok=True)
 
 
-def mend_kernels() -> None:
-    """Remove what is damaged of the kernels that are kept."""
+def remove_damaged_kernels() -> None:
+    """Remove damaged kernels from the cache."""
     choose_cache()
-    _mend()
+    _remove_damaged()
 
 
-def _mend() -> None:
-    place = current()
+def _remove_damaged() -> None:
+    place = cache_folder()
     if place is not None:
         with suppress(OSError):
-            mend(place)
+            remove_damaged(place)
 
 
-# What is kept
+# The stored outcomes
 
 
 def _path(place: Path, key: str) -> Path:
@@ -108,19 +127,19 @@ def _path(place: Path, key: str) -> Path:
 
 
 def _key(handle: int, info: DeviceInfo) -> str:
-    """Differs where the outcome may: kernel_cache.py keeps processors apart."""
-    told = [info.spec, info.platform, info.name, info.driver, info.version, info.compiled_for]
-    path = os.environ.get("PATH", "")  # nothing is found without it, though which() would look
-    told += [shutil.which(name, path=path) or "" for name in LINKERS]  # nobody waits for a day then
-    program = [str(Path(__file__).with_name(f"{name}.py")) for name in SOURCES]
-    told += [_stamp(path) for path in (_library_of(handle), *program)]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    """A digest of all that the outcome depends on. (Each processor has its own folder.)"""
+    parts = [info.spec, info.platform, info.name, info.driver, info.version, info.compiled_for]
+    path = os.environ.get("PATH", "")  # as which() would take a default if it were None
+    parts += [shutil.which(name, path=path) or "" for name in LINKERS]  # tried anew once installed
+    program = [str(Path(__file__).with_name(f"{name}.py")) for name in SOURCE_MODULES]
+    parts += [_stamp(path) for path in (_library_of(handle), *program)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _library_of(handle: int) -> str:
-    """The file that a driver was loaded from, "" where nobody says.
+    """The file that a driver was loaded from, "" if that is not known.
 
-    What a loader's device points to begins with the table of its driver's functions.
+    A device of the OpenCL loader points to an object that begins with the driver's function table.
     """
     table = int.from_bytes(read_memory(handle, 8), sys.byteorder)
     with suppress(OSError):
@@ -132,78 +151,80 @@ def _library_of(handle: int) -> str:
 
 
 def _stamp(path: str) -> str:
-    """A file and what changes with it; of no name nothing, which would be the present folder."""
+    """A file's path, size and time of change; just the path if there is no such file."""
     with suppress(OSError):
-        state = os.stat(path)  # refuses ""
+        state = os.stat(path)  # fails for "", unlike Path
         return f"{path} {state.st_size} {state.st_mtime_ns}"
     return path
 
 
-def _found(path: Path, info: DeviceInfo) -> str:
-    """The problem that is kept, or else what is found out now."""
-    problem = _kept(path)
+def _cached_problem(path: Path, info: DeviceInfo) -> str:
+    """The stored problem, or else that of a trial, which is stored."""
+    problem = _read_problem(path)
     if problem is None:
         holder = f"another process, which tries whether {info.describe()} works"
-        with locked(path.with_name("imgmlp-probe.lock"), LONGEST, holder):
-            problem = _kept(path)  # whoever waited here finds what it waited for
+        with locked(path.with_name("imgmlp-probe.lock"), MAX_TRIAL_SECONDS, holder):
+            problem = _read_problem(path)  # another process may have stored it meanwhile
             if problem is None:
-                problem = _keep(path, _tried(info))
+                problem = _store(path, _try_device(info))
     return problem
 
 
-def _kept(path: Path) -> str | None:
-    """The problem that was found before, "" for none; None if it is to be found out."""
+def _read_problem(path: Path) -> str | None:
+    """The stored problem, "" if the device works; None if nothing valid is stored."""
     try:
-        problem, believed = Outcome(**json.loads(path.read_text("utf-8")))
+        problem, lifetime = Outcome(**json.loads(path.read_text("utf-8")))
         age = abs(time.time() - path.stat().st_mtime)
-        return None if problem and age > believed else str(problem)
+        return None if problem and age > lifetime else str(problem)
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _keep(path: Path, outcome: Outcome) -> str:
-    """The problem, which the next process finds, if it is to be believed."""
-    if outcome.problem and not outcome.believed:
+def _store(path: Path, outcome: Outcome) -> str:
+    """Store an outcome if it is valid for some time; returns its problem."""
+    if outcome.problem and not outcome.lifetime:
         return outcome.problem
     with suppress(OSError):  # the next process tries again
         write_whole(path, json.dumps(outcome._asdict()))
     return outcome.problem
 
 
-# Trying
+# The trial
 
 
-def _patience() -> float:
-    """Seconds to wait for an answer: more where other work waits for the cores too."""
+def _timeout() -> float:
+    """Seconds to wait for the trial: more on a busy machine."""
     try:
         waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
-    except (AttributeError, OSError):  # Windows says nothing of it
+    except (AttributeError, OSError):  # Windows has no load average
         return TIMEOUT
-    return TIMEOUT * min(max(1.0, waiting), BUSIEST)
+    return TIMEOUT * min(max(1.0, waiting), MAX_LOAD)
 
 
-def _tried(info: DeviceInfo, mended: bool = False) -> Outcome:
-    """What comes of using the device in another process; if that crashes, also of a second one,
-    without what is damaged of kernels."""
-    limit = _patience()
+def _try_device(info: DeviceInfo, is_repeated: bool = False) -> Outcome:
+    """The outcome of using the device in another process.
+
+    If that process crashes, damaged kernels are removed from the cache and it is repeated once.
+    """
+    limit = _timeout()
     try:
         done = child.run(limit, "imgmlp.engine.device.trial", info.spec)
     except subprocess.TimeoutExpired:
-        return Outcome(f"no answer within {limit:.0f} s; the machine may be busy", WHILE)
+        return Outcome(f"no answer within {limit:.0f} s; the machine may be busy", TIMEOUT_LIFETIME)
     except OSError as error:
         return Outcome(f"no process can be started to try it ({error.strerror})")
-    said = done.stdout.strip().splitlines()
-    if done.returncode in (0, PASSING) and said:
-        believed = 0.0 if done.returncode else DAY
-        return Outcome() if said[-1] == WORKS else Outcome(said[-1], believed)
-    if NOT_LINKED in done.stderr:
+    lines = done.stdout.strip().splitlines()
+    if done.returncode in (0, TEMPORARY_FAILURE) and lines:
+        lifetime = 0.0 if done.returncode else FAILURE_LIFETIME
+        return Outcome() if lines[-1] == WORKS else Outcome(lines[-1], lifetime)
+    if LINKER_ERROR in done.stderr:
         advice = INSTALL_LINKER if os.environ.get("PATH") else "set PATH, in which to look for ld"
-        return Outcome(f"it cannot link what it compiles: {advice}", DAY)
+        return Outcome(f"it cannot link what it compiles: {advice}", FAILURE_LIFETIME)
     last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
     problem = f"trying it ended by {child.describe_exit(done.returncode)}: {last}"
-    if -done.returncode not in CRASHES:
+    if -done.returncode not in CRASH_SIGNALS:
         return Outcome(problem)
-    if mended:
-        return Outcome(problem, DAY)
-    _mend()
-    return _tried(info, mended=True)
+    if is_repeated:
+        return Outcome(problem, FAILURE_LIFETIME)
+    _remove_damaged()
+    return _try_device(info, is_repeated=True)

@@ -1,9 +1,9 @@
-"""A device's first kernel, in a process that may be lost.
+"""Runs a device's first kernel, in a process that may crash.
 
     python -m imgmlp.engine.device.trial DEVICE
 
-says in its last line that the device works, or what is wrong; it exits with PASSING if that may be
-gone the next time. probe.py starts it.
+writes as its last line that the device works, or what is wrong. It exits with TEMPORARY_FAILURE if
+the problem may be gone the next time. probe.py starts it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from imgmlp.engine.device.discover import find
 from imgmlp.engine.device.driver_errors import LastingError
 from imgmlp.engine.device.opencl import Device
-from imgmlp.engine.device.probe import PASSING, WORKS
+from imgmlp.engine.device.probe import TEMPORARY_FAILURE, WORKS
 from imgmlp.errors import DeviceError, ImgmlpError
 
 SIZE = 64  # floats
-# Vectors as wide as all kernels have, and a function of the driver's own library, so that a
-# compiler that takes the processor for a better one, or knows no such vectors, is found out here.
-# An argument of 16 floats makes LLVM use registers of AVX-512, which it else avoids at times.
+# It has vectors as wide as those of all kernels, and calls the driver's own library. So it fails if
+# the compiler assumes a better processor or does not support such vectors. With vectors of 16
+# floats LLVM uses AVX-512 registers, which it sometimes avoids otherwise.
 SOURCE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void imgmlp_probe(__global float *x, const int n) {
   for (int i = 0; i < n; i += WIDTH) {
@@ -57,12 +57,12 @@ def main(spec: str) -> int:
         print(WORKS)
     except ImgmlpError as error:
         print(_line(error))
-        return 0 if isinstance(error, LastingError) else PASSING
+        return 0 if isinstance(error, LastingError) else TEMPORARY_FAILURE
     return 0
 
 
 def _line(error: ImgmlpError) -> str:
-    """An error with what its hint adds: the compiler's own words, if it quotes them."""
+    """An error with the compiler's message from its hint, or else the hint's first line."""
     lines = error.hint.splitlines()
     detail = next((line for line in lines if "error:" in line), lines[0] if lines else "")
     return f"{error} ({detail.strip()})" if detail else str(error)

@@ -17,7 +17,7 @@ from imgmlp.engine.device.base import DeviceInfo
 from imgmlp.engine.device.discover import INSTALL_HINT, ONLY_SIMULATOR, AnyDevice, diagnose
 from imgmlp.engine.device.kernel_cache import is_private
 from imgmlp.engine.device.opencl import Device
-from imgmlp.engine.device.pocl import unfit
+from imgmlp.engine.device.pocl import unsupported_reason
 from imgmlp.engine.frontend.optim import SGD
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import compile
@@ -51,7 +51,7 @@ def check_device(device: AnyDevice) -> list[Finding]:
     Raises TypeError for what is no device, such as its name.
     """
     operands.check_device("check_device", device)
-    problem = unfit(device.info.platform, device.info.compiled_for)
+    problem = unsupported_reason(device.info.platform, device.info.compiled_for)
     if problem:  # what follows might end the process
         return [Finding("processor", False, problem, _update(device.info))]
     checks = [_tried("build", _build, device)]

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from imgmlp.engine.device.base import Allocation, Launch
-from imgmlp.engine.device.discover import AnyDevice, told_apart
+from imgmlp.engine.device.discover import AnyDevice, distinct_names
 from imgmlp.engine.device.driver_errors import UnnamedError
 from imgmlp.engine.device.opencl import CONST, LOCAL, Device
 from imgmlp.engine.frontend import tracing
@@ -195,7 +195,7 @@ class RawKernel:
         if storage.device is None:
             storage.device = self.device
         if storage.device is not self.device:
-            here, there = told_apart(self.device, storage.device)
+            here, there = distinct_names(self.device, storage.device)
             raise misuse(ValueError, f"{self.name} is on device {here}, the Tensor on {there}")
         upload(storage)
         storage.is_from_host = storage.is_from_host and not written

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeGuard, Type
 
 import numpy as np
 
-from imgmlp.engine.device.discover import AnyDevice, told_apart
+from imgmlp.engine.device.discover import AnyDevice, distinct_names
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array, DType
@@ -414,6 +414,6 @@ def common_device(*values: Elementwise) -> AnyDevice | None:
 def _one_device(*devices: AnyDevice | None) -> AnyDevice | None:
     found = {id(d): d for d in devices if d is not None}
     if len(found) > 1:
-        names = " and on ".join(told_apart(*[*found.values()][:2]))
+        names = " and on ".join(distinct_names(*[*found.values()][:2]))
         raise misuse(ValueError, f"tensors are on different devices: on {names}")
     return next(iter(found.values()), None)

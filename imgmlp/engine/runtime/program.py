@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from imgmlp.engine.device.base import Allocation, Form, KernelHandle, Launch, Pending
-from imgmlp.engine.device.discover import AnyDevice, told_apart
+from imgmlp.engine.device.discover import AnyDevice, distinct_names
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.ir.dtype import Array
@@ -226,7 +226,7 @@ class Program:
             if storage.device is None:
                 storage.device = self.device
             if storage.device is not self.device:
-                place, here = told_apart(storage.device, self.device)
+                place, here = distinct_names(storage.device, self.device)
                 text = f"{storage!r} is on device {place}, the program on {here}"
                 raise misuse(ValueError, text)
             if storage.data is None and storage.host is None and storage.size:

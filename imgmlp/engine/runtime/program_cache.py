@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from imgmlp.engine.device.kernel_cache import STALE_AFTER, current, write_whole
+from imgmlp.engine.device.kernel_cache import MAX_LEFTOVER_AGE, cache_folder, write_whole
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
@@ -123,7 +123,7 @@ def store(key: str, text: str) -> None:
 
 
 def _path(key: str) -> Path | None:
-    place = current()
+    place = cache_folder()
     return place and place / FOLDER / f"{key}.json"
 
 
@@ -139,7 +139,7 @@ def _sweep(folder: Path) -> None:
             state = path.stat()
             if path.suffix == ".json":
                 entries.append((state.st_mtime, state.st_size, path))
-            elif state.st_mtime < time.time() - STALE_AFTER:
+            elif state.st_mtime < time.time() - MAX_LEFTOVER_AGE:
                 path.unlink()
     total = 0
     for count, (_, size, path) in enumerate(sorted(entries, reverse=True), 1):

@@ -799,7 +799,7 @@ def test_whether_there_is_a_processor_is_known_without_opening_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     beside, alone = open_mapping("group"), open_mapping("one")
-    monkeypatch.setattr(latents_kernel, "open_unasked", lambda _: pytest.fail("opened"))
+    monkeypatch.setattr(latents_kernel, "open_quietly", lambda _: pytest.fail("opened"))
     devices = [beside, alone, open_device("numpy")]
     assert [latents_kernel.has_sequential_processor(one) for one in devices] == [True, True, False]
     monkeypatch.setattr(latents_kernel, "list_devices", list)
@@ -809,7 +809,7 @@ def test_whether_there_is_a_processor_is_known_without_opening_it(
 def test_numpy_reads_latents_where_the_processor_has_no_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(latents_kernel, "open_unasked", lambda _: None)
+    monkeypatch.setattr(latents_kernel, "open_quietly", lambda _: None)
     latents_kernel._open_cpu.cache_clear()
     try:
         model = small_latent_model(13, 21, 3)

@@ -16,6 +16,7 @@ import pytest
 from conftest import BUILT_TWICE, open_pocl
 
 from imgmlp import child
+from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.engine import Device, Tensor, compile, compiler, open_device, together
 from imgmlp.engine.device import build_beside, build_for, building, driver
@@ -77,8 +78,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fake]]:
         return found[-1]
 
     monkeypatch.setattr(child, "Worker", started)
-    monkeypatch.setattr(build_beside, "IDLE", 1000.0)  # so that nobody is woken by it
-    monkeypatch.setattr(build_beside, "EXPECTED", 1000.0)
+    monkeypatch.setattr(build_beside, "IDLE_TIMEOUT", 1000.0)  # so that nobody is woken by it
+    monkeypatch.setattr(build_beside, "EXPECTED_TIMEOUT", 1000.0)
     yield found
     for fake in found:
         fake.end()
@@ -199,18 +200,18 @@ def test_what_one_that_ends_has_begun_is_built_here(fakes: list[Fake]) -> None:
         fake.wait_for(1)
         fake.answers.put(False)
 
-    own = Own(ends, slow=2 * build_beside.NOT_KEPT)
+    own = Own(ends, slow=2 * build_beside.MIN_BUILD_SECONDS)
     assert builders.build(PARTS, own) < SOON
     assert own.built == PARTS
     assert fake.told == [PARTS[4]]
     gone(builders)
-    assert not builders.useless  # it is another one's turn
+    assert not builders.is_useless  # it is another one's turn
 
 
 def test_one_that_never_answers_is_given_up(
     fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_beside, "PATIENCE", 0.1)
+    monkeypatch.setattr(build_beside, "LAST_PARTS_TIMEOUT", 0.1)
     builders = Builders("0:0", 1)
     (fake,) = fakes
     fake.answers.put(True)
@@ -218,7 +219,7 @@ def test_one_that_never_answers_is_given_up(
     assert builders.build(PARTS, own) == 0  # which nothing was compiled in
     assert own.built == PARTS
     assert fake.ended
-    assert builders.useless
+    assert builders.is_useless
     gone(builders)
 
 
@@ -226,7 +227,7 @@ def test_one_that_never_answers_is_given_up(
 def test_they_end_where_the_driver_keeps_nothing(
     slow: float, useless: bool, fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_beside, "NOT_KEPT", 0.05)
+    monkeypatch.setattr(build_beside, "MIN_BUILD_SECONDS", 0.05)
     builders = Builders("0:0", 1)
     (fake,) = fakes
     fake.answers.put(True)
@@ -237,7 +238,7 @@ def test_they_end_where_the_driver_keeps_nothing(
 
     builders.build(PARTS, Own(done, slow))
     assert PARTS[4] in fake.told
-    assert (builders.useless, fake.ended, builders.working) == (useless, useless, not useless)
+    assert (builders.is_useless, fake.ended, builders.working) == (useless, useless, not useless)
 
 
 def test_a_part_that_fails_says_so_and_leaves_nothing_to_do(fakes: list[Fake]) -> None:
@@ -260,7 +261,7 @@ def test_a_part_that_fails_says_so_and_leaves_nothing_to_do(fakes: list[Fake]) -
 def test_those_that_have_nothing_to_do_end(
     fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_beside, "IDLE", 0.01)
+    monkeypatch.setattr(build_beside, "IDLE_TIMEOUT", 0.01)
     builders = Builders("0:0", 2)
     for fake in fakes:
         fake.answers.put(True)
@@ -269,15 +270,15 @@ def test_those_that_have_nothing_to_do_end(
     builders.build([], Own())
     gone(builders)
     assert all(fake.ended for fake in fakes)
-    assert not builders.useless
+    assert not builders.is_useless
 
 
 def test_they_stay_where_another_program_is_expected(
     fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_beside, "EXPECTED", 0.0)
+    monkeypatch.setattr(build_beside, "EXPECTED_TIMEOUT", 0.0)
     builders = Builders("0:0", 1)
-    monkeypatch.setattr(build_beside, "EXPECTED", 1000.0)
+    monkeypatch.setattr(build_beside, "EXPECTED_TIMEOUT", 1000.0)
     builders.expect()
     (fake,) = fakes
     fake.answers.put(True)
@@ -296,11 +297,11 @@ def test_those_that_wait_end_at_once_when_they_are_closed(fakes: list[Fake]) -> 
 
 def test_where_none_gets_ready_no_others_are_begun(fakes: list[Fake]) -> None:
     builders = Builders("0:0", 2)
-    assert not builders.useless
+    assert not builders.is_useless
     for fake in fakes:
         fake.answers.put(False)
     gone(builders)
-    assert builders.useless
+    assert builders.is_useless
 
 
 def test_there_are_fewer_where_no_thread_can_be_begun(
@@ -350,7 +351,9 @@ def test_that_a_device_works_is_not_forgotten(
 ) -> None:
     """It is not the process's own cache, as that of those that compile kernels is."""
     forgotten = list[object]()
-    monkeypatch.setattr("imgmlp.engine.device.discover.doubt", lambda *of: forgotten.append(of))
+    monkeypatch.setattr(
+        "imgmlp.engine.device.discover.forget_outcome", lambda *of: forgotten.append(of)
+    )
     build_for.serve(pocl.info.spec, io.StringIO(), io.StringIO())
     assert forgotten == []
     open_untried(pocl.info.spec)
@@ -358,7 +361,7 @@ def test_that_a_device_works_is_not_forgotten(
 
 
 def test_a_worker_is_told_and_answers_until_it_is_left(pocl: Device) -> None:
-    with child.Worker(build_beside.PROCESS, pocl.info.spec) as worker:
+    with child.Worker(build_beside.MODULE, pocl.info.spec) as worker:
         assert worker.wait_until_ready()
         worker.send(json.dumps(SOURCE))
         assert worker.wait_until_ready()
@@ -403,7 +406,7 @@ def test_one_that_cannot_be_started_is_never_ready(monkeypatch: pytest.MonkeyPat
         raise OSError("no more processes")
 
     monkeypatch.setattr("subprocess.Popen", refused)
-    with child.Worker(build_beside.PROCESS, "0:0") as worker:
+    with child.Worker(build_beside.MODULE, "0:0") as worker:
         assert not worker.wait_until_ready()
 
 
@@ -419,7 +422,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def __init__(self, spec: str, count: int) -> None:
             self.spec, self.count, self.parts = spec, count, list[str]()
             self.offered = list[str]()
-            self.working, self.useless, self.expected = True, False, 0
+            self.working, self.is_useless, self.expected = True, False, 0
             found.append(self)
 
         def expect(self) -> None:
@@ -459,7 +462,7 @@ def test_processes_get_ready_where_a_driver_compiles_what_is_built(
     started[0].working = False
     pocl.expect_programs()
     assert len(started) == 2
-    started[1].working, started[1].useless = False, True
+    started[1].working, started[1].is_useless = False, True
     pocl.expect_programs()
     assert len(started) == 2
 
@@ -555,7 +558,7 @@ def test_others_come_where_the_first_part_shows_that_nothing_is_kept(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     as_nvidia(pocl, monkeypatch)
-    monkeypatch.setattr(building, "NOT_KEPT", kept)
+    monkeypatch.setattr(building, "MIN_BUILD_SECONDS", kept)
     number = time.time_ns() % 10**6
     parts = {TEXT.format(f"t_{n}", n + number): [f"t_{n}"] for n in range(count)}
     assert set(pocl.build_parts(parts)) == {f"t_{n}" for n in range(count)}
@@ -686,9 +689,9 @@ def test_what_judges_networks_is_compiled_with_the_step(
 ) -> None:
     monkeypatch.setattr(program, "MANY_NODES", 10**6)
     pixels = np.zeros((2, 3, 3), np.uint8)
-    assert "_judging" not in vars(LatentStep(pixels, 0, pocl, hidden=4, entropy=2))
+    assert "_judging" not in vars(LatentStep(pixels, 0, pocl, Architecture(4, 2)))
     monkeypatch.setattr(Device, "builds_in_parts", True)
-    step = LatentStep(pixels, 0, pocl, hidden=4, entropy=2)
+    step = LatentStep(pixels, 0, pocl, Architecture(4, 2))
     assert "_judging" in vars(step)
     error, bits = step.judge(step.flat.numpy())
     assert error > 0

@@ -22,7 +22,7 @@ from imgmlp import child
 from imgmlp.engine import Device
 from imgmlp.engine.device import compile_beside, compile_for, kernel_cache, opencl
 from imgmlp.engine.device.base import Launch
-from imgmlp.engine.device.compile_beside import Task, beside, wanted
+from imgmlp.engine.device.compile_beside import Task, compiling_processes, process_count
 from imgmlp.errors import DeviceError
 
 KERNELS = 6
@@ -35,7 +35,7 @@ def pocl() -> Device:
 
 @pytest.fixture
 def shared(pocl: Device) -> Path:
-    found = kernel_cache.current()
+    found = kernel_cache.cache_folder()
     assert found is not None
     return found
 
@@ -110,7 +110,7 @@ def test_there_are_processes_for_cores_and_for_kernels_that_are_worth_them(
     monkeypatch.delenv(child.COMPILERS_VARIABLE, raising=False)
     if told is not None:
         monkeypatch.setenv(child.COMPILERS_VARIABLE, told)
-    assert wanted(kernels, cores) == processes
+    assert process_count(kernels, cores) == processes
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -120,7 +120,7 @@ def test_what_they_make_is_there_for_whoever_launches_it(
     source, names = new_source()
     values, launches = launches_of(pocl, source, names)
     tasks = [Task.of(launch) for launch in launches]
-    with beside(pocl.info.spec, source, (), tasks, count) as helpers:
+    with compiling_processes(pocl.info.spec, source, (), tasks, count) as helpers:
         assert len(helpers) == count
         for helper in helpers:
             wait(helper)
@@ -143,12 +143,12 @@ def test_what_is_there_is_not_made_again(pocl: Device, places: list[Path]) -> No
     _, launches = launches_of(pocl, source, names)
     pocl.launch_all(launches)
     tasks = [Task.of(launch) for launch in launches]
-    with beside(pocl.info.spec, source, (), tasks, 1) as (helper,):
+    with compiling_processes(pocl.info.spec, source, (), tasks, 1) as (helper,):
         wait(helper)
         assert helper.done
         (place,) = places
         assert compile_for.opened(place)
-        assert not list(place.glob(f"{compile_for.PROGRAMS}/{names[0]}"))
+        assert not list(place.glob(f"{compile_for.PROGRAM_FOLDERS}/{names[0]}"))
 
 
 def test_those_that_help_have_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_of_a_step_whose_kernels_are_new_others_make_some(
         asked.append(([task.kernel for task in tasks], count))
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(opencl, "beside", noted)
+    monkeypatch.setattr(opencl, "compiling_processes", noted)
     monkeypatch.setattr(opencl, "MIN_COLD_SECONDS", 1e-3)
     monkeypatch.setattr(opencl, "available_cores", lambda: 2)
     monkeypatch.setattr(pocl, "info", replace(pocl.info, compute_units=3))
@@ -208,7 +208,7 @@ def test_nobody_is_asked_while_kernels_that_are_there_take_long(
     source, names = new_source()
     pocl.launch_all(launches_of(pocl, source, names)[1])
     asked = list[Any]()
-    monkeypatch.setattr(opencl, "beside", lambda *told: asked.append(told))
+    monkeypatch.setattr(opencl, "compiling_processes", lambda *told: asked.append(told))
     other = open_pocl()
     monkeypatch.setattr(other, "_launch_first", partial(slowly, other._launch_first))
     other.launch_all(launches_of(other, source, names)[1])
@@ -233,7 +233,7 @@ def test_a_process_that_fails_harms_nobody(pocl: Device) -> None:
     source, names = new_source()
     values, launches = launches_of(pocl, source, names)
     tasks = [Task.of(launch) for launch in launches]
-    with beside("99:0", source, (), tasks, 1) as (helper,):
+    with compiling_processes("99:0", source, (), tasks, 1) as (helper,):
         wait(helper)
         assert not helper.done
         pocl.launch_all(launches)
@@ -247,7 +247,9 @@ def test_those_that_are_not_needed_any_more_are_ended(
 ) -> None:
     source, names = new_source()
     _, launches = launches_of(pocl, source, names)
-    with beside(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (helper,):
+    with compiling_processes(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (
+        helper,
+    ):
         (place,) = places
         assert place.parent == shared
     assert not helper.working
@@ -260,13 +262,13 @@ def test_large_kernels_are_for_the_process_that_has_their_memory(
     told: list[dict[str, Any]] = []
 
     def started(_: str, place: str, **__: str) -> Any:
-        told.append(json.loads((Path(place) / compile_beside.TOLD).read_text()))
+        told.append(json.loads((Path(place) / compile_beside.REQUEST_FILE).read_text()))
         return contextlib.nullcontext()
 
     monkeypatch.setattr(child, "Helper", started)
-    most = compile_beside.LARGEST
+    most = compile_beside.MAX_TASK_BYTES
     tasks = [Task(f"k{n}", (1,), (1,), [n * most // 4, ["<i4", 7]]) for n in range(7)]
-    with beside("0:0", "", (), tasks, 2):
+    with compiling_processes("0:0", "", (), tasks, 2):
         pass
     assert [[task["kernel"] for task in one["tasks"]] for one in told] == [
         ["k4", "k2", "k0"],
@@ -306,29 +308,29 @@ def test_code_is_moved_at_once_and_never_over_what_is_there(tmp_path: Path) -> N
 
 def test_bitcode_is_lent_of_the_newest_programs(tmp_path: Path) -> None:
     own, past = tmp_path / "imgmlp-pocl-own", time.time() - 1000
-    for n in range(compile_for.NEWEST + 3):
+    for n in range(compile_for.MAX_LINKED_PROGRAMS + 3):
         program = tmp_path / "AB" / f"C{n}"
         (program / "kernel").mkdir(parents=True)
-        (program / compile_for.BITCODE).write_text(f"bitcode {n}")
-        (program / compile_for.OPENED).touch()
+        (program / compile_for.BITCODE_FILE).write_text(f"bitcode {n}")
+        (program / compile_for.OPENED_MARK).touch()
         os.utime(program, (past + n, past + n))
     (tmp_path / "AB" / "C1" / "compiled since").mkdir()
     (tmp_path / "programs").mkdir()
     own.mkdir()
-    compile_for.lend(tmp_path, own)
+    compile_for.link_bitcode(tmp_path, own)
     lent = {str(p.relative_to(own)): p.read_text() for p in own.rglob("*") if p.is_file()}
-    assert lent == {f"AB/C{n}/{compile_for.BITCODE}": f"bitcode {n}" for n in (1, 4, 5, 6)}
+    assert lent == {f"AB/C{n}/{compile_for.BITCODE_FILE}": f"bitcode {n}" for n in (1, 4, 5, 6)}
     assert compile_for.opened(own) == []
-    compile_for.lend(tmp_path, own)  # what is there already stays
+    compile_for.link_bitcode(tmp_path, own)  # what is there already stays
 
 
 def test_one_without_room_on_its_disk_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {"spec": "0:0", "source": "", "options": [], "tasks": []}
-    (tmp_path / compile_beside.TOLD).write_text(json.dumps(told))
+    (tmp_path / compile_beside.REQUEST_FILE).write_text(json.dumps(told))
     opened = list[str]()
-    monkeypatch.setattr(compile_for, "has_room", lambda _: False)
+    monkeypatch.setattr(compile_for, "has_space", lambda _: False)
     monkeypatch.setattr(compile_for, "open_untried", opened.append)
     compile_for.run(tmp_path, lambda: False)
     assert opened == []
@@ -340,7 +342,9 @@ def test_one_whose_parent_is_gone_leaves_nothing(
 ) -> None:
     source, names = new_source(60)
     _, launches = launches_of(pocl, source, names)
-    with beside(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (helper,):
+    with compiling_processes(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (
+        helper,
+    ):
         helper.wait(lambda: not compiling or bool(compile_for.opened(places[0])))
         assert helper._process is not None
         assert helper._process.stdin is not None
@@ -348,7 +352,7 @@ def test_one_whose_parent_is_gone_leaves_nothing(
         wait(helper)
         assert not helper.done
         assert not places[0].exists()
-        assert not all(any(shared.glob(f"{compile_for.PROGRAMS}/{name}")) for name in names)
+        assert not all(any(shared.glob(f"{compile_for.PROGRAM_FOLDERS}/{name}")) for name in names)
 
 
 @pytest.mark.parametrize("error", [None, OSError], ids=["ends", "fails"])
@@ -385,8 +389,8 @@ def test_what_ended_processes_left_is_swept_away(
 ) -> None:
     names = "old", "new"
     for name in names:
-        (tmp_path / f"{kernel_cache.PRIVATE}{name}").mkdir()
-    past = time.time() - 2 * kernel_cache.STALE_AFTER
-    os.utime(tmp_path / f"{kernel_cache.PRIVATE}old", (past, past))
-    kernel_cache._sweep(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{kernel_cache.PRIVATE}new"]
+        (tmp_path / f"{kernel_cache.PRIVATE_PREFIX}{name}").mkdir()
+    past = time.time() - 2 * kernel_cache.MAX_LEFTOVER_AGE
+    os.utime(tmp_path / f"{kernel_cache.PRIVATE_PREFIX}old", (past, past))
+    kernel_cache._remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{kernel_cache.PRIVATE_PREFIX}new"]

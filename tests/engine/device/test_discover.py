@@ -68,12 +68,12 @@ def test_what_nobody_asked_for_is_opened_without_a_word(
     listed: Callable[[dict[str, str]], None], recwarn: pytest.WarningsRecorder
 ) -> None:
     listed({"8:0": "its compiler broke", "9:0": ""})
-    found = discover.open_unasked("cpu")
+    found = discover.open_quietly("cpu")
     assert found is not None
     assert found.info.spec == "9:0"
-    assert discover.open_unasked("gpu") is None
+    assert discover.open_quietly("gpu") is None
     listed({"8:0": "broken"})
-    assert discover.open_unasked("cpu") is None
+    assert discover.open_quietly("cpu") is None
     assert not recwarn.list
 
 

@@ -119,10 +119,10 @@ def test_folders_of_processes_that_were_killed_go_after_days(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(kernel_cache, "_user_cache", lambda: None)
     monkeypatch.delenv("POCL_CACHE_DIR", raising=False)
-    old, young = (tmp_path / f"{kernel_cache.PRIVATE}{name}" for name in ("old", "young"))
+    old, young = (tmp_path / f"{kernel_cache.PRIVATE_PREFIX}{name}" for name in ("old", "young"))
     for folder, age in ((old, 1.1), (young, 0.9)):
         (folder / "program").mkdir(parents=True)
-        made = time.time() - age * kernel_cache.DEAD_AFTER
+        made = time.time() - age * kernel_cache.MAX_PRIVATE_AGE
         os.utime(folder, (made, made))
     kernel_cache.choose_cache()
     assert kernel_cache.is_private()
@@ -143,7 +143,7 @@ def test_a_long_wait_for_a_lock_is_told_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.lock"
-    monkeypatch.setattr(kernel_cache, "PATIENCE", 0.0)
+    monkeypatch.setattr(kernel_cache, "SILENT_WAIT", 0.0)
     with kernel_cache.locked(path, 10.0, "nobody"):  # free: no word
         with pytest.warns(ImgmlpWarning) as told, kernel_cache.locked(path, 0.1, "another process"):
             pass  # gone on without it
@@ -197,7 +197,7 @@ def test_a_disk_that_reserves_no_room_is_taken(
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr("os.posix_fallocate", unknown)
-    assert kernel_cache.has_room(tmp_path)
+    assert kernel_cache.has_space(tmp_path)
 
 
 def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
@@ -224,7 +224,7 @@ def test_each_processor_has_a_folder_of_its_own(
     for digest in (aa, bb, aa):
         monkeypatch.setattr(kernel_cache, "processor_digest", lambda digest=digest: digest)
         kernel_cache.choose_cache()  # also from the other's folder, as a child on another machine
-        seen.append(kernel_cache.current())
+        seen.append(kernel_cache.cache_folder())
     assert seen == [tmp_path / f"processor-{digest}" for digest in (aa, bb, aa)]
 
 
@@ -234,10 +234,10 @@ def test_a_folder_of_the_users_is_taken_as_it_is(
     for name in ("processor-cache", f"processor-{'a' * 17}", f"my-processor-{'a' * 16}"):
         monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / name))
         kernel_cache.choose_cache()
-        chosen = kernel_cache.current()
+        chosen = kernel_cache.cache_folder()
         assert chosen is not None
         assert chosen.parent == tmp_path / name
-        assert kernel_cache.OWN.fullmatch(chosen.name)
+        assert kernel_cache.PROCESSOR_FOLDER.fullmatch(chosen.name)
 
 
 def test_processors_differ_by_flags_and_model(
@@ -261,7 +261,7 @@ def test_what_was_cut_off_is_compiled_again(
 ) -> None:
     """After the next start of the machine, as PoCL ends the process that loads it."""
     first = run_step(tmp_path, 3)
-    place = kernel_cache._of_this_processor(tmp_path)
+    place = kernel_cache._processor_folder(tmp_path)
     code = next(p for p in first if p.suffix == ".so" and "probe" not in p.name)
     cut = (
         code if part == ".so" else place.joinpath(*code.relative_to(place).parts[:2]) / "program.bc"
@@ -275,7 +275,7 @@ def test_what_was_cut_off_is_compiled_again(
     monkeypatch.setenv("POCL_CACHE_DIR", str(place))
     kernel_cache.choose_cache()  # no longer after a start
     assert cut.exists()
-    kernel_cache.mend(place)
+    kernel_cache.remove_damaged(place)
     assert not cut.exists()
     assert run_step(tmp_path, 3) == first
 
@@ -283,7 +283,7 @@ def test_what_was_cut_off_is_compiled_again(
 @pytest.mark.skipif(sys.platform != "linux", reason="machine code is of another kind here")
 @pytest.mark.parametrize("size", [4, 16, 0x29, 63])
 def test_machine_code_of_less_than_its_head_is_not_whole(tmp_path: Path, size: int) -> None:
-    (tmp_path / "a.so").write_bytes((kernel_cache.ELF + bytes(64))[:size])
+    (tmp_path / "a.so").write_bytes((kernel_cache.ELF_MAGIC + bytes(64))[:size])
     assert not kernel_cache._is_whole(tmp_path / "a.so")
 
 

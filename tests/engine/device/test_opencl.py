@@ -23,7 +23,7 @@ from imgmlp.engine.device.base import KernelHandle, Launch
 from imgmlp.engine.device.discover import find
 from imgmlp.engine.device.driver import NVIDIA
 from imgmlp.engine.device.driver_errors import build_failure
-from imgmlp.engine.device.pocl import PASSED_OVER, WHEEL
+from imgmlp.engine.device.pocl import SKIP_HEADER_OPTION, WHEEL_VERSION
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 DOUBLE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -254,11 +254,11 @@ FAR = f"__kernel void t_far(__global float *x) {{ x[0] = clamp(x[0], 0.f, 1.f); 
 
 def test_what_is_generated_is_built_without_the_drivers_header() -> None:
     device = open_pocl()
-    if device.info.driver != WHEEL:
+    if device.info.driver != WHEEL_VERSION:
         pytest.skip("only of the wheel's PoCL it is known how")
     assert device._passes_over_header
     with pytest.raises(Exception, match="declaration of function '_cl_clamp'"):
-        device._built(building._declarations() + FAR, [PASSED_OVER])
+        device._built(building._declarations() + FAR, [SKIP_HEADER_OPTION])
 
 
 def test_what_is_not_declared_is_found_in_the_drivers_header() -> None:

@@ -44,12 +44,12 @@ kernel_cache.choose_cache()
 found = [p for p in pyopencl.get_platforms() if p.name == pocl.PLATFORM]
 pyopencl.get_platforms = lambda: found  # no other driver is to step in
 (device,) = found[0].get_devices()
-place = pocl.name_place(device.int_ptr, device.driver_version, device.version)
-pocl.give(place, os.environ["FAKE_NAME"])
+place = pocl.name_pointer_address(device.int_ptr, device.driver_version, device.version)
+pocl.set_processor_name(place, os.environ["FAKE_NAME"])
 exec(os.environ["FAKE_MORE"])
 """
 UNMENDABLE = {
-    "another version": "pocl.WHEEL = '3.9'",
+    "another version": "pocl.WHEEL_VERSION = '3.9'",
     "memory that cannot be read": "pocl.MEMORY = pocl.Path('/nonexistent')",
     "an unknown structure": "pocl.TRIPLET = 'x86_64-unknown-linux-gnux32'",
     "a processor without a name": "pocl.best_name = lambda flags: None",
@@ -64,7 +64,7 @@ def name_place() -> int | None:
     for platform in cl.get_platforms() if cl else ():
         if platform.name.strip() == pocl.PLATFORM:
             (device, *_) = platform.get_devices()
-            return pocl.name_place(device.int_ptr, device.driver_version, device.version)
+            return pocl.name_pointer_address(device.int_ptr, device.driver_version, device.version)
     return None
 
 
@@ -95,7 +95,7 @@ def faked(wheel: int, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.skipif(CLANG is None, reason="clang 14, which knows what a name implies, is not there")
-@pytest.mark.parametrize("name", pocl.ADDS)
+@pytest.mark.parametrize("name", pocl.LLVM_PROCESSORS)
 def test_a_name_implies_what_llvm_says(name: str) -> None:
     options = ["-cc1", "-triple", "x86_64-linux-gnu", "-target-cpu", name, "-E", "-dM", "-x", "c"]
     said = subprocess.run(
@@ -128,7 +128,7 @@ def test_the_best_name_uses_nothing_that_is_hidden(like: str, hidden: str, best:
 
 
 def test_a_name_that_llvm_does_not_know_is_never_right() -> None:
-    everything = frozenset().union(*map(pocl.implied, pocl.ADDS))
+    everything = frozenset().union(*map(pocl.implied, pocl.LLVM_PROCESSORS))
     assert not pocl.is_right("generic", everything)
     assert not pocl.is_right("znver5", everything)
     assert pocl.best_name(frozenset({"asimd"})) is None  # no x86-64
@@ -177,11 +177,11 @@ def test_a_processor_without_what_its_name_implies_is_unfit(
 ) -> None:
     have = pocl.implied("icelake-server") - {hidden}
     monkeypatch.setattr(pocl, "processor_flags", lambda: have)
-    said = pocl.unfit(pocl.PLATFORM, name)
+    said = pocl.unsupported_reason(pocl.PLATFORM, name)
     assert said.endswith(f"has no {lacking}") if lacking else said == ""
-    assert pocl.unfit("another", name) == ""
+    assert pocl.unsupported_reason("another", name) == ""
     monkeypatch.setattr(pocl, "processor_flags", frozenset)  # nobody says
-    assert pocl.unfit(pocl.PLATFORM, name) == ""
+    assert pocl.unsupported_reason(pocl.PLATFORM, name) == ""
 
 
 def test_what_an_emulator_hides_is_not_believed(
@@ -212,26 +212,26 @@ def test_memory_that_is_not_there_is_no_crash(wheel: int) -> None:
 
 def test_a_name_that_was_given_stays_where_it_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """PoCL may be reading it, for another thread."""
-    monkeypatch.setattr(pocl, "_given", {})
+    monkeypatch.setattr(pocl, "_names_by_address", {})
     held = ctypes.c_void_p(None)
     place = ctypes.addressof(held)
-    pocl.give(place, "haswell")
+    pocl.set_processor_name(place, "haswell")
     first = held.value
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: pocl.give(place, "haswell"), range(100)))
+        list(threads.map(lambda _: pocl.set_processor_name(place, "haswell"), range(100)))
     assert held.value == first
-    pocl.give(place, "x86-64")
+    pocl.set_processor_name(place, "x86-64")
     assert first is not None
     assert held.value is not None
     assert ctypes.string_at(first) == b"haswell"
     assert ctypes.string_at(held.value) == b"x86-64"
-    assert {first, held.value} <= {ctypes.addressof(text) for text in pocl._texts}
+    assert {first, held.value} <= {ctypes.addressof(text) for text in pocl._name_buffers}
 
 
 def test_threads_that_look_at_a_device_together_give_one_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held, given = ctypes.c_void_p(None), len(pocl._texts)
+    held, given = ctypes.c_void_p(None), len(pocl._name_buffers)
     place = ctypes.addressof(held)
     ready = threading.Barrier(4)
 
@@ -241,15 +241,17 @@ def test_threads_that_look_at_a_device_together_give_one_name(
 
     def look(_: int) -> str:
         ready.wait(30)
-        return pocl.mended(0, pocl.WHEEL, "OpenCL 3.0 PoCL HSTR: a-linux-gnu-generic")
+        return pocl.corrected_processor(
+            0, pocl.WHEEL_VERSION, "OpenCL 3.0 PoCL HSTR: a-linux-gnu-generic"
+        )
 
-    monkeypatch.setattr(pocl, "_given", {})
-    monkeypatch.setattr(pocl, "name_place", found)
+    monkeypatch.setattr(pocl, "_names_by_address", {})
+    monkeypatch.setattr(pocl, "name_pointer_address", found)
     monkeypatch.setattr(pocl, "best_name", lambda flags: "x86-64")
     monkeypatch.setattr(pocl, "processor_flags", lambda: pocl.implied("x86-64"))
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(look, range(4))) == ["x86-64"] * 4
-    assert len(pocl._texts) == given + 1
+    assert len(pocl._name_buffers) == given + 1
 
 
 @pytest.mark.parametrize(
@@ -265,11 +267,11 @@ def test_a_name_without_the_avx512_that_is_there_gives_way(
     monkeypatch: pytest.MonkeyPatch, name: str, like: str, given: str
 ) -> None:
     held = ctypes.c_void_p(None)
-    monkeypatch.setattr(pocl, "_given", {})
-    monkeypatch.setattr(pocl, "name_place", lambda *_: ctypes.addressof(held))
+    monkeypatch.setattr(pocl, "_names_by_address", {})
+    monkeypatch.setattr(pocl, "name_pointer_address", lambda *_: ctypes.addressof(held))
     monkeypatch.setattr(pocl, "processor_flags", lambda: pocl.implied(name) | pocl.implied(like))
     version = f"OpenCL 3.0 PoCL HSTR: a-linux-gnu-{name}"
-    assert pocl.mended(0, pocl.WHEEL, version) == given
+    assert pocl.corrected_processor(0, pocl.WHEEL_VERSION, version) == given
     assert bool(held.value) == (given != name)
 
 

@@ -31,7 +31,7 @@ OBJDUMP = shutil.which("objdump")
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder where nothing is known yet."""
-    monkeypatch.setattr(probe, "current", lambda: tmp_path)
+    monkeypatch.setattr(probe, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(probe, "_working", set())
     return tmp_path
 
@@ -54,7 +54,9 @@ def real() -> DeviceInfo:
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the next tries will find, problems that last; each is used up."""
     left: list[str] = []
-    monkeypatch.setattr(probe, "_tried", lambda info: Outcome(left.pop(0), probe.DAY))
+    monkeypatch.setattr(
+        probe, "_try_device", lambda info: Outcome(left.pop(0), probe.FAILURE_LIFETIME)
+    )
     return left
 
 
@@ -108,7 +110,7 @@ def test_without_a_path_to_look_for_a_linker_the_outcome_is_another(
 ) -> None:
     """Whatever the system looks through then: what is found later is not believed to be missing."""
     keys = {probe._key(0, info)}
-    play(f"echo error: {probe.NOT_LINKED} >&2; kill -ABRT $$")
+    play(f"echo error: {probe.LINKER_ERROR} >&2; kill -ABRT $$")
     monkeypatch.delenv("PATH")
     keys.add(probe._key(0, info))
     monkeypatch.setattr(probe.shutil, "which", lambda name, path=None: path and f"/usr/bin/{name}")
@@ -128,7 +130,7 @@ def test_a_reinstalled_driver_or_program_is_tried_again(
         keys.add(probe._key(0, info))
     os.utime(library, (0, 0))
     keys.add(probe._key(0, info))
-    monkeypatch.setattr(probe, "SOURCES", ("probe",))
+    monkeypatch.setattr(probe, "SOURCE_MODULES", ("probe",))
     keys.add(probe._key(0, info))
     assert len(keys) == 4
 
@@ -159,7 +161,7 @@ def test_a_failure_is_believed_for_a_day(
     outcomes += ["broken", "", "never"]
     assert [ask(info), ask(info)] == ["broken", "broken"]
     (kept,) = place.glob("probe-*.json")
-    then = kept.stat().st_mtime - probe.DAY - 60
+    then = kept.stat().st_mtime - probe.FAILURE_LIFETIME - 60
     os.utime(kept, (then, then))
     assert ask(info) == ""
     os.utime(kept, (then, then))
@@ -175,15 +177,15 @@ def test_no_answer_is_believed_for_some_minutes(
 ) -> None:
     """The machine may only have been busy."""
     play("exec sleep 60")
-    monkeypatch.setattr(probe, "_patience", lambda: 0.5)
+    monkeypatch.setattr(probe, "_timeout", lambda: 0.5)
     slow = ask(info)
     assert slow.startswith("no answer")
     play("echo works")
-    monkeypatch.setattr(probe, "_patience", lambda: probe.TIMEOUT)
+    monkeypatch.setattr(probe, "_timeout", lambda: probe.TIMEOUT)
     assert ask(info) == slow  # a command that follows need not wait again
     (kept,) = place.glob("probe-*.json")
-    then = kept.stat().st_mtime - probe.WHILE - 60
-    assert then > kept.stat().st_mtime - probe.DAY
+    then = kept.stat().st_mtime - probe.TIMEOUT_LIFETIME - 60
+    assert then > kept.stat().st_mtime - probe.FAILURE_LIFETIME
     os.utime(kept, (then, then))
     assert ask(info) == ""
 
@@ -193,7 +195,7 @@ def test_what_is_forgotten_or_damaged_is_tried_again(
 ) -> None:
     outcomes += ["broken", "", "", "", ""]
     assert ask(info) == "broken"
-    probe.forget()
+    probe.forget_all()
     assert ask(info) == ""
     (kept,) = place.glob("probe-*.json")
     for text in ("", '{"problem": ', '{"problem": 3}'):
@@ -210,7 +212,7 @@ def test_where_nothing_can_be_kept_a_process_tries_once(
     info: DeviceInfo,
     folder: Path | None,
 ) -> None:
-    monkeypatch.setattr(probe, "current", lambda: folder)
+    monkeypatch.setattr(probe, "cache_folder", lambda: folder)
     outcomes += [""]
     assert [probe.problem_of(0, info), probe.problem_of(0, info)] == ["", ""]
     assert outcomes == []
@@ -234,11 +236,11 @@ def test_what_cannot_be_kept_leaves_nothing_behind(
 
 
 def test_a_device_that_works_is_tried_and_found_to(place: Path, real: DeviceInfo) -> None:
-    assert probe._tried(real).problem == ""
+    assert probe._try_device(real).problem == ""
 
 
 def test_a_device_that_is_gone_is_a_problem_for_now(place: Path, info: DeviceInfo) -> None:
-    problem, believed = probe._tried(info)
+    problem, believed = probe._try_device(info)
     assert "not there" in problem
     assert not believed
 
@@ -255,7 +257,7 @@ def test_a_device_that_is_gone_is_a_problem_for_now(place: Path, info: DeviceInf
         ("echo no memory; exit 75", "no memory", False),
         ("exit 3", "exit code 3: without a word", False),
         ("exit 0", "exit code 0: without a word", False),
-        (f"echo error: {probe.NOT_LINKED} >&2; kill -ABRT $$", "install gcc", True),
+        (f"echo error: {probe.LINKER_ERROR} >&2; kill -ABRT $$", "install gcc", True),
     ],
 )
 def test_a_process_that_is_lost_is_a_problem(
@@ -290,10 +292,10 @@ def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     for load in (0.0, 2.0, 6.0, 1000.0):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
-        limits.append(probe._patience() / probe.TIMEOUT)
+        limits.append(probe._timeout() / probe.TIMEOUT)
     monkeypatch.delattr(os, "getloadavg")
-    limits.append(probe._patience() / probe.TIMEOUT)
-    assert limits == [1.0, 1.0, 3.0, probe.BUSIEST, 1.0]
+    limits.append(probe._timeout() / probe.TIMEOUT)
+    assert limits == [1.0, 1.0, 3.0, probe.MAX_LOAD, 1.0]
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ENOENT])
@@ -343,7 +345,7 @@ def test_what_the_machine_lacks_may_be_there_the_next_time(
         raise error
 
     monkeypatch.setattr(trial.Device, "build", fail)
-    assert trial.main(real.spec) == probe.PASSING
+    assert trial.main(real.spec) == probe.TEMPORARY_FAILURE
     assert str(error) in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -365,12 +367,12 @@ def test_processes_that_start_together_try_once(tmp_path: Path, real: DeviceInfo
 import sys, pathlib
 from imgmlp.engine import open_device
 from imgmlp.engine.device import probe
-tried, log = probe._tried, pathlib.Path(sys.argv[1])
+tried, log = probe._try_device, pathlib.Path(sys.argv[1])
 def counted(info):
     with log.open("a") as file:
         file.write("tried ")
     return tried(info)
-probe._tried = counted
+probe._try_device = counted
 print(open_device({real.spec!r}).info.spec)
 """
     env = os.environ | {"POCL_CACHE_DIR": str(tmp_path / "cache")}
@@ -394,7 +396,7 @@ def test_a_wait_ends_after_the_trial_may(
     outcomes += [""]
     ask(info)
     ((timeout, holder),) = waits
-    assert timeout >= probe.TIMEOUT * probe.BUSIEST + 10
+    assert timeout >= probe.TIMEOUT * probe.MAX_LOAD + 10
     assert info.describe() in holder
 
 

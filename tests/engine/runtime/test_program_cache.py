@@ -43,7 +43,7 @@ Step = Callable[[AnyDevice], Program]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where entries are, of this test alone."""
-    monkeypatch.setattr(program_cache, "current", lambda: tmp_path)
+    monkeypatch.setattr(program_cache, "cache_folder", lambda: tmp_path)
     return tmp_path / FOLDER
 
 
@@ -386,7 +386,7 @@ def test_where_nothing_can_be_written_each_process_lowers(
     folder.rmdir()
     folder.write_text("no folder")
     assert values(learning(device)) == wanted
-    monkeypatch.setattr(program_cache, "current", lambda: None)
+    monkeypatch.setattr(program_cache, "cache_folder", lambda: None)
     assert values(learning(device)) == wanted
 
 
