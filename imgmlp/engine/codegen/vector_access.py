@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from imgmlp.engine.codegen.matrix_units import element_index
 from imgmlp.engine.ir.dtype import DType, f16, f32
 from imgmlp.engine.ir.graph import Buffer
-from imgmlp.engine.ir.symbolic import Expr, split
+from imgmlp.engine.ir.symbolic import Expr, linear_parts
 from imgmlp.engine.ir.uops import Code, Range, U
 
 VECTOR_LENGTHS = (2, 4)
@@ -86,7 +86,7 @@ class VectorAccess:
     def _aligned_address(self, data: int, offset: Expr) -> str | None:
         """The address of the first neighbour, if it is a multiple of their number; else None."""
         name, count = self.loop.name, self.loop.count
-        constant, terms = split(offset)
+        constant, terms = linear_parts(offset)
         own = [t for t, n in terms if n == 1 and [v.name for v in t.variables()] == [name]]
         others = [n for t, n in terms if t not in own]
         inside = any(v.name == name for t, _ in terms if t not in own for v in t.variables())

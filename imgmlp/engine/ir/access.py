@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from imgmlp.engine.ir.conditions import conj, is_op
-from imgmlp.engine.ir.symbolic import ONE, ZERO, Const, Expr, Var, split, unravel
+from imgmlp.engine.ir.conditions import all_of, is_logic
+from imgmlp.engine.ir.symbolic import ONE, ZERO, Const, Expr, Var, linear_parts, unravel
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.ir.view import Ranges, Shape, View, canonical, nothing
 
@@ -167,7 +167,7 @@ def _index(views: tuple[View, ...], indices: tuple[Expr, ...]) -> tuple[Expr, Ex
     flat, valid = views[-1].index(indices)
     for view in reversed(views[:-1]):
         flat, inside = view.index(unravel(flat, view.shape))
-        valid = conj(valid, inside)
+        valid = all_of(valid, inside)
     return flat, valid
 
 
@@ -189,7 +189,7 @@ def _compose(inner: View, outer: View) -> View | None:
         if box is None:
             return None
         return _compose(inner, canonical(outer.shape, outer.strides, outer.offset, box))
-    constant, terms = split(offset)
+    constant, terms = linear_parts(offset)
     strides = dict(terms)
     if not strides.keys() <= set(variables):
         return None
@@ -201,10 +201,10 @@ def _compose(inner: View, outer: View) -> View | None:
 def _box(valid: Expr, variables: Sequence[Expr], ranges: Ranges) -> Ranges | None:
     """Where a condition holds, as ranges of the variables, if it limits each on its own."""
     limits = list(ranges)
-    for condition in valid.sources if is_op(valid, "&") else (valid,):
-        if not is_op(condition, "<"):
+    for condition in valid.sources if is_logic(valid, "&") else (valid,):
+        if not is_logic(condition, "<"):
             return None
-        (term, coefficient), *others = split(condition.x)[1]
+        (term, coefficient), *others = linear_parts(condition.x)[1]
         if others or term not in variables:
             return None
         axis, n = variables.index(term), condition.n

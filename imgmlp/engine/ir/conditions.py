@@ -1,7 +1,7 @@
-"""Conditions as expressions that are 0 or 1, and exclusive or: what has no arithmetic form.
+"""Conditions, which are expressions with the value 0 or 1, and exclusive or.
 
-They are in simplest form too: a comparison is `x < n` with all constants in `n`, a conjunction
-names each limit once, and nothing is xored with its own complement.
+They are simplified when they are built, too: a comparison is `x < n` with all constants in `n`, a
+conjunction has each limit once, and no operand of an exclusive or is another's complement.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from imgmlp.engine.ir.symbolic import (
     Sum,
     as_expr,
     linear,
-    only_quotient,
-    split,
+    linear_parts,
+    single_quotient,
 )
 
 Operator = Literal["^", "<", "&"]
 
 
 class Logic(Expr):
-    """An operation on one source x or on several, and a constant n.
+    """A comparison, a conjunction, or an exclusive or, with a constant n.
 
-    `<`: 1 where x, which has no constant of its own, is less than n, else 0. `&`: 1 where two or
-    more conditions are all 1. `^`: exclusive or of distinct sources and n >= 0.
+    - `<`: 1 where the only source is less than n, else 0. The source has no constant term.
+    - `&`: 1 where all sources, which are two or more conditions, are 1, else 0.
+    - `^`: exclusive or of distinct sources and n >= 0.
     """
 
     __slots__ = ("n", "op")
@@ -45,7 +46,7 @@ class Logic(Expr):
             bits = max(n, *(max(x.hi, ~x.lo) for x in sources)).bit_length()
             lo = -(1 << bits) if any(x.lo < 0 for x in sources) else 0
             hi = (1 << bits) - 1
-        self._set({"^": 5, "<": 6, "&": 7}[op], lo, hi, sources, n=n, op=op)
+        self._initialise({"^": 5, "<": 6, "&": 7}[op], lo, hi, sources, n=n, op=op)
 
     @property
     def x(self) -> Expr:
@@ -57,7 +58,7 @@ class Logic(Expr):
             (x,) = sources
             return less(x, self.n) if symbolic else (x < self.n) * 1
         if self.op == "&":
-            return conj(*sources) if symbolic else reduce(operator.and_, sources)
+            return all_of(*sources) if symbolic else reduce(operator.and_, sources)
         join: Callable[[Any, Any], Any] = xor if symbolic else operator.xor
         return reduce(join, sources, Const(self.n) if symbolic else self.n)
 
@@ -69,15 +70,15 @@ class Logic(Expr):
         return f"({self.op.join(parts if alone else [*parts, str(self.n)])})"
 
 
-def is_op(x: Expr, op: Operator) -> TypeGuard[Logic]:
-    """Whether an expression is this operation."""
+def is_logic(x: Expr, op: Operator) -> TypeGuard[Logic]:
+    """Whether an expression is a Logic with this operation."""
     return isinstance(x, Logic) and x.op == op
 
 
 def less(x: Expr, n: int) -> Expr:
     """1 where x < n, else 0."""
     n = operator.index(n)
-    constant, terms = split(x)
+    constant, terms = linear_parts(x)
     if not terms:
         return Const(int(constant < n))
     g = math.gcd(*(c for _, c in terms))
@@ -86,9 +87,9 @@ def less(x: Expr, n: int) -> Expr:
         return ONE
     if x.lo >= n:
         return ZERO
-    if (inner := only_quotient(x, 1)) is not None:  # y//d + z < n where y + d*z < d*n
+    if (inner := single_quotient(x, 1)) is not None:  # y//d + z < n where y + d*z < d*n
         return less(inner.x + (x - inner) * inner.n, n * inner.n)
-    if (inner := only_quotient(x, -1)) is not None:  # z - y//d <= n-1 where d*z - y <= d*(n-1)
+    if (inner := single_quotient(x, -1)) is not None:  # z - y//d <= n-1 where d*z - y <= d*(n-1)
         return less((x + inner) * inner.n - inner.x, (n - 1) * inner.n + 1)
     return Logic("<", n, x)
 
@@ -98,17 +99,17 @@ def at_least(x: Expr, n: int) -> Expr:
     return less(-x, 1 - operator.index(n))
 
 
-def conj(*conditions: Expr) -> Expr:
-    """1 where all conditions are 1, else 0; each has bounds within [0, 1]."""
+def all_of(*conditions: Expr) -> Expr:
+    """1 where all conditions are 1, else 0."""
     limits: dict[Expr, int] = {}
     others: set[Expr] = set()
     for condition in conditions:
         if condition.lo < 0 or condition.hi > 1:
-            raise ValueError(f"conj: {condition!r} is no condition, which is 0 or 1")
-        for part in condition.sources if is_op(condition, "&") else (condition,):
+            raise ValueError(f"all_of: {condition!r} is no condition, which is 0 or 1")
+        for part in condition.sources if is_logic(condition, "&") else (condition,):
             if part is ZERO:
                 return ZERO
-            if is_op(part, "<"):
+            if is_logic(part, "<"):
                 limits[part.x] = min(part.n, limits.get(part.x, part.n))
             elif part is not ONE:
                 others.add(part)
@@ -125,7 +126,7 @@ def xor(a: Expr, b: Expr | int) -> Expr:
     (constant, ours), (other, theirs) = _xor_parts(a), _xor_parts(as_expr(b))
     constant ^= other
     operands = sorted(ours ^ theirs, key=lambda e: e.key)
-    flipped = constant < 0  # kept outside as -x-1, which sums and bounds understand
+    flipped = constant < 0  # then the result is the complement -x-1, a sum
     positive = ~constant if flipped else constant
     if not operands:
         return Const(constant)
@@ -134,12 +135,12 @@ def xor(a: Expr, b: Expr | int) -> Expr:
 
 
 def _xor_parts(x: Expr) -> tuple[int, frozenset[Expr]]:
-    """x as a constant and operands, none of which is the complement of another's."""
-    if x.lo == x.hi:  # a variable of one value, too
+    """x as the exclusive or of a constant and operands, none of which is another's complement."""
+    if x.lo == x.hi:  # a constant, or a variable with a single value
         return x.lo, frozenset()
-    if is_op(x, "^"):
+    if is_logic(x, "^"):
         return x.n, frozenset(x.sources)
-    if split(x)[0] < 0:  # one of x and ~x = -x-1 has a constant >= 0
+    if linear_parts(x)[0] < 0:  # of x and its complement -x-1, the one with a constant >= 0 is used
         constant, operands = _xor_parts(-x - 1)
         return ~constant, operands
     return 0, frozenset((x,))

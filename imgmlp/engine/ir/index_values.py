@@ -1,7 +1,7 @@
-"""What Nodes compute from indices alone, as symbolic expressions.
+"""Nodes whose values depend only on indices, as symbolic expressions.
 
-A selection by such a condition needs no select: it becomes the validity of a load, as that
-of a padded value is. Nothing here emits instructions.
+If such a Node is the condition of a WHERE, no select is needed: the condition becomes the validity
+of a load, as for padding. Nothing here emits instructions.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from imgmlp.engine.ir.access import Access
-from imgmlp.engine.ir.conditions import at_least, conj, is_op, less, xor
+from imgmlp.engine.ir.conditions import all_of, at_least, is_logic, less, xor
 from imgmlp.engine.ir.dtype import DType, bool_
 from imgmlp.engine.ir.graph import Node, base, const
 from imgmlp.engine.ir.kernel import access, part_begin
 from imgmlp.engine.ir.op import MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import LONG, ONE, Const, Expr, reach, unravel
+from imgmlp.engine.ir.symbolic import LONG_MAX, ONE, Const, Expr, max_magnitude, unravel
 
-LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenCL C
+MAX_INDEX_MAGNITUDE = 1 << 30  # so that the sum of two values still fits an int of OpenCL C
 
 
 def source_and_access(node: Node) -> tuple[Node, Access]:
-    """What a chain of movements starts from, and the access through all of them."""
+    """The Node below a chain of movements, and their Access to it."""
     return base(node), access(node)
 
 
 def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
-    """An integer Node, or a condition as 0 or 1, at these indices; None if it needs more.
+    """The value of an integer or bool Node at these indices; None if it depends on other values.
 
-    Where the Node's dtype would wrap there is no expression either.
+    Also None if the value might wrap in the Node's dtype.
     """
     if node.dtype.is_float:
         return None
@@ -51,18 +51,18 @@ def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
 
 
 def _within(value: Expr, dtype: DType) -> Expr | None:
-    low, high = max(dtype.min, -LIMIT), min(dtype.max, LIMIT)
-    fits = low <= value.lo and value.hi <= high and reach(value) <= LONG
+    low, high = max(dtype.min, -MAX_INDEX_MAGNITUDE), min(dtype.max, MAX_INDEX_MAGNITUDE)
+    fits = low <= value.lo and value.hi <= high and max_magnitude(value) <= LONG_MAX
     return value if fits else None
 
 
 def negated(condition: Expr) -> Expr:
-    """1 where the condition is 0, and the other way around."""
-    return at_least(condition.x, condition.n) if is_op(condition, "<") else 1 - condition
+    """1 where the condition is 0, and 0 where it is 1."""
+    return at_least(condition.x, condition.n) if is_logic(condition, "<") else 1 - condition
 
 
 def _equal(a: Expr, b: Expr) -> Expr:
-    return conj(less(a - b, 1), at_least(a - b, 0))
+    return all_of(less(a - b, 1), at_least(a - b, 0))
 
 
 def _cast(dtype: DType, x: Expr) -> Expr:
@@ -79,7 +79,7 @@ def _exclusive_or(dtype: DType, a: Expr, b: Expr) -> Expr:
 
 
 def _positive(b: Expr) -> int:
-    """A divisor that expressions can have, or 0."""
+    """The value of a positive constant, by which expressions can be divided; else 0."""
     return b.value if isinstance(b, Const) and b.value > 0 else 0
 
 
@@ -94,13 +94,16 @@ _RULES: dict[Op, Callable[..., Expr | None]] = {
     Op.XOR: _exclusive_or,
     Op.LT: lambda dtype, a, b: less(a - b, 0),
     Op.EQ: lambda dtype, a, b: _equal(a, b),
-    Op.AND: lambda dtype, a, b: conj(a, b) if dtype is bool_ else None,
-    Op.OR: lambda dtype, a, b: negated(conj(negated(a), negated(b))) if dtype is bool_ else None,
+    Op.AND: lambda dtype, a, b: all_of(a, b) if dtype is bool_ else None,
+    Op.OR: lambda dtype, a, b: negated(all_of(negated(a), negated(b))) if dtype is bool_ else None,
 }
 
 
 def zero_outside(node: Node) -> bool:
-    """Whether a Node is zero where its loads are masked: loads, moved, gathered, cast, chosen."""
+    """Whether a Node is zero wherever its loads are masked out, as masked loads give zero.
+
+    That holds for loads, zeros, and what moves, gathers, casts and selects them.
+    """
     if node.op in MOVEMENT or node.op in (Op.CAST, Op.GATHER):
         return zero_outside(node.src[0])
     if node.op is Op.WHERE:

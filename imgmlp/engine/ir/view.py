@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from imgmlp.engine.ir.conditions import at_least, conj, less
-from imgmlp.engine.ir.symbolic import ONE, Expr, linear, row_major
+from imgmlp.engine.ir.conditions import all_of, at_least, less
+from imgmlp.engine.ir.symbolic import ONE, Expr, linear, row_major_strides
 
 Shape = tuple[int, ...]
 Ranges = tuple[tuple[int, int], ...]
@@ -62,7 +62,7 @@ class View:
         valid: Expr = ONE
         if self.mask:
             limits = zip(indices, self.mask, strict=True)
-            valid = conj(
+            valid = all_of(
                 *(c for x, (begin, end) in limits for c in (at_least(x, begin), less(x, end)))
             )
         return linear(self.offset, zip(indices, self.strides, strict=True)), valid
@@ -140,7 +140,7 @@ class View:
 
 @lru_cache(maxsize=4096)  # every movement of a graph's Nodes begins with one
 def _whole(shape: Shape) -> View:
-    return canonical(shape, row_major(shape), 0, _full(shape))
+    return canonical(shape, row_major_strides(shape), 0, _full(shape))
 
 
 def canonical(shape: Shape, strides: tuple[int, ...], offset: int, ranges: Ranges) -> View:

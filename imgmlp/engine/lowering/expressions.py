@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from imgmlp.engine.ir.conditions import conj
+from imgmlp.engine.ir.conditions import all_of
 from imgmlp.engine.ir.dtype import DType, i32
 from imgmlp.engine.ir.graph import Node, const
 from imgmlp.engine.ir.index_values import index_value, negated, source_and_access, zero_outside
@@ -80,14 +80,14 @@ class Lowering:
             source = source.src[0] if source.op is Op.RESHAPE else source  # all of a Buffer
         if source.op is Op.BUFFER:
             data = self.build.parameter(source.arg)
-            needed = conj(valid, guard)
+            needed = all_of(valid, guard)
             if isinstance(offset, Const) and guard == self.bounds:  # the same for every term
                 needed = valid
             return self.build.emit(U.LOAD, node.dtype, (data,), (offset, needed), [offset, needed])
         inner = unravel(offset, source.shape)
         if valid is ONE:
             return self.value(source, inner, guard)
-        element = self.value(source, inner, conj(valid, guard))
+        element = self.value(source, inner, all_of(valid, guard))
         return self.select_or_zero(valid, element, node.dtype)
 
     def select_or_zero(self, condition: Expr, value: int, dtype: DType) -> int:
@@ -105,7 +105,7 @@ class Lowering:
         zero = const(0, node.dtype, node.shape)
         for source, other, when in ((a, b, chosen), (b, a, negated(chosen))):
             if when is ONE or (other is zero and zero_outside(source)):
-                return self.value(source, indices, conj(when, guard))
+                return self.value(source, indices, all_of(when, guard))
         return None
 
     def _gathered(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from imgmlp.engine.ir.conditions import at_least, conj, less
+from imgmlp.engine.ir.conditions import all_of, at_least, less
 from imgmlp.engine.ir.dtype import f32, i32
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.index_values import source_and_access
 from imgmlp.engine.ir.kernel import Tiled
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, split, unravel
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, linear_parts, unravel
 from imgmlp.engine.ir.target import LANES_PER_GROUP, Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Lowering, store_values
@@ -53,7 +53,7 @@ class _LocalValue:
         more = cell.halo - self.halo
         row, column = cell.row - more, cell.column - more
         limits = less(row, self.rows), less(column, self.columns)
-        return conj(at_least(row, 0), at_least(column, 0), *limits)
+        return all_of(at_least(row, 0), at_least(column, 0), *limits)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _LocalValues:
 
     def place(self, storage: Buffer, offset: Expr, cell: _Cell) -> tuple[int, Expr] | None:
         """The array of an element of a Buffer and the index there, relative to a cell."""
-        at, terms = split(offset)
+        at, terms = linear_parts(offset)
         if not terms:
             array, elements = self.uniform.get(storage, (0, range(0)))
             return (array, Const(at - elements.start)) if at in elements else None
@@ -93,7 +93,7 @@ class _LocalReads(Lowering):
             return super()._moved(node, indices, guard)
         array, place = known
         if isinstance(place, Const):  # loaded at each use, as registers cannot hold all of them
-            element, guard = self.build.effect(U.GET, (array,), place, f32), conj(valid, guard)
+            element, guard = self.build.effect(U.GET, (array,), place, f32), all_of(valid, guard)
         else:  # the halo has zeros where `valid` is false
             element = self.build.emit(U.GET, f32, (array,), place, [place])
         return element if guard is self.exists else self.select_or_zero(guard, element, f32)
@@ -125,15 +125,21 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
             place = (top + row) * pitch + left + column
             element = _define(build, f"p{number}", place, tiled.size)  # in range if it exists
             place = Var(element.name, place.lo, place.hi)
-            exists = conj(at_least(place, 0), less(place, tiled.size))
+            exists = all_of(at_least(place, 0), less(place, tiled.size))
             indices = unravel(element, kernel.shape)
             lower = _LocalReads(build, target, local, cell, exists)
             values = [lower.value(store.value, indices, exists) for store in kernel.stores]
             for n, value in enumerate(values):
-                if (reach := stencil.value_halos.get((number, n))) is None:
+                if (value_halo := stencil.value_halos.get((number, n))) is None:
                     continue
                 array, begin = arrays[layout.array_of[number, n]], stencil.begins[number, n]
-                kept = _LocalValue(array, begin, reach, height + 2 * reach, width + 2 * reach)
+                kept = _LocalValue(
+                    array,
+                    begin,
+                    value_halo,
+                    height + 2 * value_halo,
+                    width + 2 * value_halo,
+                )
                 local.values.setdefault(kernel.stores[n].target, []).append(kept)
                 value_or_zero = lower.select_or_zero(exists, value, f32)
                 with _if(build, "z", kept.has(cell)):
@@ -143,7 +149,7 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
             if stored:
                 in_rows = at_least(row, 0), less(row, height)
                 in_columns = at_least(column, 0), less(column, width)
-                in_tile = conj(exists, less(left + column, pitch), *in_rows, *in_columns)
+                in_tile = all_of(exists, less(left + column, pitch), *in_rows, *in_columns)
                 with _if(build, "y", in_tile):
                     store_values(
                         build, [s for s, _ in stored], [value for _, value in stored], indices

@@ -18,7 +18,7 @@ from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Persistent, Tiled
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import INT, LONG, Expr, Var, reach
+from imgmlp.engine.ir.symbolic import INT_MAX, LONG_MAX, Expr, Var, max_magnitude
 from imgmlp.engine.ir.target import LANES_PER_GROUP, MAX_UNITS_PER_PHASE, Lanes, ProductMode, Target
 from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
 from imgmlp.engine.ir.usage_errors import misuse
@@ -33,7 +33,7 @@ from imgmlp.engine.lowering.row_kernels import row_kernel
 # work-groups at a time gain more than sums in registers do (docs/performance-notes.md, "One tile on
 # a GPU").
 SUM_REGISTERS_PER_LANE: dict[ProductMode, int] = {"float32": 0, "split": 104, "half": 104}
-MAX_ELEMENTS = INT  # of a Buffer or a loop: an index is an int in OpenCL C
+MAX_ELEMENTS = INT_MAX  # of a Buffer or a loop: an index is an int in OpenCL C
 
 
 # --- kernels ---
@@ -84,8 +84,8 @@ def _check_indices(code: Code) -> None:
 
 def _largest_magnitude(index: Expr) -> int:
     """The largest magnitude of an index, or of an intermediate result if no long can hold it."""
-    way = reach(index)
-    return way if way > LONG else max(index.hi, -index.lo)
+    way = max_magnitude(index)
+    return way if way > LONG_MAX else max(index.hi, -index.lo)
 
 
 def _fused(name: str, codes: Sequence[Code]) -> Code:

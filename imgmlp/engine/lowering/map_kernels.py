@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from imgmlp.engine.ir.conditions import conj, less
+from imgmlp.engine.ir.conditions import all_of, less
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel, leaves
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, unravel
@@ -262,7 +262,7 @@ def _map_transposed_on_gpu(
             axis: row_tile * GPU_TRANSPOSE_TILE + row,
             last: column_tile * GPU_TRANSPOSE_TILE + column,
         }
-        inside = conj(*(less(position[a], shape[a]) for a in (axis, last)))
+        inside = all_of(*(less(position[a], shape[a]) for a in (axis, last)))
         return [position[a] for a in range(last + 1)], inside
 
     moved = transposed[:MAX_LOCAL_TILES]

@@ -13,13 +13,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from imgmlp.engine.ir.conditions import conj, less
+from imgmlp.engine.ir.conditions import all_of, less
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.index_values import source_and_access
 from imgmlp.engine.ir.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, split, unravel
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, linear_parts, unravel
 from imgmlp.engine.ir.target import (
     FACTOR_DTYPES,
     GPU_TILE_SIDE,
@@ -129,7 +129,7 @@ def _aligned(view: View, begin: Expr, inner: int, outer: int) -> bool:
     """Whether all lines of contiguous float32 elements along one axis begin on 32 bytes."""
     along = inner if view.strides[inner] == 1 else outer
     others = [n for axis, n in enumerate(view.strides) if axis - len(view.strides) != along]
-    pitches = [*others, view.offset, *(n for _, n in split(begin)[1])]
+    pitches = [*others, view.offset, *(n for _, n in linear_parts(begin)[1])]
     return view.strides[along] == 1 and all(n % 8 == 0 for n in pitches)
 
 
@@ -364,7 +364,7 @@ class RegisterSums:
     def _exists(self, row: Expr, column: Expr) -> Expr:
         """Whether an element of the tile exists in the result."""
         limits = (row, self.tile.product.rows_left), (column, self.tile.product.columns_left)
-        return conj(*(less(at - left, 0) for at, left in limits if left is not None))
+        return all_of(*(less(at - left, 0) for at, left in limits if left is not None))
 
     def _store_from_local_memory(self, kernel: Kernel, lower: Lowering) -> None:
         """Spread the sums over local memory, so that each lane stores four neighbours at a time."""

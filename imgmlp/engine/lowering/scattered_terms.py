@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imgmlp.engine.ir.conditions import at_least, conj, less
+from imgmlp.engine.ir.conditions import all_of, at_least, less
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.symbolic import ONE, Expr
@@ -49,10 +49,10 @@ class ScatteredSums:
         for term in _terms(node):
             *outer, (before, _) = term.arg
             inside = [
-                conj(at_least(index, first), less(index, size - last))
+                all_of(at_least(index, first), less(index, size - last))
                 for index, (first, last), size in zip(rows, outer, term.shape, strict=False)
             ]
-            build.open(Range("x", 1, "loop", conj(*inside)), keeps_loads=True)
+            build.open(Range("x", 1, "loop", all_of(*inside)), keeps_loads=True)
             column = before + build.open(Range("p", term.src[0].shape[-1]))
             value = self.lower.value(term, [*rows, column])
             so_far = build.effect(U.GET, (kept,), column, dtype)  # the sum of earlier terms

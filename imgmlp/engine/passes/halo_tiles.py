@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from imgmlp.engine.ir.conditions import at_least, conj, less
+from imgmlp.engine.ir.conditions import all_of, at_least, less
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, buffer, move, substitute, toposort
 from imgmlp.engine.ir.index_values import source_and_access
@@ -36,7 +36,7 @@ from imgmlp.engine.ir.kernel import (
 )
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, split, unravel
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, linear_parts, unravel
 from imgmlp.engine.ir.target import LOCAL_MEMORY_BYTES
 from imgmlp.engine.passes.horizontal_fusion import MAX_LAUNCH_BUFFERS
 
@@ -262,7 +262,7 @@ def _is_map(kernel: Kernel) -> bool:
 
 def _constant_offset(offset: Expr, element: Var) -> int | None:
     """The distance from the element to an offset, if that is constant."""
-    constant, terms = split(offset)
+    constant, terms = linear_parts(offset)
     return constant if terms == ((element, 1),) else None
 
 
@@ -294,7 +294,7 @@ def _reads(
             return None
         begin = min(places[source.arg], key=lambda begin: abs(at - begin))
         distance = at - begin
-        inside = conj(at_least(element + distance, 0), less(element + distance, element.hi + 1))
+        inside = all_of(at_least(element + distance, 0), less(element + distance, element.hi + 1))
         if valid is not ONE and valid is not inside:
             return None
         reads.append(NeighbourRead(places[source.arg][begin], distance, valid is inside))

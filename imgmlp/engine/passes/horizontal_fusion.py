@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Fused, Kernel, Launch, Loop, Procedure, access
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import Var, split
+from imgmlp.engine.ir.symbolic import Var, linear_parts
 from imgmlp.engine.passes.memory_plan import spans_overlap
 
 # Operations from which a kernel is large: it takes much longer than the launch itself.
@@ -130,7 +130,7 @@ def _written_boxes(kernel: Kernel) -> Boxes:
     for store in kernel.all_stores():
         indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(store.place.shape)]
         offset, _ = access(store.place).index(indices)
-        constant, terms = split(offset)
+        constant, terms = linear_parts(offset)
         box = constant, _merge_axes([(step, term.hi + 1) for term, step in terms])
         if not all(isinstance(term, Var) and step > 0 for term, step in terms):
             box = offset.lo, ((1, offset.hi - offset.lo + 1),)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from imgmlp.engine.ir.dtype import DType, f16, f32
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, make, move
 from imgmlp.engine.ir.kernel import Kernel, Store, access, part_begin, storage
-from imgmlp.engine.ir.local_memory import CHUNK, LocalBuffer
+from imgmlp.engine.ir.local_memory import ELEMENTS_PER_READ, LocalBuffer
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import (
     FACTOR_DTYPES,
@@ -114,7 +114,7 @@ def _stage(
     if copied is None:
         return None
     kernels, copies = copied
-    zeros = [b for b in taken if b.padded]
+    zeros = [b for b in taken if b.is_padded]
     stores = [Store(buffer(b), const(0, f32, b.shape)) for b in zeros]
     cleared = [Kernel("clear", s.place.shape, (s,), None) for s in stores]
     return kernels, [*cleared, *copies]
@@ -152,7 +152,9 @@ def _in_chunks(factor: Node) -> bool:
         return False
     across = ways[0]  # the axis of which neighbours lie together
     first, width = view.offset % local.pitch, view.shape[across]
-    whole = first % CHUNK == 0 and (width % CHUNK == 0 or first + width == columns)
+    whole = first % ELEMENTS_PER_READ == 0 and (
+        width % ELEMENTS_PER_READ == 0 or first + width == columns
+    )
     return whole and view.shape[1 - across] == rows
 
 

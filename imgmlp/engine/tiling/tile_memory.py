@@ -56,7 +56,7 @@ def _can_hold(slot: _Slot, value: Buffer, i: int, kernel: Kernel, buffers: TileB
 
 def _fits(first: Buffer, value: Buffer) -> bool:
     if isinstance(first, LocalBuffer):
-        return first.takes(value)
+        return first.has_layout_of(value)
     return not isinstance(value, LocalBuffer) and first.size >= value.size
 
 

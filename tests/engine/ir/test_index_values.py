@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference import close
 
 from imgmlp.engine import Tensor, compile
-from imgmlp.engine.ir.conditions import conj
+from imgmlp.engine.ir.conditions import all_of
 from imgmlp.engine.ir.dtype import DType, bool_, f16, f32, i8, i32, u8, u32
 from imgmlp.engine.ir.graph import Buffer, Node, alu, buffer, cast, const, gather, iota, move
 from imgmlp.engine.ir.index_values import index_value, negated
@@ -183,7 +183,7 @@ def test_expressions_have_the_values_that_their_nodes_have(
     values = {"i": row, "c": column}
     assert np.array_equal(expression.evaluate(values) + 0 * row, wanted)
     assert np.array_equal(negated(expression).evaluate(values) + 0 * row, ~wanted)
-    assert conj(expression, negated(expression)).lo == 0
+    assert all_of(expression, negated(expression)).lo == 0
 
 
 @pytest.mark.parametrize("mapping", FORMS)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imgmlp.engine.ir.conditions import at_least, conj, less, xor
+from imgmlp.engine.ir.conditions import all_of, at_least, less, xor
 from imgmlp.engine.ir.symbolic import (
     ONE,
     ZERO,
@@ -22,9 +22,9 @@ from imgmlp.engine.ir.symbolic import (
     Expr,
     Var,
     linear,
-    reach,
-    row_major,
-    split,
+    linear_parts,
+    max_magnitude,
+    row_major_strides,
     unravel,
 )
 
@@ -61,7 +61,7 @@ def test_equal_expressions_are_one_object_whatever_their_order() -> None:
     assert a + b * 2 is b + a + b
     assert Var("a", 0, 10) is a
     assert Var("a", 0, 11) is not a
-    assert conj(less(a, 3), less(b, 4)) is conj(less(b, 4), less(a, 3))
+    assert all_of(less(a, 3), less(b, 4)) is all_of(less(b, 4), less(a, 3))
 
 
 def test_multiples_of_the_divisor_leave_quotient_and_remainder() -> None:
@@ -130,17 +130,17 @@ def test_comparisons_keep_only_what_matters() -> None:
 
 
 def test_a_conjunction_keeps_the_tightest_conditions() -> None:
-    assert conj() is conj(ONE, less(a, 11)) is ONE
-    assert conj(less(a, 3), ZERO) is ZERO
-    assert conj(less(a, 5), less(a, 3), at_least(a, 1)) is conj(at_least(a, 1), less(a, 3))
-    assert conj(less(a, 3), at_least(a, 3)) is ZERO
-    assert conj(less(a, 4), at_least(a, 3)) is not ZERO
-    assert_is(conj(less(a, 3), at_least(b, 2)), "((a<3)&(b>=2))", 0, 1)
+    assert all_of() is all_of(ONE, less(a, 11)) is ONE
+    assert all_of(less(a, 3), ZERO) is ZERO
+    assert all_of(less(a, 5), less(a, 3), at_least(a, 1)) is all_of(at_least(a, 1), less(a, 3))
+    assert all_of(less(a, 3), at_least(a, 3)) is ZERO
+    assert all_of(less(a, 4), at_least(a, 3)) is not ZERO
+    assert_is(all_of(less(a, 3), at_least(b, 2)), "((a<3)&(b>=2))", 0, 1)
 
 
 def test_a_conjunction_needs_conditions() -> None:
     with pytest.raises(ValueError, match=r"a in \[0, 10\] is no condition"):
-        conj(a)
+        all_of(a)
 
 
 def test_exclusive_or_cancels() -> None:
@@ -169,7 +169,7 @@ def test_exclusive_or_is_bounded_by_the_bits_of_its_operands() -> None:
 
 def test_bounds_are_python_integers() -> None:
     x = Var("x", np.int64(0), np.int64(9)) * np.int64(3) + np.int64(1)
-    for expr in (x, x // np.int64(2), less(x, np.int64(7)), conj(at_least(x, np.int64(4)))):
+    for expr in (x, x // np.int64(2), less(x, np.int64(7)), all_of(at_least(x, np.int64(4)))):
         assert type(expr.lo) is type(expr.hi) is int
 
 
@@ -227,16 +227,16 @@ def test_a_value_needs_every_variable() -> None:
 
 def test_splitting_and_adding_up_are_inverse() -> None:
     x = a * 3 - b + 7
-    assert split(x) == (7, ((a, 3), (b, -1)))
-    assert linear(*split(x)) is x
+    assert linear_parts(x) == (7, ((a, 3), (b, -1)))
+    assert linear(*linear_parts(x)) is x
 
 
 # --- flat indices ---
 
 
 def test_row_major_strides_let_the_last_index_vary_fastest() -> None:
-    assert row_major((2, 3, 4)) == (12, 4, 1)
-    assert row_major(()) == ()
+    assert row_major_strides((2, 3, 4)) == (12, 4, 1)
+    assert row_major_strides(()) == ()
 
 
 def test_the_indices_of_a_flat_index() -> None:
@@ -260,7 +260,7 @@ shapes = st.lists(st.integers(1, 6), max_size=5)
 
 def ravel(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """The flat index, in row-major order, of one index for each dimension."""
-    return linear(0, zip(indices, row_major(shape), strict=True))
+    return linear(0, zip(indices, row_major_strides(shape), strict=True))
 
 
 @settings(max_examples=1000)
@@ -287,6 +287,6 @@ def test_order_is_the_same_in_every_run() -> None:
 @pytest.mark.parametrize("bounds", [(0, 10**9), (-(10**9), 0)])
 def test_what_passes_an_int_on_the_way_is_computed_as_long(bounds: tuple[int, int]) -> None:
     x = Var("x", *bounds)
-    assert reach(x * 3) == reach(x * 3 // 4) == 3 * 10**9
+    assert max_magnitude(x * 3) == max_magnitude(x * 3 // 4) == 3 * 10**9
     assert "(x*3L)" in (x * 3 // 4).render("/")
     assert "L" not in (x * 2 // 4).render("/")

@@ -15,15 +15,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imgmlp.engine.ir.conditions import at_least, conj, less, xor
+from imgmlp.engine.ir.conditions import all_of, at_least, less, xor
 from imgmlp.engine.ir.symbolic import (
-    INT,
-    LONG,
+    INT_MAX,
+    LONG_MAX,
     Const,
     Expr,
     Var,
     linear,
-    reach,
+    max_magnitude,
 )
 
 BOUNDS = {"p": (0, 11), "q": (-7, 4), "r": (3, 6), "s": (2, 2)}
@@ -77,7 +77,7 @@ def digits(x: Any, n: int, m: int, scale: int) -> Any:
 
 
 def both(x: Pair, y: Pair) -> Pair:
-    return conj(x[0], y[0]), x[1] * y[1]
+    return all_of(x[0], y[0]), x[1] * y[1]
 
 
 expressions = st.recursive(LEAVES, larger, max_leaves=12)
@@ -98,7 +98,7 @@ def test_the_simplified_form_is_equal_everywhere_and_its_bounds_contain_every_va
 class CInt(int):
     """An int of C, which must not overflow: division and remainder round towards zero."""
 
-    most = INT
+    most = INT_MAX
 
     def __new__(cls, value: int) -> Self:
         assert abs(value) <= cls.most
@@ -114,14 +114,14 @@ class CInt(int):
 class CLong(CInt):
     """A long of C."""
 
-    most = LONG
+    most = LONG_MAX
 
 
 def in_c(method: Callable[..., int]) -> Callable[..., CInt]:
     """With a long the result is one, and a literal that is too large for an int is one."""
 
     def operate(*operands: int) -> CInt:
-        long = any(isinstance(o, CLong) or abs(o) > INT for o in operands)
+        long = any(isinstance(o, CLong) or abs(o) > INT_MAX for o in operands)
         return (CLong if long else CInt)(method(*operands))
 
     return operate
@@ -164,7 +164,7 @@ def test_no_int_of_c_overflows(
     pair: Pair, factor: int, divisor: int, point: dict[str, int]
 ) -> None:
     for expr in (pair[0] * factor // divisor, pair[0] * factor % divisor, less(pair[0], divisor)):
-        if reach(expr) > LONG or max(expr.hi, -expr.lo) > INT:
+        if max_magnitude(expr) > LONG_MAX or max(expr.hi, -expr.lo) > INT_MAX:
             continue
         text = re.sub(r"(\d+)L", r"CLong(\1)", expr.render(division="/"))
         c_point = {name: CInt(v) for name, v in point.items()}
