@@ -35,9 +35,7 @@ class DeviceInfo:
     driver: str
     version: str
     compiled_for: str = ""  # the processor's name that PoCL compiles for
-    clock: int = (
-        0  # maximum of an NVIDIA GPU in MHz; 0 for other devices, where it says little of speed
-    )
+    clock: int = 0  # MHz, the maximum of an NVIDIA GPU; 0 for other devices
 
     def describe(self) -> str:
         """A short description for messages, such as ``PoCL: AMD EPYC, 2 cores``."""
@@ -144,9 +142,8 @@ class HostCopies:
 
 # Objects of a device's queue, which hold OpenCL's own
 
-Guard = Callable[
-    [str], AbstractContextManager[None]
-]  # a context around a use of the queue, by the name of what is done
+# A context around a use of the queue, by the name of what is done.
+Guard = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(eq=False, slots=True)
@@ -176,9 +173,8 @@ class KernelHandle:
     name: str
     program: Any = field(repr=False)
     kernel: Any = field(repr=False, compare=False)  # for queries, and for the first launch
-    free: list[Any] = field(
-        default_factory=list, repr=False, compare=False
-    )  # further kernel objects that no launch uses
+    # Further kernel objects that no launch uses.
+    free: list[Any] = field(default_factory=list, repr=False, compare=False)
 
 
 @dataclass(eq=False, slots=True)

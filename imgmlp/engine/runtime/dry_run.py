@@ -1,4 +1,4 @@
-"""How much of a device's memory something would take, found without taking it."""
+"""Finds how much of a device's memory something would take, without allocating it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Need:
     at_once: int
 
     def share(self, free: FreeMemory) -> float:
-        """How many times the free memory of a device it is; at most 1 if there is room for it."""
+        """The ratio to the free memory of a device; it fits if that is at most 1."""
         pairs = (self.total, free.total), (self.at_once, free.at_once)
         return max(need / there if there else math.inf * bool(need) for need, there in pairs)
 
 
 class DryRun(NumpyDevice):
-    """Says that it is another device and hands out memory that is not there.
+    """A device with the properties of another one, whose allocations are only counted.
 
-    Programs on it are planned and never run; whatever is read is zero.
+    Programs on it are planned but never run; what is read is zero.
     """
 
     def __init__(self, device: AnyDevice) -> None:
@@ -41,7 +41,7 @@ class DryRun(NumpyDevice):
         self.most = Need(0, 0)
 
     def alloc(self, nbytes: int) -> Allocation:
-        """Bytes that only count."""
+        """An Allocation without memory."""
         allocation = counted(None, nbytes, self.usage)
         total = max(self.most.total, self.usage.live_bytes)
         self.most = Need(total, max(self.most.at_once, nbytes))
@@ -73,7 +73,7 @@ def memory_needed(build: Callable[[AnyDevice], object], device: AnyDevice) -> Ne
         text = f"takes a function of a device, then a device, not {build!r} and {device!r}"
         raise misuse(TypeError, f"memory_needed: {text}")
     dry_run = DryRun(device)
-    kept = build(dry_run)  # alive until it is counted
+    kept = build(dry_run)  # its Tensors must live until the count is read
     needed = dry_run.most
     del kept
     return needed

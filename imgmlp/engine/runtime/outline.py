@@ -1,7 +1,7 @@
-"""What a Program needs of a step's graph once it is lowered, kept so that the next process need not
-trace it: which of some Tensors it takes in which order, and what it gives.
+"""The outline of a step's graph: what a Program needs of it once the step is lowered.
 
-Knows no Nodes, nor what the limits mean, and no device's kind; program_cache.py keeps the text.
+It says which of the given Tensors the step reads and assigns, in which order, and what its outputs
+are. It is cached as text by program_cache.py, so that the next process need not trace the step.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from imgmlp.engine.ir import dtype
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.kernel import Update
 
-Traced = tuple[Mapping[str, Node], Sequence[Update]]  # outputs by name, and what is assigned
+Traced = tuple[Mapping[str, Node], Sequence[Update]]  # outputs by name, and assignments
 
 
 @dataclass(frozen=True)
 class Traceable:
-    """A step that is traced only where nobody knows its outline."""
+    """A step that need not be traced if its outline is cached."""
 
-    name: str  # of all that its graph depends on, beside shapes and dtypes of the states
-    states: Sequence[Buffer]  # that it may read and assign
+    name: str  # names all that the graph depends on but shapes and dtypes of the states
+    states: Sequence[Buffer]  # the Buffers that it may read and assign
     trace: Callable[[], Traced]
 
-    def told(self) -> str:
-        """What another process knows the step by."""
-        first = [self.states.index(b) for b in self.states]  # as one may stand there twice
+    def identification(self) -> str:
+        """The text that identifies the step to other processes."""
+        first = [self.states.index(b) for b in self.states]  # a Buffer may occur twice
         kinds = [(b.shape, b.dtype.name, n) for b, n in zip(self.states, first, strict=True)]
         return f"{self.name} {kinds}"
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A graph's digest and its Buffers, each the number of a state or the name of an output."""
+    """What `of` keeps of a graph. A Buffer is the number of a state or the name of an output."""
 
-    graph: str
+    graph: str  # digest (program_cache.identify)
     buffers: tuple[int | str, ...]
-    outputs: Mapping[str, int | tuple[tuple[int, ...], str]]  # states, or shapes and dtypes
+    outputs: Mapping[str, int | tuple[tuple[int, ...], str]]  # state, or shape and dtype
     reads: tuple[int, ...]  # states
     assigns: tuple[int, ...]  # states
-    limits: Sequence[Sequence[Any]]  # of states that rows are taken by (oracle/index_bounds.py)
+    limits: Sequence[Sequence[Any]]  # bounds of states that are indices (oracle/index_bounds.py)
 
     @staticmethod
     def of(
@@ -54,8 +54,8 @@ class Outline:
         limits: Sequence[Sequence[Any]] | None,
         states: Sequence[Buffer],
     ) -> Outline | None:
-        """None if the step has a Buffer that is neither a state nor an output, or nobody can tell
-        the limits of its indices."""
+        """The outline of a traced step; None if it has a Buffer that is neither a state nor an
+        output, or an index with unknown limits."""
         graph, given = identity
         numbers: dict[Buffer, int | str] = {b: name for name, b in outputs.items()}
         numbers |= {b: number for number, b in enumerate(states)}
@@ -77,12 +77,12 @@ class Outline:
     def bound(
         self, states: Sequence[Buffer], device: AnyDevice
     ) -> tuple[list[Buffer], dict[str, Buffer]]:
-        """The graph's Buffers and the outputs for these states."""
+        """The graph's Buffers and the outputs of the step with these states."""
         outputs = {
-            name: states[told]
-            if isinstance(told, int)
-            else Buffer(told[0], getattr(dtype, told[1]), device, name=name)
-            for name, told in self.outputs.items()
+            name: states[output]
+            if isinstance(output, int)
+            else Buffer(output[0], getattr(dtype, output[1]), device, name=name)
+            for name, output in self.outputs.items()
         }
         return [states[n] if isinstance(n, int) else outputs[n] for n in self.buffers], outputs
 
@@ -92,11 +92,11 @@ class Outline:
 
     @staticmethod
     def parse(text: str) -> Outline:
-        """What `text` gave. Raises ValueError, KeyError or TypeError for what it did not give."""
+        """The inverse of `text`. Raises ValueError, KeyError or TypeError for other texts."""
         fields: dict[str, Any] = json.loads(text)
         outputs = {
-            name: told if isinstance(told, int) else (tuple(told[0]), told[1])
-            for name, told in fields["outputs"].items()
+            name: output if isinstance(output, int) else (tuple(output[0]), output[1])
+            for name, output in fields["outputs"].items()
         }
         buffers, reads, assigns = (tuple(fields[name]) for name in ("buffers", "reads", "assigns"))
         return Outline(fields["graph"], buffers, outputs, reads, assigns, fields["limits"])

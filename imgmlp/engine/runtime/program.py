@@ -205,7 +205,7 @@ class Program:
                 program_cache.store(self._outline_key(step), outline.text())
 
     def _outline_key(self, step: Traceable) -> str:
-        return program_cache.key(step.told(), self._target, self.general)
+        return program_cache.key(step.identification(), self._target, self.general)
 
     def _adopt_graph_buffers(self) -> None:
         """Check the graph, and upload every Buffer that it reads or writes to this device."""

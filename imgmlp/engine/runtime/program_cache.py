@@ -1,10 +1,10 @@
-"""What lowering gave, on disk: the next process that compiles the same step need not lower it.
+"""A cache on disk of lowered steps, so that the next process need not lower the same step again.
 
-An entry's name is a digest of the step's graph, of what it is compiled for, and of this program's
-source, so that another version never reads it. Outlines of graphs are kept likewise, by what their
-makers say that they depend on. An entry is text, a digest of the rest in a line and then
-JSON, so that to read one runs nothing; one that is damaged, or of something else, counts as none
-and is replaced. Where nothing can be written, each process lowers for itself.
+An entry's name is a digest of the step's graph, of the target that it is compiled for, and of
+imgmlp's source, so that no other version reads it. Outlines of graphs (outline.py) are cached in
+the same way, by what a step is said to depend on. An entry is a text file: a digest of the rest in
+the first line, then JSON, so that reading it executes nothing. A damaged entry is ignored and
+replaced. If nothing can be written, each process lowers for itself.
 """
 
 from __future__ import annotations
@@ -29,36 +29,37 @@ from imgmlp.source_digest import source_digest
 T = TypeVar("T")
 
 FOLDER = "programs"  # beside compiled kernels
-MOST = 2000  # entries
-MOST_BYTES = 64 << 20  # of all of them; one of a large step has half a MiB
-MOST_OF_ONE = MOST_BYTES // 8
+MAX_ENTRIES = 2000
+MAX_TOTAL_BYTES = 64 << 20  # an entry of a large step has half a MiB
+MAX_ENTRY_BYTES = MAX_TOTAL_BYTES // 8
 
-source_digest()  # now, of the files that this process runs: later there may be others
+source_digest()  # computed now, as the source files may be replaced while this process runs
 
 
-# What a step is known by
+# Names of entries
 
 
 def identify(updates: Sequence[Update]) -> tuple[str, list[Buffer]]:
-    """A digest that steps share if they compute the same in the same order, and their Buffers.
+    """A digest of a step's graph, and the graph's Buffers in the order of their first use.
 
-    Buffers count by place, shape and dtype, Nodes by what they do and to what.
+    Steps that compute the same in the same order have the same digest. It covers the operations,
+    shapes and dtypes, and which Buffer is used where, but not the Buffers' contents.
     """
     numbers: dict[Node, int] = {}
     buffers: dict[Buffer, int] = {}
     digest = hashlib.sha256()
     for node in _walk(toposort(value for _, value in updates)):
-        told = node.arg
+        argument = node.arg
         if node.op is Op.BUFFER:
-            told = buffers.setdefault(node.arg, len(buffers))
+            argument = buffers.setdefault(node.arg, len(buffers))
         elif node.op is Op.FUNCTION:  # its gradient, which the graph has already
-            told = None
+            argument = None
         elif node.op is Op.LOOP:
-            inside = (*told.parameters, *told.values)
-            told = told.count, len(told.values), [numbers[n] for n in inside]
+            inside = (*argument.parameters, *argument.values)
+            argument = argument.count, len(argument.values), [numbers[n] for n in inside]
         sources = [numbers[s] for s in node.src]
         numbers[node] = len(numbers)
-        line = (node.op._value_, sources, told, node.shape, node.dtype.name)
+        line = (node.op._value_, sources, argument, node.shape, node.dtype.name)
         digest.update(f"{line}\n".encode())
     for state, value in updates:
         place = buffers.setdefault(state, len(buffers))
@@ -67,12 +68,12 @@ def identify(updates: Sequence[Update]) -> tuple[str, list[Buffer]]:
 
 
 def _walk(roots: Sequence[Node]) -> Iterator[Node]:
-    """Every Node once, after what it needs, those of loops' bodies too."""
+    """Each Node once, after its sources, including those of loops' bodies."""
     done: set[Node] = set()
     stack = list(reversed(roots))
     while stack:
         node = stack[-1]
-        below = node.src if node.op is not Op.LOOP else _around(node)
+        below = node.src if node.op is not Op.LOOP else _sources_of_loop(node)
         missing = [s for s in below if s not in done] if node not in done else ()
         if missing:
             stack.extend(reversed(missing))
@@ -83,43 +84,43 @@ def _walk(roots: Sequence[Node]) -> Iterator[Node]:
             yield node
 
 
-def _around(loop: Node) -> tuple[Node, ...]:
+def _sources_of_loop(loop: Node) -> tuple[Node, ...]:
     return (*loop.src, *loop.arg.parameters, *loop.arg.values)
 
 
 def key(graph: str, target: Target, general: bool) -> str:
-    """The name of a step's entry. NumPy's version counts, as it folds constants."""
-    told = f"{source_digest()} {np.__version__} {target} {general} {graph}"
-    return hashlib.sha256(told.encode()).hexdigest()
+    """The name of a step's entry. It depends on NumPy's version, because NumPy folds constants."""
+    text = f"{source_digest()} {np.__version__} {target} {general} {graph}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-# What is kept
+# Entries
 
 
 def load(key: str, parse: Callable[[str], T]) -> T | None:
-    """What was stored, if it is whole."""
+    """The parsed entry; None if there is none, or if it is damaged."""
     path = _path(key)
     if path is None:
         return None
     try:
-        told, _, text = path.read_text("utf-8").partition("\n")
-        stored = parse(text) if told == _seal(key, text) else None
+        digest, _, text = path.read_text("utf-8").partition("\n")
+        stored = parse(text) if digest == _digest(key, text) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # as the last to be removed
+        os.utime(path)  # so that it is removed last
     return stored
 
 
 def store(key: str, text: str) -> None:
-    """Keep it for others, in the place of what was used least lately."""
+    """Store an entry; the least recently used ones are removed if there are too many."""
     path = _path(key)
-    if path is None or len(text) > MOST_OF_ONE:
+    if path is None or len(text) > MAX_ENTRY_BYTES:
         return
     with contextlib.suppress(OSError):  # the next process lowers the step again
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, f"{_seal(key, text)}\n{text}")
-        _sweep(path.parent)
+        write_whole(path, f"{_digest(key, text)}\n{text}")
+        _remove_oldest(path.parent)
 
 
 def _path(key: str) -> Path | None:
@@ -127,15 +128,15 @@ def _path(key: str) -> Path | None:
     return place and place / FOLDER / f"{key}.json"
 
 
-def _seal(key: str, text: str) -> str:
+def _digest(key: str, text: str) -> str:
     return hashlib.sha256(f"{key}\n{text}".encode()).hexdigest()
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the oldest entries of too many, and what killed processes left."""
+def _remove_oldest(folder: Path) -> None:
+    """Remove the oldest entries if there are too many, and files that killed processes left."""
     entries = []
     for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # another process removed it
+        with contextlib.suppress(OSError):  # another process has removed it
             state = path.stat()
             if path.suffix == ".json":
                 entries.append((state.st_mtime, state.st_size, path))
@@ -144,5 +145,5 @@ def _sweep(folder: Path) -> None:
     total = 0
     for count, (_, size, path) in enumerate(sorted(entries, reverse=True), 1):
         total += size
-        if count > MOST or total > MOST_BYTES:
+        if count > MAX_ENTRIES or total > MAX_TOTAL_BYTES:
             path.unlink(missing_ok=True)

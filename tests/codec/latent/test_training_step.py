@@ -1437,7 +1437,7 @@ def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
         given_too = program.outputs, program.inputs, assigned, limits, states
         assert Outline.of(identity, *given_too) is not None
         assert {*given} - {*program.outputs.values()} <= {*program._traceable.states}
-        found.setdefault(program._traceable.told(), set()).add(graph)
+        found.setdefault(program._traceable.identification(), set()).add(graph)
     assert [len(graphs) for graphs in found.values()] == [1] * (len(variants) - 3)
 
 

@@ -568,7 +568,7 @@ def test_others_come_where_the_first_part_shows_that_nothing_is_kept(
 def test_parts_hold_each_kernel_once_behind_what_all_need(monkeypatch: pytest.MonkeyPatch) -> None:
     head = "#define ONE 1\n"
     kernels = [f"__kernel void k{n}(int x) {{ {'x += ONE; ' * n} }}\n" for n in range(7)]
-    monkeypatch.setattr(executable, "PART", 80)
+    monkeypatch.setattr(executable, "MIN_PART_LENGTH", 80)
     found = executable.parts(head + "".join(kernels))
     assert [name for names in found.values() for name in names] == [f"k{n}" for n in range(7)]
     *full, last = found.values()
@@ -585,7 +585,7 @@ def test_a_program_gives_the_same_in_parts(
 ) -> None:
     """Processes get ready for a graph that is new and large, before it is lowered. What another
     program lends is not built again."""
-    monkeypatch.setattr(executable, "PART", 1)
+    monkeypatch.setattr(executable, "MIN_PART_LENGTH", 1)
     monkeypatch.setattr(Device, "builds_in_parts", True)
     order, lower, expect = list[str](), compiler.lower, Device.expect_programs
     monkeypatch.setattr(compiler, "lower", lambda *of: (order.append("lowered"), lower(*of))[1])

@@ -324,7 +324,7 @@ def sealed(text: str) -> Callable[[bytes], bytes]:
     """Something else that is whole, and says that it belongs here."""
 
     def made(_: bytes) -> bytes:
-        return f"{program_cache._seal(NAME[0], text)}\n{text}".encode()
+        return f"{program_cache._digest(NAME[0], text)}\n{text}".encode()
 
     return made
 
@@ -407,14 +407,14 @@ def test_the_oldest_go_where_there_are_too_many(
         path.write_text("")
     os.utime(left, (1e9, 1e9))
     size = sum(path.stat().st_size for path in entries(folder))
-    monkeypatch.setattr(program_cache, "MOST_BYTES", size)
+    monkeypatch.setattr(program_cache, "MAX_TOTAL_BYTES", size)
     assert steps[3](device).executable
     assert not {second, left} & set(entries(folder))
     assert {oldest, third, lately} < set(entries(folder))
-    monkeypatch.setattr(program_cache, "MOST", 2)
+    monkeypatch.setattr(program_cache, "MAX_ENTRIES", 2)
     assert simple(shape=(4, 8))(device).executable
     assert len([path for path in entries(folder) if path != lately]) == 2
-    monkeypatch.setattr(program_cache, "MOST_OF_ONE", 10)
+    monkeypatch.setattr(program_cache, "MAX_ENTRY_BYTES", 10)
     before = entries(folder)
     assert simple(shape=(4, 9))(device).executable
     assert entries(folder) == before
