@@ -1,7 +1,7 @@
-"""Whether a device does what it should: a self-test of it against NumPy, and how to mend it.
+"""A self-test of a device against NumPy, with advice on how to mend what is wrong.
 
-Each test is written twice, with Tensors and with plain NumPy, and is small enough that even
-a driver that compiles slowly is through in seconds.
+Each test is written twice, with Tensors and in plain NumPy. Tests are small, so that they take
+seconds even if the driver compiles slowly.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from imgmlp.engine.operations import operands
 from imgmlp.engine.runtime.program import Program
 from imgmlp.errors import ImgmlpError
 
-Twice = Mapping[str, tuple[Tensor, Array]]  # what is computed, and what NumPy makes of it
+Cases = Mapping[str, tuple[Tensor, Array]]  # by name: what is computed, and the same by NumPy
 
-TOLERANCE = 1e-5  # of the largest value: a hundred roundings of float32
-NVIDIA_LOADED = Path("/proc/driver/nvidia/version")
-RENDER_NODES = Path("/dev/dri")
-PROBE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+TOLERANCE = 1e-5  # relative to the largest value; a hundred roundings of float32
+NVIDIA_VERSION_FILE = Path("/proc/driver/nvidia/version")
+RENDER_NODE_FOLDER = Path("/dev/dri")
+PROBE_SOURCE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void imgmlp_probe(__global int *x) { x[0] = 6 * 7; }"""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one test of a device found; a `problem` may be one that only costs time."""
+    """The result of one test. A test may pass and still have a `problem`, which only costs time."""
 
     name: str
     passed: bool = True
@@ -46,17 +46,17 @@ class Finding:
 
 
 def check_device(device: AnyDevice) -> list[Finding]:
-    """Test a device; never raises for what it finds. Without a compiler the rest is left out.
+    """Test a device. Problems are returned, not raised; if nothing compiles, that is the only one.
 
-    Raises TypeError for what is no device, such as its name.
+    Raises TypeError if `device` is no device, but for example a name of one.
     """
     operands.check_device("check_device", device)
     problem = unsupported_reason(device.info.platform, device.info.compiled_for)
-    if problem:  # what follows might end the process
+    if problem:  # the tests might crash
         return [Finding("processor", False, problem, _update(device.info))]
-    checks = [_tried("build", _build, device)]
+    checks = [_run_test("build", _build, device)]
     if checks[0].passed:
-        checks += [_tried(name, test, device) for name, test in TESTS.items()]
+        checks += [_run_test(name, test, device) for name, test in TESTS.items()]
         if isinstance(device, Device) and is_private():
             checks.append(_NO_CACHE)
     return checks
@@ -69,7 +69,7 @@ _NO_CACHE = Finding(
 )
 
 
-def _tried(name: str, test: Callable[[AnyDevice], str], device: AnyDevice) -> Finding:
+def _run_test(name: str, test: Callable[[AnyDevice], str], device: AnyDevice) -> Finding:
     info = device.info
     try:
         problem = test(device)
@@ -86,15 +86,15 @@ def _update(info: DeviceInfo) -> str:
     return f"update or reinstall {info.platform}'s driver ({info.driver}), or use another device"
 
 
-# What is tested; each returns what is wrong, or nothing
+# The tests; each returns what is wrong, or ""
 
 
 def _build(device: AnyDevice) -> str:
-    """The compiler works, a kernel runs, and bytes come back."""
+    """Test that a kernel compiles and runs, and that its result can be read."""
     answer = np.array([42], np.int32)
     allocation = device.alloc(answer.nbytes)
     if isinstance(device, Device):
-        kernel = device.build(PROBE, ["imgmlp_probe"])["imgmlp_probe"]
+        kernel = device.build(PROBE_SOURCE, ["imgmlp_probe"])["imgmlp_probe"]
         device.launch_all([device.bind(kernel, [allocation], (1,), (1,))])
     else:
         device.write(allocation, answer)
@@ -175,7 +175,7 @@ def _random_numbers(device: AnyDevice) -> str:
 
 
 def _training_step(device: AnyDevice) -> str:
-    """Three steps of gradient descent of two layers, each gradient written out by hand."""
+    """Test three steps of gradient descent of two layers against hand-written gradients."""
     rng = np.random.default_rng(1)
     x, t, w, v = (  # [rows, 7], [rows, 3], [7, 9], [9, 3]
         rng.uniform(-1, 1, s).astype(np.float32) for s in ((40, 7), (40, 3), (7, 9), (9, 3))
@@ -193,10 +193,10 @@ def _training_step(device: AnyDevice) -> str:
     program.run(3)
     for _ in range(3):
         hidden = np.maximum(x @ w, 0)
-        off = hidden @ v - t
-        slope = 2 * off @ v.T * (hidden > 0)
-        w, v = w - 0.01 * x.T @ slope, v - 0.01 * hidden.T @ (2 * off)
-    return _first_difference(program, {"first": w, "second": v, "error": np.square(off).sum()})
+        error = hidden @ v - t
+        slope = 2 * error @ v.T * (hidden > 0)
+        w, v = w - 0.01 * x.T @ slope, v - 0.01 * hidden.T @ (2 * error)
+    return _first_difference(program, {"first": w, "second": v, "error": np.square(error).sum()})
 
 
 TESTS: dict[str, Callable[[AnyDevice], str]] = {
@@ -209,10 +209,10 @@ TESTS: dict[str, Callable[[AnyDevice], str]] = {
 }
 
 
-# Comparing
+# Comparison
 
 
-def _compared(device: AnyDevice, cases: Twice) -> str:
+def _compared(device: AnyDevice, cases: Cases) -> str:
     program = compile(lambda: {name: tensor for name, (tensor, _) in cases.items()}, device)
     program.run()
     return _first_difference(program, {name: wanted for name, (_, wanted) in cases.items()})
@@ -224,32 +224,32 @@ def _first_difference(program: Program, wanted: Mapping[str, Array]) -> str:
 
 
 def _difference(name: str, result: Array, wanted: Array) -> str:
-    """What is wrong with an array, if it is: integers must agree, floats nearly."""
+    """What is wrong with an array, or "". Integers must be equal, floats within TOLERANCE."""
     if result.dtype.kind != "f":
         wrong = int((result != wanted).sum())
         return f"{name}: {wrong} of {result.size} values are wrong" if wrong else ""
     error = float(np.abs(result - wanted).max() / np.abs(wanted).max())
-    if error <= TOLERANCE:  # not so for NaN
+    if error <= TOLERANCE:  # false for NaN
         return ""
     return f"{name}: off by {error:.2g} of the largest value, at most {TOLERANCE:g} is rounding"
 
 
-# What is not there
+# Missing drivers
 
 
 def missing_drivers(devices: Sequence[DeviceInfo]) -> list[str]:
-    """What this machine seems to have without a driver for it, and how to mend that."""
+    """Advice for devices of this machine that seem to lack a driver."""
     advice = []
     vendors = os.environ.get("OCL_ICD_VENDORS")
     if vendors and not Path(vendors).exists():
         advice.append(f"OCL_ICD_VENDORS names {vendors}, which is not there; unset or correct it")
     platforms = {d.platform for d in devices}
-    if NVIDIA_LOADED.exists() and "NVIDIA CUDA" not in platforms:
+    if NVIDIA_VERSION_FILE.exists() and "NVIDIA CUDA" not in platforms:
         advice.append(
             "there is an NVIDIA driver, but OpenCL does not know it; install its OpenCL library "
             "and write libnvidia-opencl.so.1 into /etc/OpenCL/vendors/nvidia.icd"
         )
-    nodes = [path for path in RENDER_NODES.glob("renderD*") if not os.access(path, os.R_OK)]
+    nodes = [path for path in RENDER_NODE_FOLDER.glob("renderD*") if not os.access(path, os.R_OK)]
     advice += [f"{path} cannot be opened; join the group that may (often render)" for path in nodes]
     if all(d.kind in ("numpy", "simulator") for d in devices):
         reason = diagnose() or ONLY_SIMULATOR

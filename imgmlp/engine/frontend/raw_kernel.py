@@ -1,4 +1,4 @@
-"""Kernels written by hand: OpenCL C as text, launched on a grid with arrays, compared with NumPy.
+"""Hand-written kernels: OpenCL C as text, launched on a grid with arrays and compared with NumPy.
 
     add = RawKernel(device, '''
     __kernel void add_ten(__global float *out, __global const float *a, int size) {
@@ -8,8 +8,7 @@
     add(256, 64, out, a, a.size)  # 256 items in groups of 64
     compare(out, a + 10)
 
-The engine's own kernels do not come this way: it generates them. This is for learning, and for
-what the generator does not make.
+This is for learning, and for what the engine cannot generate; its own kernels are generated.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from imgmlp.errors import DeviceError
 Size: TypeAlias = int | tuple[int, ...]
 Argument: TypeAlias = Array | Tensor | np.generic | float
 
-# OpenCL C's names of what elements and numbers are, in NumPy's
-KINDS = {
+# NumPy's names of OpenCL C's scalar types
+SCALAR_TYPES = {
     "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4",
     "long": "i8", "ulong": "u8", "half": "f2", "float": "f4", "double": "f8",
 }  # fmt: skip
@@ -47,21 +46,21 @@ KINDS = {
 
 @dataclass
 class _Copy:
-    """An array on the device, for every argument that it is given as."""
+    """The copy of an array on the device, shared by all arguments that are this array."""
 
-    what: str
+    what: str  # the argument, for error messages
     array: Array
     allocation: Allocation
-    written: bool  # by the kernel, so that it comes back
+    written: bool  # whether the kernel may write it, so that it is copied back
 
 
 class RawKernel:
     """A kernel of an OpenCL C source, compiled for a device; calling it runs it.
 
-    Every keyword becomes a constant of the source, as `LANES=64` becomes `-D LANES=64`. Raises
-    DeviceError if the source does not compile (LastingError, one of its kinds), with the compiler's
-    log in `hint` and as a note, and on NumPy's device, which has no compiler; ValueError if the
-    source has no kernel of that name; TypeError for what is no device, or no text.
+    Each keyword defines a macro: `LANES=64` becomes `-D LANES=64`. Raises LastingError, a
+    DeviceError, if the source does not compile, with the compiler's log in `hint` and as a note;
+    DeviceError on NumPy's device, which has no compiler; ValueError if the source has no kernel of
+    that name; TypeError if `device` is no device, or `source` or `name` is no str.
     """
 
     def __init__(self, device: AnyDevice, source: str, name: str, **constants: float | str) -> None:
@@ -81,23 +80,24 @@ class RawKernel:
             self._handle = device.build(source, [name], options)[name]
         except UnnamedError as error:
             if re.search(rf"__kernel\b[^;{{}}]*\bvoid\s+{re.escape(name)}\s*\(", source):
-                raise  # as it has: what was compiled of it is damaged
+                raise  # the source has it, so its compiled program is damaged
             raise misuse(ValueError, f"the source has no kernel {name}") from error
         except DeviceError as error:
-            error.add_note(error.hint)  # the log, where Python prints the error
+            error.add_note(error.hint)  # Python prints the log with the error
             raise
         self.parameters = device.parameters(self._handle)  # type and name of each
 
     def __call__(self, global_size: Size, local_size: Size, *arguments: Argument) -> None:
         """Run it on a grid of `global_size` work-items in groups of `local_size`, and wait.
 
-        Arrays are copied to the device and, those that are writeable and not declared const, back.
-        One that is given several times is one there too. A Tensor stays
-        there; one that is not realized is only for what is declared const. Raises TypeError where a
-        dtype is not the declared one, for a size that is no whole number, and for `__local` memory,
-        ValueError for a grid that the groups do not fill, for a number that the declared type
-        cannot hold, for an expression that might be written, for arrays that share a part of their
-        memory if one may be written, or for a Tensor without elements.
+        Arrays are copied to the device. Those that are writeable and not declared const are copied
+        back. An array that is passed several times has one copy. A Tensor stays on the device; an
+        unrealized one may only be passed for a const parameter.
+
+        Raises TypeError if a dtype is not the declared one, a size is no whole number, or a
+        parameter is `__local` memory. Raises ValueError if the groups do not fill the grid, the
+        declared type cannot hold a number, an unrealized Tensor might be written, arrays overlap of
+        which one may be written, or a Tensor has no elements.
         """
         launch, copies = self._bind(global_size, local_size, arguments)
         self.device.launch_all([launch])
@@ -112,13 +112,13 @@ class RawKernel:
     def time(
         self, global_size: Size, local_size: Size, *arguments: Argument, runs: int = 10
     ) -> float:
-        """The least time of some runs, in microseconds on the device; arrays stay as they are.
+        """The shortest of some runs, in microseconds on the device. Arrays are not copied back.
 
-        Raises as a call does, and ValueError for no runs.
+        Raises the same as a call, and ValueError if `runs` is less than 1.
         """
         check_runs(self.name, runs)
         launch, _ = self._bind(global_size, local_size, arguments)
-        self.device.time_launches([launch])  # what is slow only once
+        self.device.time_launches([launch])  # a warm-up
         least = min(self.device.time_launches([launch] * runs))
         self.device.release(launch)
         return least
@@ -137,15 +137,15 @@ class RawKernel:
         for argument, (kind, name) in zip(arguments, self.parameters, strict=True):
             what = f"{self.name}: {kind} {name}".rstrip()
             if isinstance(argument, np.ndarray):
-                _check_kind(what, kind, argument.dtype)
+                _check_dtype(what, kind, argument.dtype)
                 written = argument.flags.writeable and not kind.startswith(CONST)
-                bound.append(self._copied(what, argument, written, copies))
+                bound.append(self._copy_of(what, argument, written, copies))
             elif isinstance(argument, Tensor):
-                _check_kind(what, kind, np.dtype(argument.dtype.np))
+                _check_dtype(what, kind, np.dtype(argument.dtype.np))
                 if kind and not (argument.realized or kind.startswith(CONST)):
                     text = "only a realized Tensor can be written; call realize() first, or declare"
                     raise misuse(ValueError, f"{what}: {text} it const")
-                bound.append(self._place(argument, not kind.startswith(CONST)))
+                bound.append(self._allocation_of(argument, not kind.startswith(CONST)))
             else:
                 bound.append(_number(what, kind, argument))
         return self.device.bind(self._handle, bound, *sizes), copies
@@ -162,8 +162,8 @@ class RawKernel:
             raise misuse(ValueError, f"{group} are too many work-items for one group; {most}")
         return items, group
 
-    def _copied(self, what: str, array: Array, written: bool, copies: list[_Copy]) -> Allocation:
-        """Where an array's elements are: a new copy, or the one that it has among `copies`."""
+    def _copy_of(self, what: str, array: Array, written: bool, copies: list[_Copy]) -> Allocation:
+        """The allocation with an array's elements: a new copy, or one of `copies`."""
         for copy in copies:
             if not np.shares_memory(copy.array, array):
                 continue
@@ -179,11 +179,11 @@ class RawKernel:
         copies.append(_Copy(what, array, allocation, written))
         return allocation
 
-    def _place(self, tensor: Tensor, written: bool) -> Allocation:
-        """Where a Tensor's elements are; an expression is computed, and stays one.
+    def _allocation_of(self, tensor: Tensor, written: bool) -> Allocation:
+        """The allocation with a Tensor's elements. An expression is computed, but stays unrealized.
 
-        What may be `written` is not what the host put there any more, so that indices are looked at
-        before rows are taken by them.
+        A Tensor that may be `written` counts as computed on the device afterwards, so that its
+        values are checked before they are used as indices.
         """
         if tracing.is_tracing():
             advice = "a kernel written by hand runs at once, and cannot be part of a compiled step"
@@ -204,7 +204,7 @@ class RawKernel:
 
 
 def _is_same(a: Array, b: Array) -> bool:
-    """Whether two arrays are the same elements in the same order."""
+    """Whether two arrays are views of the same elements in the same order."""
     first, second = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
     return (first, a.shape, a.strides, a.dtype) == (second, b.shape, b.strides, b.dtype)
 
@@ -217,56 +217,60 @@ def _sizes(size: Size) -> tuple[int, ...]:
         raise misuse(TypeError, text) from None
 
 
-def _check_kind(what: str, declared: str, given: np.dtype[Any]) -> None:
-    """Refuse elements that the kernel would take for others; vectors stand for their elements."""
+def _check_dtype(what: str, declared: str, given: np.dtype[Any]) -> None:
+    """Raise TypeError for an array whose dtype is not the declared element type.
+
+    A vector type counts as its scalar type.
+    """
     if not declared:
-        return  # the driver does not tell
-    _check_place(what, declared)
+        return  # the driver does not know
+    _check_address_space(what, declared)
     if not declared.endswith("*"):
         raise misuse(TypeError, f"{what} takes a number, an array was given")
-    wanted = KINDS.get(declared.removeprefix(CONST).removesuffix("*").rstrip("0123456789"))
+    wanted = SCALAR_TYPES.get(declared.removeprefix(CONST).removesuffix("*").rstrip("0123456789"))
     if wanted is not None and np.dtype(wanted) != given:
         raise misuse(TypeError, f"{what} was given {given}; use .astype(np.{np.dtype(wanted)})")
 
 
-def _check_place(what: str, declared: str) -> None:
+def _check_address_space(what: str, declared: str) -> None:
     if declared.startswith(LOCAL):
         advice = "declare it inside of the kernel, with its size"
         raise misuse(TypeError, f"{what} is memory that a group shares, not an argument; {advice}")
 
 
 def _number(what: str, declared: str, given: np.generic | float) -> np.generic:
-    """A number as the kernel declares it; if the driver does not tell, an int or a float."""
-    _check_place(what, declared)
+    """A number in the declared type; if the driver does not know that, as int or float."""
+    _check_address_space(what, declared)
     if declared.endswith("*"):
         raise misuse(TypeError, f"{what} was given {given!r}; pass an array or a Tensor")
     if not isinstance(given, int | float | np.integer | np.floating | np.bool_):
         wanted = "a number" if declared else "a number, an array or a Tensor"
         raise misuse(TypeError, f"{what} was given {given!r}; pass {wanted}")
-    kind, element = KINDS.get(declared), declared.rstrip("0123456789")
-    if kind is None and element in KINDS:
+    kind, element = SCALAR_TYPES.get(declared), declared.rstrip("0123456789")
+    if kind is None and element in SCALAR_TYPES:
         text = f"{what} is a vector, which no number is; declare {element} parameters, or pass"
         raise misuse(TypeError, f"{text} an array for a pointer")
     if kind is None:
         kind = given.dtype.str if isinstance(given, np.generic) else "i4"
         kind = "f4" if isinstance(given, float) else kind
-    held = np.dtype(kind)
+    declared_type = np.dtype(kind)
     try:
         with np.errstate(all="ignore"):
-            number: np.generic = held.type(given)
-    except (ValueError, OverflowError):  # such as NaN, of integers
+            number: np.generic = declared_type.type(given)
+    except (ValueError, OverflowError):  # for example NaN as an integer
         number = np.float64("nan")
-    rounds = held.kind == "f" and isinstance(given, float | np.floating)
+    rounds = declared_type.kind == "f" and isinstance(given, float | np.floating)
     if number != given and not rounds:
         raise misuse(ValueError, f"{what} cannot hold {given!r}")
     return number
 
 
 def compare(found: Any, specification: Any, rtol: float = 1e-5, atol: float | Array = 1e-6) -> None:
-    """Raise AssertionError, naming the first wrong element, unless `found` is as specified.
+    """Raise AssertionError, naming the first wrong element, unless `found` equals `specification`.
 
-    Elements may differ by `rtol` of the specified one and by `atol`, of each or of all; of a long
-    sum a share of the sum of absolute values is right. NaN is equal to NaN.
+    Elements may differ by `rtol` times the specified element plus `atol`, which is a number or an
+    array. For long sums, a suitable `atol` is a fraction of the sum of absolute values. NaN equals
+    NaN.
     """
     found, wanted = np.asarray(found), np.asarray(specification)
     if found.shape != wanted.shape:

@@ -50,7 +50,7 @@ def test_rounding_is_allowed_and_more_is_not() -> None:
 def test_a_compiler_that_fails_is_the_only_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         device_check,
-        "PROBE",
+        "PROBE_SOURCE",
         f"__kernel void imgmlp_probe(__global int *x) {{ broken }} {BUILT_TWICE}",
     )
     (found,) = check_device(open_opencl())
@@ -82,13 +82,13 @@ def test_no_place_for_kernels_is_said_but_is_no_failure(monkeypatch: pytest.Monk
 
 def test_advice_fits_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
-    monkeypatch.setattr(device_check, "NVIDIA_LOADED", tmp_path / "absent")
-    monkeypatch.setattr(device_check, "RENDER_NODES", tmp_path)
+    monkeypatch.setattr(device_check, "NVIDIA_VERSION_FILE", tmp_path / "absent")
+    monkeypatch.setattr(device_check, "RENDER_NODE_FOLDER", tmp_path)
     processor = replace(numpy_info(), kind="cpu", platform="Portable Computing Language")
     assert missing_drivers([processor]) == []
     (none,) = missing_drivers([numpy_info()])
     assert "pyopencl[pocl]" in none
-    monkeypatch.setattr(device_check, "NVIDIA_LOADED", tmp_path)
+    monkeypatch.setattr(device_check, "NVIDIA_VERSION_FILE", tmp_path)
     monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path / "gone"))
     variable, nvidia = missing_drivers([processor])
     assert f"OCL_ICD_VENDORS names {tmp_path / 'gone'}" in variable
