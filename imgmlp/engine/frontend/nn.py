@@ -17,7 +17,7 @@ from imgmlp.engine.ir.dtype import Array, DType, concrete, f16, f32, promote
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.creation import Seed
 from imgmlp.engine.operations.elementwise import dtype_of
-from imgmlp.engine.operations.operands import check_rows, hold_rows
+from imgmlp.engine.operations.operands import bounded_choice, check_index_bounds
 
 P = ParamSpec("P")
 TensorFunction: TypeAlias = Callable[Concatenate[Tensor | Array, P], Tensor]
@@ -290,10 +290,10 @@ def _nll_loss(operation: str, log_probabilities: Tensor, target: Tensor) -> Tens
         )
     if not target.dtype.is_int:
         raise misuse(TypeError, f"{operation}: the target must be int, not {target.dtype.name}")
-    checked = check_rows(log_probabilities.shape, target.node, 1)
+    checked = check_index_bounds(log_probabilities.shape, target.node, 1)
     rows, classes = log_probabilities.shape
     is_target = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
-    guarded = Tensor(hold_rows(checked, is_target.node), is_target.device)
+    guarded = Tensor(bounded_choice(checked, is_target.node), is_target.device)
     return -Tensor.where(guarded, log_probabilities, 0.0).sum(1).mean()
 
 

@@ -32,7 +32,7 @@ from imgmlp.engine.operations.operands import (
     broadcast,
     check_device,
     from_host,
-    narrowed,
+    narrow,
     out_of_bounds,
 )
 from imgmlp.engine.runtime.buffers import check_like, read_buffer, write_buffer
@@ -226,7 +226,7 @@ class Tensor(Creation):
             raise misuse(
                 ValueError, "write: only a realized Tensor holds state; call realize() first"
             )
-        array = narrowed(np.asarray(array), self.dtype)
+        array = narrow(np.asarray(array), self.dtype)
         if self.node.size:
             self._device_to_run_on()  # raises ValueError if there is none
             write_buffer(self.node.arg, array)

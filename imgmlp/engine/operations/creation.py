@@ -17,7 +17,13 @@ from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations import random
 from imgmlp.engine.operations.elementwise import Elementwise, common_device
-from imgmlp.engine.operations.operands import Scalar, filled, from_host, spread, whole_shape
+from imgmlp.engine.operations.operands import (
+    Scalar,
+    check_shape,
+    from_host,
+    full_node,
+    unpack_sizes,
+)
 from imgmlp.engine.operations.windows import Windows
 
 Seed: TypeAlias = "Elementwise | int | tuple[Elementwise | int, ...]"
@@ -35,19 +41,19 @@ class Creation(Windows):
         """A Tensor whose elements are all `value`; its dtype is the value's by default."""
         kind = dtype or dt.concrete(dt.of(value))
         dt.check(kind, "full")
-        return cls(filled("full", value, kind, whole_shape("full", shape)), device)
+        return cls(full_node("full", value, kind, check_shape("full", shape)), device)
 
     @classmethod
     def zeros(cls, *shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None) -> Self:
         """Zeros. The sizes are separate arguments, or one tuple."""
         dt.check(dtype, "zeros")
-        return cls(graph.const(0, dtype, whole_shape("zeros", spread(shape))), device)
+        return cls(graph.const(0, dtype, check_shape("zeros", unpack_sizes(shape))), device)
 
     @classmethod
     def ones(cls, *shape: int | Sequence[int], dtype: DType = dt.f32, device: Any = None) -> Self:
         """Ones. The sizes are separate arguments, or one tuple."""
         dt.check(dtype, "ones")
-        return cls(graph.const(1, dtype, whole_shape("ones", spread(shape))), device)
+        return cls(graph.const(1, dtype, check_shape("ones", unpack_sizes(shape))), device)
 
     @classmethod
     def empty(
@@ -55,7 +61,7 @@ class Creation(Windows):
     ) -> Self:
         """A realized Tensor that is to be written or assigned. Until then it holds zeros."""
         dt.check(dtype, "empty")
-        zeros = np.zeros(whole_shape("empty", spread(shape)), dtype.np)
+        zeros = np.zeros(check_shape("empty", unpack_sizes(shape)), dtype.np)
         return cls(from_host(zeros, device, dtype, name), device)
 
     @classmethod
@@ -77,7 +83,7 @@ class Creation(Windows):
             raise misuse(ValueError, f"arange: {text}")
         count = max(0, math.ceil((stop - start) / step))
         for end in (start, start + (count - 1) * step) if count else ():
-            filled("arange", end, dt.i32 if whole and not kind.is_int else kind)
+            full_node("arange", end, dt.i32 if whole and not kind.is_int else kind)
         numbers = graph.cast(graph.iota(count), dt.i32 if whole else dt.f32)
         if step != 1:
             numbers = numbers * step

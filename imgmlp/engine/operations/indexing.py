@@ -1,4 +1,4 @@
-"""Tensors put together and taken apart: axes, parts, and elements by other Tensors' indices.
+"""Axes, stacking and splitting, and elements by arrays or Tensors of indices.
 
 Names and meaning are those of the Python array API standard, else NumPy's, else PyTorch's.
 """
@@ -23,16 +23,16 @@ from imgmlp.engine.operations.operands import (
     Axis,
     axes_of,
     broadcast_shapes,
-    check_given,
-    check_rows,
-    whole_shape,
+    check_host_index,
+    check_index_bounds,
+    check_shape,
 )
 
-PLAIN = frozenset({int, slice})  # keys that name parts of axes, and nothing else
+BASIC_KEY_TYPES = frozenset({int, slice})  # keys that `Movement.__getitem__` handles
 
 
 class Indexing(Functions):
-    """All that came before, and what is made of Tensors by axes and indices."""
+    """Functions and all before them, and operations with axes and indices."""
 
     __slots__ = ()
 
@@ -42,12 +42,15 @@ class Indexing(Functions):
     # --- axes ---
 
     def unsqueeze(self, axis: int) -> Self:
-        """With an axis of size 1, which is `axis` of the result."""
+        """With a new axis of size 1, which is `axis` of the result."""
         axis = graph.normal_axis(axis, (*self.shape, 1), "unsqueeze")
         return self.reshape(*self.shape[:axis], 1, *self.shape[axis:])
 
     def squeeze(self, axis: Axis = None) -> Self:
-        """Without axes of size 1: all, or those named. Raises ValueError for a longer one."""
+        """Without axes of size 1: all of them, or those that are named.
+
+        Raises ValueError if a named axis is longer.
+        """
         if axis is None:
             return self.reshape(*(n for n in self.shape if n != 1))
         axes = axes_of("squeeze", axis, self.shape)
@@ -56,7 +59,7 @@ class Indexing(Functions):
         return self.reshape(*(n for a, n in enumerate(self.shape) if a not in axes))
 
     def flatten(self, start: int = 0, end: int = -1) -> Self:
-        """Axes from `start` up to and with `end` as one."""
+        """The axes from `start` to `end`, included, as one axis."""
         if not self.shape:
             return self.reshape(1)
         first, last = self._axis(start, "flatten"), self._axis(end, "flatten")
@@ -67,7 +70,7 @@ class Indexing(Functions):
 
     @classmethod
     def stack(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
-        """Tensors of one shape side by side along a new axis."""
+        """Tensors of one shape stacked along a new axis."""
         check_list("stack", parts)
         tensors = [p if isinstance(p, Indexing) else cls(node_of(p)) for p in parts]
         if len({t.shape for t in tensors}) > 1:
@@ -76,16 +79,16 @@ class Indexing(Functions):
         return cls.concat([t.unsqueeze(axis) for t in tensors], axis)
 
     def repeat(self, count: int, axis: int | None = None) -> Self:
-        """Each element so many times, one after the other; without an axis of the flat Tensor."""
+        """Each element repeated `count` times along an axis; by default of the flattened Tensor."""
         if axis is None:
             return self.flatten().repeat(count, 0)
         axis = self._axis(axis, "repeat")
-        (count,) = whole_shape("repeat", (count,))
+        (count,) = check_shape("repeat", (count,))
         wider = (*self.shape[: axis + 1], count, *self.shape[axis + 1 :])
         return self.unsqueeze(axis + 1).expand(*wider).flatten(axis, axis + 1)
 
     def split(self, parts: int | Sequence[int], axis: int = 0) -> list[Self]:
-        """So many equal parts, or those that end before each of some indices."""
+        """The parts along an axis: a number of equal ones, or those between some indices."""
         axis = self._axis(axis, "split")
         size = self.shape[axis]
         if isinstance(parts, int | np.integer):
@@ -102,53 +105,55 @@ class Indexing(Functions):
 
     # --- triangles ---
 
-    def _places(self, axis: int, operation: str = "places") -> Self:
-        """0, 1, 2 ... along an axis, of size 1 along the others."""
+    def _positions(self, axis: int, operation: str = "places") -> Self:
+        """0, 1, 2 ... along an axis. The other axes have size 1."""
         axis = self._axis(axis, operation)
         ones = (n if a == axis else 1 for a, n in enumerate(self.shape))
-        return self._with(graph.iota(self.shape[axis])).reshape(*ones)
+        return self._wrap(graph.iota(self.shape[axis])).reshape(*ones)
 
     def tril(self, diagonal: int = 0) -> Self:
-        """Zero above a diagonal of the last two axes, 0 being the main one, 1 that above it."""
-        return self.where(self._above("tril") <= diagonal, self, False)
+        """Zeros above a diagonal of the last two axes; 0 is the main one, 1 the one above it."""
+        return self.where(self._diagonal_numbers("tril") <= diagonal, self, False)
 
     def triu(self, diagonal: int = 0) -> Self:
-        """Zero below a diagonal, as `tril`."""
-        return self.where(self._above("triu") >= diagonal, self, False)
+        """Zeros below a diagonal, which is counted as for `tril`."""
+        return self.where(self._diagonal_numbers("triu") >= diagonal, self, False)
 
-    def _above(self, operation: str) -> Self:
-        """How far above the main diagonal of the last two axes."""
-        return self._places(-1, operation) - self._places(-2, operation)
+    def _diagonal_numbers(self, operation: str) -> Self:
+        """The number of the diagonal of the last two axes that each element is on."""
+        return self._positions(-1, operation) - self._positions(-2, operation)
 
     # --- elements by indices ---
 
     def take(self, index: Operand, axis: int = 0) -> Self:
-        """What lies at some indices of an axis; the index's axes take its place.
+        """The elements at some indices of an axis, which the axes of the index replace.
 
-        Computed ones out of bounds are refused as in `gather`.
+        Indices out of bounds are refused as in `gather`.
         """
-        where = _checked(index if _is_array(index) or _is_empty(index) else _listed(index))
+        where = _normal_key(
+            index if _is_array(index) or _is_empty(index) else _list_as_array(index)
+        )
         if isinstance(where, bool) or _is_mask(where):
             raise misuse(TypeError, "take: indices are integers, not bools; use x[mask]")
         return self[(*(slice(None),) * self._axis(axis, "take"), where)]
 
     def one_hot(self, classes: int, dtype: DType = dt.i32) -> Self:
-        """Along a new last axis 1 at each index and 0 elsewhere; all 0 for one beyond `classes`."""
-        (classes,) = whole_shape("one_hot", (classes,))
-        return self.unsqueeze(-1).eq(self._with(graph.iota(classes))).cast(dtype)
+        """1 at each index along a new last axis, 0 elsewhere; all 0 for an index out of bounds."""
+        (classes,) = check_shape("one_hot", (classes,))
+        return self.unsqueeze(-1).eq(self._wrap(graph.iota(classes))).cast(dtype)
 
     def __getitem__(self, key: Any) -> Self:
-        """Whole numbers, slices, None, ..., and arrays or Tensors of integers, as in NumPy.
+        """Elements by integers, slices, None, ..., and arrays or Tensors of integers, as in NumPy.
 
-        A mask is an array of bools on the host, as it says how many elements there are. Several
-        arrays broadcast; with anything but numbers between them, or between them and a number,
-        their axes come first. Computed indices out of bounds are refused as in `gather`.
+        A mask is an array of bools on the host, because it determines the shape. Several arrays are
+        broadcast. Their axes replace those that they index; they come first if the arrays and
+        integers are not all next to each other. Indices out of bounds are refused as in `gather`.
         """
-        given = key if isinstance(key, tuple) else (key,)
-        if PLAIN.issuperset(map(type, given)):  # as nearly all are
-            return super().__getitem__(given)
-        keys = [_checked(k) for k in given]
-        count = sum(map(_axes_taken, keys))
+        parts = key if isinstance(key, tuple) else (key,)
+        if BASIC_KEY_TYPES.issuperset(map(type, parts)):  # fast path for nearly all uses
+            return super().__getitem__(parts)
+        keys = [_normal_key(k) for k in parts]
+        count = sum(map(_axes_indexed, keys))
         if count > len(self.shape):
             raise misuse(OutOfBoundsError, f"{count} indices for a Tensor of shape {self.shape}")
         if sum(k is ... for k in keys) > 1:
@@ -156,17 +161,17 @@ class Indexing(Functions):
         gap = next((i for i, k in enumerate(keys) if k is ...), len(keys))
         left = len(self.shape) - count
         keys[gap : gap + 1] = [slice(None)] * left if left else keys[gap : gap + 1]
-        keys = self._without_masks(keys)
-        plain = (slice(None) if _is_array(k) else k for k in keys if _axes_taken(k))
+        keys = self._masks_as_indices(keys)
+        plain = (slice(None) if _is_array(k) else k for k in keys if _axes_indexed(k))
         taken, axis = super().__getitem__(tuple(plain)), 0
         arrays: list[tuple[int, Any]] = []
-        places = []  # of arrays and numbers: in the key, and among the axes
+        places = []  # of arrays and integers: (position in the key, axis)
         for place, k in enumerate(keys):
-            if k is ...:  # which stands for no axis, and between arrays all the same
+            if k is ...:  # stands for no axis, but separates arrays
                 continue
             if k is None or isinstance(k, bool):
                 taken = taken.unsqueeze(axis)
-            if isinstance(k, bool):  # takes all of its axis, or nothing
+            if isinstance(k, bool):  # takes its new axis, or nothing
                 arrays.append((axis, np.zeros(int(k), int)))
             elif _is_array(k):
                 arrays.append((axis, k))
@@ -176,55 +181,58 @@ class Indexing(Functions):
         if not arrays:
             return taken
         (first, begin), (last, _) = places[0], places[-1]
-        return taken._taken(arrays, begin if last - first < len(places) else 0)
+        return taken._take_elements(arrays, begin if last - first < len(places) else 0)
 
-    def _without_masks(self, keys: Sequence[Any]) -> list[Any]:
-        """With indices of what is true in each mask. Raises IndexError for a mask of other axes."""
-        found: list[Any] = []
+    def _masks_as_indices(self, keys: Sequence[Any]) -> list[Any]:
+        """The keys with the indices of True instead of each mask.
+
+        Raises OutOfBoundsError for a mask whose shape is not that of its axes.
+        """
+        converted: list[Any] = []
         axis = 0
         for k in keys:
-            its, end = _is_mask(k), axis + _axes_taken(k)
-            if its and k.shape != self.shape[axis:end]:
+            is_mask, end = _is_mask(k), axis + _axes_indexed(k)
+            if is_mask and k.shape != self.shape[axis:end]:
                 text = f"a mask of shape {k.shape} is not that of axes {axis} to {end - 1}"
                 raise misuse(OutOfBoundsError, f"index: {text} of shape {self.shape}")
-            found += np.nonzero(k) if its else [k]
+            converted += np.nonzero(k) if is_mask else [k]
             axis = end
-        return found
+        return converted
 
-    def _taken(self, arrays: Sequence[tuple[int, Any]], begin: int) -> Self:
-        """Elements by arrays of indices, each for an axis; their own axes come after `begin`."""
+    def _take_elements(self, arrays: Sequence[tuple[int, Any]], begin: int) -> Self:
+        """Elements by arrays of indices, each for an axis; the arrays' axes come after `begin`."""
         axes = [axis for axis, _ in arrays]
         rest = [a for a in range(len(self.shape)) if a not in axes]
         shape = broadcast_shapes("index", *(k.shape for _, k in arrays))
         count = math.prod(self.shape[a] for a in axes)
         graph.check_count(count)
-        asked = [
-            check_rows(self.shape, k.node, axis, negative=True)
+        bounded = [
+            check_index_bounds(self.shape, k.node, axis, negative=True)
             for axis, k in arrays
             if isinstance(k, Elementwise)
         ]
         where: Any = 0
         for axis, k in arrays:
-            where = where * self.shape[axis] + self._from_start(axis, k)
+            where = where * self.shape[axis] + self._nonnegative_index(axis, k)
         lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
-        rows = where if isinstance(where, Elementwise) else self._with(node_of(where))
-        taken = lines._gathered(rows, asked)
+        rows = where if isinstance(where, Elementwise) else self._wrap(node_of(where))
+        taken = lines._gathered(rows, bounded)
         count = len(shape)
         end = count + begin
         return taken.permute(*range(count, end), *range(count), *range(end, len(taken.shape)))
 
-    def _from_start(self, axis: int, index: Any) -> Any:
-        """Indices of which negative ones count from the end; the host's own are checked."""
+    def _nonnegative_index(self, axis: int, index: Any) -> Any:
+        """Indices as non-negative i32; those of the host are checked."""
         size = self.shape[axis]
         if isinstance(index, np.ndarray):
-            check_given(self.shape, index, axis, negative=True)
+            check_host_index(self.shape, index, axis, negative=True)
             return (index.astype(np.int64) % (size or 1)).astype(np.int32)
-        wide = index.cast(dt.i32)  # as sums and products of places are more than a byte has
+        wide = index.cast(dt.i32)  # sums and products of indices may not fit a byte
         return wide.where(wide < 0, wide + size, wide) if index.dtype.min < 0 else wide
 
 
-def _listed(index: Any) -> Array:
-    """Lists of integers as an array. Raises ValueError for those of several lengths."""
+def _list_as_array(index: Any) -> Array:
+    """A list of integers as an array. Raises ValueError for lists of different lengths."""
     try:
         return np.asarray(index)
     except ValueError as error:
@@ -243,15 +251,18 @@ def _is_mask(key: Any) -> bool:
     return isinstance(key, np.ndarray) and key.dtype.kind == "b"
 
 
-def _axes_taken(key: Any) -> int:
-    """How many axes a key is for; None and a single bool have one of their own."""
+def _axes_indexed(key: Any) -> int:
+    """The number of axes that a key indexes; None and a single bool make a new one."""
     if key is None or key is ... or isinstance(key, bool):
         return 0
     return key.ndim if _is_mask(key) else 1
 
 
-def _checked(key: Any) -> Any:
-    """A key with arrays for lists, and Python's bool for one that stands alone."""
+def _normal_key(key: Any) -> Any:
+    """A key with an array instead of a list, and a Python bool instead of an array of one bool.
+
+    Raises TypeError for what cannot be a key.
+    """
     if isinstance(key, Elementwise):
         if key.dtype is dt.bool_:
             text = "a mask must be an array of the host, as its values decide the shape"
@@ -259,7 +270,7 @@ def _checked(key: Any) -> Any:
         if not key.dtype.is_int:
             raise misuse(TypeError, f"index: needs integers, not {key.dtype.name}; see gather")
     if isinstance(key, list):
-        key = _listed(key) if key else np.zeros(0, int)
+        key = _list_as_array(key) if key else np.zeros(0, int)
     if isinstance(key, np.ndarray | np.bool_) and key.dtype.kind not in "iub":
         raise misuse(TypeError, f"index: needs integers or bools, not {key.dtype}")
     return bool(key) if (_is_mask(key) and not key.ndim) or isinstance(key, np.bool_) else key

@@ -1,4 +1,4 @@
-"""Operations that move elements: views that copy nothing, indices, concatenation, tables."""
+"""Operations that move elements: views, which copy nothing, slices, concatenation and gather."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from imgmlp.engine.operations.elementwise import (
 from imgmlp.engine.operations.operands import (
     axes_of,
     broadcast,
-    check_given,
-    check_rows,
+    check_host_index,
+    check_index_bounds,
+    check_shape,
     out_of_bounds,
-    spread,
-    whole_shape,
+    unpack_sizes,
 )
 from imgmlp.engine.oracle.index_bounds import BoundedIndex, bound_gather
 
 
 class Movement(Elementwise):
-    """Elementwise operations, and those that change shape or order."""
+    """Elementwise operations, and those that change the shape or move elements."""
 
     __slots__ = ()
 
     def _move(self, op: Op, arg: Any) -> Self:
-        return self._with(graph.move(op, self.node, arg))
+        return self._wrap(graph.move(op, self.node, arg))
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """One entry may be -1; one by one, or as one tuple, as for `permute` and `expand`.
+        """The same elements in another shape; one size may be -1.
 
-        Raises ValueError if the numbers of elements differ.
+        The sizes are separate arguments or one tuple, as for `permute` and `expand`. Raises
+        ValueError if the numbers of elements differ.
         """
-        return self._move(Op.RESHAPE, spread(shape))
+        return self._move(Op.RESHAPE, unpack_sizes(shape))
 
     def permute(self, *axes: int | Sequence[int]) -> Self:
         """Axes in another order. Raises ValueError unless each axis is named exactly once."""
-        return self._move(Op.PERMUTE, spread(axes))
+        return self._move(Op.PERMUTE, unpack_sizes(axes))
 
     def transpose(self, a: int = -2, b: int = -1) -> Self:
-        """Two axes change places. Raises ValueError for an axis that is not there."""
+        """With two axes exchanged. Raises ValueError for an axis that does not exist."""
         rank = len(self.shape)
         axes = list(range(rank))
         a, b = (graph.normal_axis(axis, self.shape, "transpose") for axis in (a, b))
@@ -59,7 +60,7 @@ class Movement(Elementwise):
 
     @property
     def T(self) -> Self:
-        """Rows as columns. Raises ValueError unless there are two axes."""
+        """The transposed matrix. Raises ValueError unless there are two axes."""
         if len(self.shape) != 2:
             text = f"T: shape {self.shape} has not two axes; use transpose or permute"
             raise misuse(ValueError, text)
@@ -67,11 +68,11 @@ class Movement(Elementwise):
 
     def expand(self, *shape: int | Sequence[int]) -> Self:
         """Axes of size 1 repeated; the rank stays. Raises ValueError where another size changes."""
-        return self._move(Op.EXPAND, spread(shape))
+        return self._move(Op.EXPAND, unpack_sizes(shape))
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
-        """NumPy's rule: axes of size 1 repeat, missing ones are added in front."""
-        return self._with(broadcast(self.node, whole_shape("broadcast_to", shape)))
+        """A larger shape by NumPy's rule: missing axes are put in front, axes of size 1 repeat."""
+        return self._wrap(broadcast(self.node, check_shape("broadcast_to", shape)))
 
     def pad(self, *pairs: tuple[int, int]) -> Self:
         """Zeros (before, after) each axis."""
@@ -86,8 +87,8 @@ class Movement(Elementwise):
         return self._move(Op.STRIDE, steps)
 
     def flip(self, *axes: int | Sequence[int]) -> Self:
-        """These axes, or all, from their end. Raises ValueError for an axis that is not there."""
-        flipped = axes_of("flip", spread(axes) if axes else None, self.shape)
+        """Reversed along some axes, or all. Raises ValueError for an axis that does not exist."""
+        flipped = axes_of("flip", unpack_sizes(axes) if axes else None, self.shape)
         return self.stride(*(-1 if i in flipped else 1 for i in range(len(self.shape))))
 
     def __len__(self) -> int:
@@ -99,7 +100,7 @@ class Movement(Elementwise):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Self:
-        """Whole numbers and slices with positive or negative steps."""
+        """Elements by integers and by slices with positive or negative steps."""
         keys = key if isinstance(key, tuple) else (key,)
         if len(keys) > len(self.shape):
             raise misuse(
@@ -108,7 +109,7 @@ class Movement(Elementwise):
         ranges, steps, kept = [], [], []
         for axis, n in enumerate(self.shape):
             item = keys[axis] if axis < len(keys) else slice(None)
-            span, step = self._span(item, n, axis)
+            span, step = self._range_and_step(item, n, axis)
             ranges.append(span)
             steps.append(step)
             if isinstance(item, slice):
@@ -120,7 +121,7 @@ class Movement(Elementwise):
 
     @classmethod
     def concat(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
-        """Tensors and arrays side by side along an axis, in a dtype that holds all of them."""
+        """Tensors and arrays concatenated along an axis, in their common dtype."""
         check_list("concat", parts)
         if not len(parts):
             raise misuse(ValueError, "concat: needs at least one tensor")
@@ -130,32 +131,33 @@ class Movement(Elementwise):
         return cls(joined, common_device(*(p for p in parts if isinstance(p, Elementwise))))
 
     def contiguous(self) -> Self:
-        """The same values, stored row by row before anything reads them."""
-        return self._with(graph.contiguous(self.node))
+        """The same values, stored in memory in row-major order before they are read."""
+        return self._wrap(graph.contiguous(self.node))
 
     def gather(self, index: Operand) -> Self:
-        """Rows of a table: [N, ...] at int [...].
+        """Rows of this table [N, ...] by integers [...] in [0, N).
 
-        Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not, or one
-        is computed at once; a compiled step checks computed ones under DEBUG only.
+        Raises OutOfBoundsError for an index that is out of bounds, if it comes from the host or if
+        the result is computed immediately. A compiled step checks computed indices only under
+        DEBUG.
         """
         if self.shape:
-            check_given(self.shape, index)
+            check_host_index(self.shape, index)
         rows = node_of(index)
-        graph.gather(self.node, rows)  # refuses what is no table, or no index
-        asked = check_rows(self.shape, rows)
+        graph.gather(self.node, rows)  # raises if one of them is no table or no index
+        bounded = check_index_bounds(self.shape, rows)
         return self._gathered(
-            index if isinstance(index, Elementwise) else self._with(rows), [asked]
+            index if isinstance(index, Elementwise) else self._wrap(rows), [bounded]
         )
 
-    def _gathered(self, index: Elementwise, asked: Sequence[BoundedIndex] = ()) -> Self:
-        """The same by indices that are right, or come from what the user `asked` for."""
+    def _gathered(self, index: Elementwise, bounded: Sequence[BoundedIndex] = ()) -> Self:
+        """`gather` without checks. `bounded` are the user's indices that `index` is made of."""
         node = graph.gather(self.node, index.node)
-        bound_gather(node, asked)
+        bound_gather(node, bounded)
         return type(self)(node, common_device(self, index))
 
-    def _span(self, item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
-        """[begin, end) and the step that an index or a slice takes of an axis of n elements."""
+    def _range_and_step(self, item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
+        """[begin, end) and the step of an index or slice of an axis of n elements."""
         if isinstance(item, int | np.integer) and not isinstance(item, bool):
             item = int(item)
             if not -n <= item < n:

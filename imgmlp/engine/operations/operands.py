@@ -1,6 +1,6 @@
-"""What operations take: numbers and arrays of the host as Nodes, shapes that broadcast.
+"""Arguments of operations: numbers and arrays of the host as Nodes, shapes, axes and indices.
 
-NumPy's and Python's conventions live here; the Nodes below them are strict.
+NumPy's and Python's conventions are handled here. Nodes have no broadcasting or promotion.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from imgmlp.engine.oracle.index_bounds import BoundedIndex, bound_gather, find_o
 
 Scalar = bool | int | float
 Axis = int | Sequence[int] | None
-NO_NUMBERS = "cOSUMm"  # NumPy's kinds of complex numbers, objects, text and times
+NON_NUMERIC_KINDS = "cOSUMm"  # NumPy's dtype.kind of complex numbers, objects, text, dates
 
 
 def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = "") -> Node:
-    """A Buffer with anything that NumPy takes; what holds no elements needs none.
+    """A Buffer with the values of anything that NumPy accepts; a constant if it has no elements.
 
-    float64 becomes f32 and int64 becomes i32 unless `dtype` says otherwise; floats lose their
-    fraction on the way to integers. Raises TypeError for what holds no numbers, ValueError for what
-    integers cannot hold.
+    Without a `dtype`, float64 becomes f32 and int64 becomes i32. Floats lose their fraction if they
+    become integers. Raises TypeError if the data are not numbers, ValueError for numbers that do
+    not fit an integer dtype.
     """
     if dtype is not None:
         dt.check(dtype, "Tensor")
@@ -43,24 +43,26 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     mixed = array.dtype.kind == "O" and all(isinstance(n, numbers.Real) for n in array.flat)
     if not isinstance(data, np.ndarray | np.generic) and (mixed or array.dtype == np.uint64):
         whole = not mixed or all(isinstance(n, int) for n in array.flat)
-        dtype = dtype or (dt.i32 if whole else dt.f32)  # of Python's numbers beyond 63 bits
-    if array.dtype.kind in NO_NUMBERS and not (mixed and dtype):
-        dt.from_numpy(array.dtype)  # says so, whatever the dtype is to be
+        dtype = dtype or (
+            dt.i32 if whole else dt.f32
+        )  # some of Python's integers need over 63 bits
+    if array.dtype.kind in NON_NUMERIC_KINDS and not (mixed and dtype):
+        dt.from_numpy(array.dtype)  # raises the TypeError
     kind = dtype or dt.from_numpy(array.dtype)
     if mixed and kind.is_float:
         array = np.reshape([dt.as_float(n) for n in array.flat], array.shape)
     if not array.size:
         return graph.const(0, kind, array.shape)
     _check_range(array, kind)
-    with np.errstate(over="ignore"):  # what is too large for a float is infinite
+    with np.errstate(over="ignore"):  # numbers that are too large become infinite
         host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
-    if np.may_share_memory(host, array):  # which its owner may change
+    if np.may_share_memory(host, array):  # the owner of the array may change it later
         host = host.copy()
     return graph.buffer(Buffer(array.shape, kind, device, host, name))
 
 
-def narrowed(array: Array, kind: DType) -> Array:
-    """float64 as f32 and int64 as i32, which `from_host` makes of them too; all else as it is."""
+def narrow(array: Array, kind: DType) -> Array:
+    """float64 as f32 and int64 as i32, like `from_host`; other arrays unchanged."""
     if array.dtype not in (np.float64, np.int64) or dt.from_numpy(array.dtype) is not kind:
         return array
     if array.size:
@@ -70,30 +72,30 @@ def narrowed(array: Array, kind: DType) -> Array:
 
 
 def _check_range(array: Array, kind: DType) -> None:
-    """Refuse what an integer dtype cannot hold, of which NumPy would make something else."""
+    """Raise ValueError for numbers that an integer dtype cannot hold; NumPy would wrap them."""
     if kind.is_int and array.dtype.kind in "iufO":
         ends = array.min(), array.max()
         low, high = (n.item() if isinstance(n, np.generic) else n for n in ends)
-        if not (low > kind.min - 1 and high < kind.max + 1):  # NaN is neither
+        if not (low > kind.min - 1 and high < kind.max + 1):  # NaN is out of range as well
             wrong = high if low > kind.min - 1 else low
             raise misuse(ValueError, f"{kind.name} cannot hold {wrong}")
 
 
 def check_device(operation: str, device: object) -> None:
-    """Raises TypeError for what is none, such as a name."""
+    """Raise TypeError for anything but an open device, such as its name."""
     if not isinstance(device, AnyDevice):
         text = f"takes a device that open_device() gives, not {device!r}"
         raise misuse(TypeError, f"{operation}: {text}")
 
 
-def spread(sizes: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
-    """Numbers that are given as arguments of their own, or all as one tuple or list."""
+def unpack_sizes(sizes: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
+    """Sizes or axes that are given as separate arguments, or as one tuple or list."""
     only = sizes[0] if len(sizes) == 1 else None
     return tuple(only) if isinstance(only, tuple | list) else cast(tuple[int, ...], sizes)
 
 
-def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
-    """A shape to make a Tensor of: whole numbers from 0."""
+def check_shape(operation: str, shape: Sequence[int]) -> Shape:
+    """A shape as a tuple. Raises TypeError or ValueError unless all sizes are integers >= 0."""
     try:
         sizes = tuple(map(operator.index, shape))
     except TypeError:
@@ -104,34 +106,39 @@ def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
     return sizes
 
 
-def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False) -> BoundedIndex:
-    """Refuse indices out of bounds of an axis where the host gives them; negative ones may count
-    from its end. What reads by them is told the answer, so that later ones are refused too."""
-    asked = index, -shape[axis] if negative else 0, shape[axis]
-    wrong = find_out_of_bounds(*asked)
+def check_index_bounds(
+    shape: Shape, index: Node, axis: int = 0, negative: bool = False
+) -> BoundedIndex:
+    """Raise OutOfBoundsError if an index that comes from the host is out of bounds of an axis.
+
+    With `negative`, negative indices count from the end. Returns the index with its bounds. If a
+    reader keeps these (`bound_gather`), later writes to the index are checked as well.
+    """
+    bounded = index, -shape[axis] if negative else 0, shape[axis]
+    wrong = find_out_of_bounds(*bounded)
     if wrong is not None:
         raise out_of_bounds(wrong, axis, shape)
-    return asked
+    return bounded
 
 
-def hold_rows(asked: BoundedIndex, chosen: Node) -> Node:
-    """The comparison that chooses rows, as a FUNCTION of its own (see `gather_index`).
+def bounded_choice(bounded: BoundedIndex, chosen: Node) -> Node:
+    """The comparison that selects rows by an index, as a FUNCTION (see `gather_index`).
 
-    As long as that Node exists, later indices from the host must lie within the bounds as well, and
+    As long as this Node exists, indices that the host writes later must be within the bounds, and
     computed ones are checked. Equal comparisons elsewhere have no bounds.
     """
-    held = graph.function(chosen, (), _ungraded)
-    bound_gather(held, [asked])
+    held = graph.function(chosen, (), _no_gradients)
+    bound_gather(held, [bounded])
     return held
 
 
-def _ungraded(*_: Node) -> tuple[()]:
+def _no_gradients(*_: Node) -> tuple[()]:
     """Gradients for no inputs."""
     return ()
 
 
-def check_given(shape: Shape, index: object, axis: int = 0, negative: bool = False) -> None:
-    """The same for integers of the host, also those that no i32 holds."""
+def check_host_index(shape: Shape, index: object, axis: int = 0, negative: bool = False) -> None:
+    """Raise OutOfBoundsError if an integer of the host, also beyond an i32, is out of bounds."""
     if not isinstance(index, int | np.integer | np.ndarray):
         return
     given, low = np.asarray(index), -shape[axis] if negative else 0
@@ -147,15 +154,15 @@ def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:
     return misuse(OutOfBoundsError, f"{text}, shape {shape}")
 
 
-def filled(operation: str, value: Scalar, kind: DType, shape: Shape = ()) -> Node:
-    """One number everywhere. Raises ValueError for what an integer dtype cannot hold."""
+def full_node(operation: str, value: Scalar, kind: DType, shape: Shape = ()) -> Node:
+    """A constant of some shape. Raises ValueError for a number that the dtype cannot hold."""
     if kind.is_int and not kind.min <= value <= kind.max:
         raise misuse(ValueError, f"{operation}: {kind.name} cannot hold {value}; cast first")
     return graph.const(value, kind, shape)
 
 
 def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
-    """NumPy's rule: axes count from the last, and those of size 1 repeat."""
+    """The common shape by NumPy's rule. Raises ValueError if there is none."""
     if len(set(shapes)) == 1:
         return shapes[0]
     try:
@@ -169,7 +176,7 @@ _common_shape = lru_cache(maxsize=1 << 12)(np.broadcast_shapes)
 
 
 def broadcast(node: Node, shape: Sequence[int], operation: str = "broadcast_to") -> Node:
-    """The Node at a larger shape, by the same rule."""
+    """The Node broadcast to a larger shape. Raises ValueError if it does not fit."""
     shape = tuple(shape)
     if shape == node.shape:
         return node
@@ -181,12 +188,12 @@ def broadcast(node: Node, shape: Sequence[int], operation: str = "broadcast_to")
 
 
 def axes_of(operation: str, axis: Axis, shape: Shape) -> tuple[int, ...]:
-    """The axes that an argument names, counted from the first; None names all.
+    """The axes that an argument names, counted from the first; None stands for all.
 
-    Raises ValueError for an axis that is not there, or named twice.
+    Raises ValueError for an axis that does not exist or is named twice.
     """
     none = not shape and axis in (0, -1) and not isinstance(axis, bool)
-    if axis is None or none:  # of what has none, as PyTorch
+    if axis is None or none:  # a scalar has no axis, but PyTorch accepts these
         return tuple(range(len(shape)))
     given = tuple(axis) if isinstance(axis, Sequence) else (axis,)
     axes = tuple(graph.normal_axis(a, shape, operation) for a in given)

@@ -1,11 +1,10 @@
-"""Sliding windows over the last two axes: convolution, pooling; and sampling at other sizes.
+"""Sliding windows over the last two axes: convolution and pooling; also interpolation and einsum.
 
-All that slides is one design: what the windows have at one of their places is a shifted slice of
-the padded Tensor, a tap, and a result joins its taps one after the other, as they are read. Max
-pooling takes the larger of two, average pooling adds them, and a convolution of few weights adds
-them by weights, in `weighted_sums`, with which the latent codec slides over planes of its own. Only
-a convolution of many weights puts its taps side by side, once, and multiplies that with them. Names
-and meaning are PyTorch's.
+A tap is a shifted slice of the padded Tensor: the elements that all windows have at one position.
+Every operation combines its taps. Max pooling takes their maximum and average pooling their mean. A
+convolution with few weights adds them by weights (`weighted_sums`, which the latent codec uses as
+well). A convolution with many weights concatenates its taps into a matrix and multiplies that by
+the weights. Names and meaning are PyTorch's.
 """
 
 from __future__ import annotations
@@ -25,20 +24,23 @@ from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.autograd import gradient
-from imgmlp.engine.operations.elementwise import dtype_of, in_f32, node_of
-from imgmlp.engine.operations.operands import whole_shape
+from imgmlp.engine.operations.elementwise import computed_in_f32, dtype_of, node_of
+from imgmlp.engine.operations.operands import check_shape
 from imgmlp.engine.operations.scans import Scans
 
 W = TypeVar("W", bound="Windows")
 Pair = int | tuple[int, int]
-# Weights up to which a convolution of one picture is sums of taps: more take long to compile, and
-# of several pictures, or in longer steps, products are as quick.
-WRITTEN_OUT = 512
-AT_ONCE = 32  # taps that are added one after the other; sums of so many are added then
+# Weights up to which a convolution of a single picture is computed as sums of taps. More weights
+# take long to compile. For several pictures, or larger strides, matrix products are as fast.
+MAX_WEIGHTS_AS_TAPS = 512
+TAPS_PER_PARTIAL_SUM = 32  # taps that are added one after the other to a partial sum
 
 
 def _pair(value: Pair, name: str, least: int = 1) -> tuple[int, int]:
-    """Along the height and along the width. Raises ValueError for less, or what is no such pair."""
+    """An argument as (along the height, along the width).
+
+    Raises ValueError unless it is one integer, or two, of at least `least`.
+    """
     pair = value if isinstance(value, Sequence) else (value, value)
     if len(pair) == 2 and all(isinstance(v, int | np.integer) and v >= least for v in pair):
         return int(pair[0]), int(pair[1])
@@ -46,20 +48,20 @@ def _pair(value: Pair, name: str, least: int = 1) -> tuple[int, int]:
     raise misuse(ValueError, f"windows: {text}")
 
 
-def _see_inside(size: int, count: int, stride: int, padding: int, dilation: int) -> bool:
-    """Whether each window along an axis has an element that is not of the padding."""
+def _windows_reach_inside(size: int, count: int, stride: int, padding: int, dilation: int) -> bool:
+    """Whether each window along an axis has an element that is not padding."""
     reach = np.arange(count) * dilation
     places = np.arange(-padding, size + padding - reach[-1], stride)[:, None] + reach
     return bool(((places >= 0) & (places < size)).any(1).all())
 
 
 class Windows(Scans):
-    """All that came before, and what slides over pictures [..., height, width]."""
+    """Scans and all before them, and sliding windows over pictures [..., height, width]."""
 
     __slots__ = ()
 
     def _taps(self, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Iterator[Self]:
-        """For each place of a window what all windows have there: [..., rows, columns] each."""
+        """For each position in a window the elements of all windows there [..., rows, columns]."""
         if len(self.shape) < 2:
             raise misuse(ValueError, f"windows: shape {self.shape} has no height and width")
         (down, across), size = _pair(padding, "padding", 0), self.shape[-2:]
@@ -77,14 +79,18 @@ class Windows(Scans):
 
     @classmethod
     def weighted_sums(cls, taps: Sequence[Self], weights: Self, axis: int = 0) -> Self:
-        """Sums of taps, which have size 1 along an axis, by weights [sums, taps]: along that axis.
+        """Sums of taps with weights [sums, taps], concatenated along an axis.
 
-        One after the other, so that a kernel which computes all of them reads each tap once.
+        The taps have size 1 along this axis. The sums are computed one after the other, so that a
+        kernel that computes all of them reads each tap once.
         """
         found = []
         for row in weights:
             terms = [t * w for t, w in zip(taps, row, strict=True)]
-            some = (terms[i : i + AT_ONCE] for i in range(0, len(terms), AT_ONCE))
+            some = (
+                terms[i : i + TAPS_PER_PARTIAL_SUM]
+                for i in range(0, len(terms), TAPS_PER_PARTIAL_SUM)
+            )
             found.append(reduce(add, [reduce(add, part) for part in some]))
         return cls.concat(found, axis)
 
@@ -92,12 +98,12 @@ class Windows(Scans):
         self, weight: Self | Array, bias: Self | Array | None = None, stride: Pair = 1,
         padding: Pair = 0, dilation: Pair = 1, groups: int = 1,
     ) -> Self:  # fmt: skip
-        """Correlation with weights [outputs, channels / groups, rows, columns].
+        """The cross-correlation with weights [outputs, channels / groups, rows, columns].
 
         [batch, channels, height, width] -> [batch, outputs, rows, columns].
         """
-        weight = self._tensor("conv2d", weight)
-        batch, channels, *_ = self._picture("conv2d", weight)
+        weight = self._as_tensor("conv2d", weight)
+        batch, channels, *_ = self._check_rank_4("conv2d", weight)
         outputs, inputs, *kernel = weight.shape
         if groups < 1 or channels != inputs * groups or outputs % groups:
             text = f"{channels} channels, weights {weight.shape} and {groups} groups do not fit"
@@ -109,15 +115,15 @@ class Windows(Scans):
         apart, edges = _pair(dilation, "dilation"), _pair(padding, "padding", 0)
         reach = [d * (k - 1) - edge for k, d, edge in zip(kernel, apart, edges, strict=True)]
         single = batch == 1 and _pair(stride, "stride") == (1, 1) and min(reach) >= 0
-        if single and 0 < weight.node.size <= WRITTEN_OUT:
-            vjp = self._backwards(windows, weight, (reach[0], reach[1]), dilation, groups)
-            found = self._own(self._summed(taps, factors[0]), weight, vjp=vjp)
+        if single and 0 < weight.node.size <= MAX_WEIGHTS_AS_TAPS:
+            vjp = self._convolution_vjp(windows, weight, (reach[0], reach[1]), dilation, groups)
+            found = self._with_vjp(self._sum_of_taps(taps, factors[0]), weight, vjp=vjp)
         else:
             found = (factors @ windows).reshape(batch, outputs, rows, columns)
-        return found if bias is None else found._with_bias("conv2d", bias)
+        return found if bias is None else found._add_bias("conv2d", bias)
 
-    def _summed(self, taps: Sequence[Self], factors: Self) -> Self:
-        """What a product of factors and windows is, tap by tap; halves are rounded once."""
+    def _sum_of_taps(self, taps: Sequence[Self], factors: Self) -> Self:
+        """The product of factors and windows, computed tap by tap; halves are rounded once."""
         groups, _, count = factors.shape
         kind = dt.promote(self.dtype, factors.dtype, dt.weak_float)
         wide, inputs = [t.cast(dt.f32) for t in taps], count // len(taps)
@@ -127,14 +133,17 @@ class Windows(Scans):
             sums.append(self.weighted_sums(mine, factors[g].cast(dt.f32), 1))
         return self.concat(sums, 1).cast(dt.concrete(kind))
 
-    def _backwards(
+    def _convolution_vjp(
         self, windows: Self, weight: Self, reach: tuple[int, int], dilation: Pair, groups: int
     ) -> Callable[..., tuple[Node, Node]]:
-        """The gradients of a convolution in steps of 1: that by its input is one too."""
+        """The gradient rule of a convolution with stride 1.
+
+        The gradient with respect to the input is a convolution with the flipped weights.
+        """
         outputs, inputs, *kernel = weight.shape
 
         def vjp(g: Node, ans: Node, *_: Node) -> tuple[Node, Node]:
-            above = self._with(g).contiguous()  # or each tap would compute it again
+            above = self._wrap(g).contiguous()  # otherwise each tap would compute it
             lines = above.reshape(groups, outputs // groups, windows.shape[-1])
             by_weight = (lines @ windows[0].transpose()).reshape(*weight.shape)
             turned = weight.flip(2, 3).reshape(groups, -1, inputs, *kernel).transpose(1, 2)
@@ -148,40 +157,44 @@ class Windows(Scans):
         self, weight: Self | Array, bias: Self | Array | None = None, stride: Pair = 1,
         padding: Pair = 0, output_padding: Pair = 0, dilation: Pair = 1, groups: int = 1,
     ) -> Self:  # fmt: skip
-        """What the gradient of conv2d by its input is: weights [channels, outputs / groups, rows,
-        columns], each element of the input spread over a window of the output.
+        """The transposed convolution: the gradient of `conv2d` with respect to its input.
+
+        Each element of the input is multiplied by the weights [channels, outputs / groups, rows,
+        columns] and added to a window of the output.
         """
         name = "conv_transpose2d"
-        weight = self._tensor(name, weight)
-        batch, _, *size = self._picture(name, weight)
+        weight = self._as_tensor(name, weight)
+        batch, _, *size = self._check_rank_4(name, weight)
         steps, edges = _pair(stride, "stride"), _pair(padding, "padding", 0)
         more, apart = _pair(output_padding, "output_padding", 0), _pair(dilation, "dilation")
         pairs = zip(size, weight.shape[-2:], steps, edges, more, apart, strict=True)
         sizes = ((n - 1) * s - 2 * e + m + d * (k - 1) + 1 for n, k, s, e, m, d in pairs)
-        shape = whole_shape(name, (batch, weight.shape[1] * groups, *sizes))
-        source = self._with(graph.buffer(Buffer(shape, self._float().dtype)))  # read by no gradient
+        shape = check_shape(name, (batch, weight.shape[1] * groups, *sizes))
+        source = self._wrap(
+            graph.buffer(Buffer(shape, self._as_float().dtype))
+        )  # read by no gradient
         found = source.conv2d(weight, None, stride, padding, dilation, groups)
         if found.shape != self.shape:
             raise misuse(ValueError, f"{name}: {self.shape}, {weight.shape} do not fit")
         weighted = found * self
         (node,) = gradient(weighted.sum().node, [source.node])
-        spread = weighted._with(node)
-        return spread if bias is None else spread._with_bias(name, bias)
+        transposed = weighted._wrap(node)
+        return transposed if bias is None else transposed._add_bias(name, bias)
 
-    def _with_bias(self, operation: str, bias: Self | Array) -> Self:
-        """With a number of its own added to each output [batch, outputs, rows, columns]."""
-        bias = self._tensor(operation, bias)
+    def _add_bias(self, operation: str, bias: Self | Array) -> Self:
+        """[batch, outputs, rows, columns] plus a bias for each output."""
+        bias = self._as_tensor(operation, bias)
         if bias.shape != self.shape[1:2]:
             text = f"a bias of shape {bias.shape} does not fit {self.shape[1]} outputs"
             raise misuse(ValueError, f"{operation}: {text}")
         return self + bias.reshape(-1, 1, 1)
 
-    def _tensor(self, operation: str, value: Self | Array) -> Self:
-        """An operand, which may be an array. Raises TypeError for what is none."""
+    def _as_tensor(self, operation: str, value: Self | Array) -> Self:
+        """An operand as a Tensor. Raises TypeError for anything but Tensors and arrays."""
         dtype_of(operation, value)
-        return value if isinstance(value, type(self)) else self._with(node_of(value))
+        return value if isinstance(value, type(self)) else self._wrap(node_of(value))
 
-    def _picture(self, operation: str, weight: Self) -> tuple[int, ...]:
+    def _check_rank_4(self, operation: str, weight: Self) -> tuple[int, ...]:
         if len(self.shape) != 4 or len(weight.shape) != 4:
             text = f"not {self.shape} and weights {weight.shape}"
             raise misuse(ValueError, f"{operation}: needs 4 axes, from [batch, channels], {text}")
@@ -190,29 +203,32 @@ class Windows(Scans):
     def max_pool2d(
         self, kernel: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
     ) -> Self:
-        """The largest of each window, a window beside the other unless a stride is given."""
+        """The largest element of each window. The default stride is the size of the window."""
         step = kernel if stride is None else stride
         taps = list(self._taps(kernel, step, padding, dilation))
         if any(edges := _pair(padding, "padding", 0)):
             counts, apart = _pair(kernel, "kernel"), _pair(dilation, "dilation")
             axes = zip(self.shape[-2:], counts, _pair(step, "stride"), edges, apart, strict=True)
-            if not all(_see_inside(*axis) for axis in axes):
+            if not all(_windows_reach_inside(*axis) for axis in axes):
                 text = f"windows of {kernel} may see nothing but a padding of {padding}"
                 raise misuse(ValueError, f"max_pool2d: {text}")
-            ones = self._with(graph.const(1, dt.i32, self.shape))
+            ones = self._wrap(graph.const(1, dt.i32, self.shape))
             inside = list(ones._taps(kernel, step, padding, dilation))
-            lowest = self._with(graph.const(self.dtype.min, self.dtype))
+            lowest = self._wrap(graph.const(self.dtype.min, self.dtype))
             taps = [self.where(m > 0, t, lowest) for t, m in zip(taps, inside, strict=True)]
         return reduce(type(self).maximum, taps)
 
-    @in_f32
+    @computed_in_f32
     def avg_pool2d(self, kernel: Pair, stride: Pair | None = None, padding: Pair = 0) -> Self:
-        """The mean of each window, zeros of the padding counted in."""
+        """The mean of each window, including zeros of the padding."""
         taps = list(self._taps(kernel, kernel if stride is None else stride, padding, 1))
         return reduce(add, taps) * (1 / len(taps))
 
     def interpolate(self, size: tuple[int, int], mode: str = "nearest") -> Self:
-        """Another height and width: "nearest", or "linear" between centres of pixels, in floats."""
+        """Resampled to another height and width by the nearest pixel, or linearly.
+
+        "linear" interpolates between the centres of pixels, and gives floats.
+        """
         if mode not in ("nearest", "linear"):
             raise misuse(ValueError, f"interpolate: mode is {mode!r}; use 'nearest' or 'linear'")
         before, after = self.shape[-2:], _pair(size, "size", 0)
@@ -225,25 +241,26 @@ class Windows(Scans):
                 continue
             place = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
             low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
-            # a place that is a pixel's own has it twice: by 0 another one might become NaN
-            share = np.where(low < high, place - low, 0.5).reshape(-1, *(1,) * (-1 - axis))
-            share = share.astype(np.float32)
-            found = found.take(low, axis) * (1 - share) + found.take(high, axis) * share
+            # At the centre of a pixel, low and high are this pixel, with a weight of 0.5 each. With
+            # weights of 1 and 0 an infinite pixel would become NaN.
+            weight = np.where(low < high, place - low, 0.5).reshape(-1, *(1,) * (-1 - axis))
+            weight = weight.astype(np.float32)
+            found = found.take(low, axis) * (1 - weight) + found.take(high, axis) * weight
         return found.cast(dt.f16) if mode != "nearest" and self.dtype is dt.f16 else found
 
     # --- sums of products ---
 
     @classmethod
     def einsum(cls, formula: str, *operands: Self | Array) -> Self:
-        """Sums of products over the letters that the result has not, as NumPy's.
+        """NumPy's einsum: products, summed over the letters that the result does not have.
 
-        "ij,jk->ik" is a product of matrices, "...i->..." sums the last axis of whatever shape. Two
-        operands at a time are multiplied, the first two first.
+        "ij,jk->ik" is a matrix product; "...i->..." sums the last axis of any shape. Operands are
+        multiplied from left to right.
         """
         for one in operands:
             dtype_of("einsum", one)
         factors = [o if isinstance(o, cls) else cls(node_of(o), None) for o in operands]
-        formula = _spelled_out(formula.replace(" ", ""), factors)
+        formula = _expand_ellipsis(formula.replace(" ", ""), factors)
         texts, _, result = formula.partition("->")
         names = texts.split(",")
         if {*texts, *result} - {*ascii_letters, ","}:
@@ -266,13 +283,13 @@ class Windows(Scans):
         while pending:
             other, factor = pending.pop(0)
             needed = set(result).union(*(n for n, _ in pending))
-            name, found = _contracted(name, found, other, factor, needed, sizes)
+            name, found = _contract(name, found, other, factor, needed, sizes)
         gone = [i for i, c in enumerate(name) if c not in result]
         found, name = found.sum(gone), "".join(c for c in name if c in result)
         return found.permute(*(name.index(c) for c in result))
 
     def _diagonals(self, name: str) -> tuple[str, Self]:
-        """Without a letter twice: what lies where both of its indices are the same."""
+        """The diagonal of the two axes of each repeated letter, and the remaining letters."""
         found = self
         while twice := [c for c in name if name.count(c) > 1]:
             a, b = name.index(twice[0]), name.rindex(twice[0])
@@ -283,8 +300,11 @@ class Windows(Scans):
         return name, found
 
 
-def _spelled_out(formula: str, operands: Sequence[W]) -> str:
-    """A formula with its result, and with letters for each `...`, the last ones for fewer axes."""
+def _expand_ellipsis(formula: str, operands: Sequence[W]) -> str:
+    """A formula with an explicit result, and with letters instead of each `...`.
+
+    A `...` of fewer axes has the last of these letters.
+    """
     texts, arrow, result = formula.partition("->")
     names = texts.split(",")
     if len(names) != len(operands):
@@ -301,10 +321,10 @@ def _spelled_out(formula: str, operands: Sequence[W]) -> str:
     return ",".join(parts) + "->" + result.replace("...", letters, 1)
 
 
-def _contracted(
+def _contract(
     name: str, x: W, other: str, y: W, needed: set[str], sizes: dict[str, int]
 ) -> tuple[str, W]:
-    """The product of two operands, without the letters that nobody needs any more."""
+    """The product of two operands, summed over the letters that are not `needed` later."""
     both = [c for c in name if c in other]
     batch, inner = [c for c in both if c in needed], [c for c in both if c not in needed]
     left, right = ([c for c in n if c not in both] for n in (name, other))

@@ -40,7 +40,7 @@ def test_both_forms_have_the_same_values_and_gradients(
         return [t.numpy() for t in (y, *first, *second)]
 
     summed = found()
-    monkeypatch.setattr(windows, "WRITTEN_OUT", 0)
+    monkeypatch.setattr(windows, "MAX_WEIGHTS_AS_TAPS", 0)
     for value, wanted in zip(summed, found(), strict=True):
         assert close(value, wanted)
 

@@ -92,7 +92,9 @@ def test_every_operation_is_drawn() -> None:
 
 
 def test_lines_longer_than_what_is_counted_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scans, "COUNTED", 2)  # few lines of a random graph have more than 64
+    monkeypatch.setattr(
+        scans, "MAX_COUNTED_LINE", 2
+    )  # few lines of a random graph have more than 64
     graphs = (Maker(seed).graph() for seed in range(240, 360))
     ordered = (g for g in graphs if re.search(r"sort\(|topk\(", "".join(text(g.lines))))
     for graph in (next(ordered) for _ in range(20)):
