@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from imgmlp.engine.codegen.render import render
-from imgmlp.engine.ir.control_flow import computed
+from imgmlp.engine.ir.control_flow import computed_nodes
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Block, Procedure, Update, render_procedure
 from imgmlp.engine.ir.printer import render_dot, render_nodes, render_tree
@@ -55,7 +55,7 @@ class Stages:
         fraction of it that fusion and the memory plan avoid, `saved_by_packing` the fraction of the
         remaining intermediates' bytes that the memory plan alone saves.
         """
-        unfused = sum(n.size * n.dtype.itemsize for n in computed(self.nodes))
+        unfused = sum(n.size * n.dtype.itemsize for n in computed_nodes(self.nodes))
         arena, separate = self.memory.arena_bytes, self.memory.separate_bytes
         return {
             "kernels": len(set(self.functions)),

@@ -1,4 +1,5 @@
-"""What the compiler speaks of: dtypes, operations, symbolic indices, views, Nodes, Kernels, UOps.
+"""The data structures of the compiler: dtypes, operations, index expressions, views, Nodes, Kernels
+and UOps.
 
-Each form is immutable and has its printer here. May import nothing.
+The intermediate forms are immutable, and their printers are here. May import nothing.
 """

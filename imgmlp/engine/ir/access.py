@@ -1,7 +1,7 @@
-"""Several Views in a row, for what one cannot say, such as a transposed array that is flattened.
+"""Chains of Views, for what a single one cannot express, such as a flattened transposed array.
 
-An Access is what a graph's movement operations make of a buffer. Their arguments, which come
-from users, are checked here. Nothing here knows of dtypes, graphs or kernels.
+An Access is the result of a graph's movement operations on a buffer. Their arguments come from the
+user and are checked here. This module knows nothing of dtypes, graphs or kernels.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from functools import lru_cache
 from imgmlp.engine.ir.conditions import all_of, is_logic
 from imgmlp.engine.ir.symbolic import ONE, ZERO, Const, Expr, Var, linear_parts, unravel
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.ir.view import Ranges, Shape, View, canonical, nothing
+from imgmlp.engine.ir.view import Ranges, Shape, View, canonical_view, empty_view
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Views applied in a row: the first reads a buffer of `size` elements, the last is seen.
+    """Views that are applied one after the other, the first to a buffer of `size` elements.
 
-    Between two of them lies the row-major order of the earlier one's shape. Movement
-    operations change the last view; a reshape that it cannot say puts a new view after it.
-    Wrong arguments raise ValueError.
+    Each further View sees the elements of the one before in row-major order. Movement operations
+    change the last View. A reshape that this cannot express appends a View. Wrong arguments raise
+    ValueError.
     """
 
     views: tuple[View, ...]
@@ -44,22 +44,22 @@ class Access:
 
     @property
     def contiguous(self) -> bool:
-        """Whether it is the whole buffer, element by element in row-major order."""
+        """Whether it is the whole buffer in row-major order."""
         first = self.views[0]
         return len(self.views) == 1 and first.is_row_major and first.size == self.size
 
     def index(self, indices: Sequence[Expr]) -> tuple[Expr, Expr]:
-        """(offset in the buffer, validity 0 or 1) of the element at one index per dimension.
+        """(offset in the buffer, validity) of the element at one index per dimension.
 
-        Where the validity is 0 the element is zero and the offset may be anything.
+        Where the validity is 0, the element is zero and the offset has no meaning; else it is 1.
         """
         return _index(self.views, tuple(indices))
 
     def reshape(self, shape: Sequence[int]) -> Access:
-        """The same elements in another shape, of which one size may be -1."""
+        """The same elements in another shape; one size may be -1."""
         shape = _inferred(self.shape, _integers(shape))
         below, top = self.views[:-1], self.views[-1]
-        if below and top.is_row_major and top.size == below[-1].size:  # a reshape, now obsolete
+        if below and top.is_row_major and top.size == below[-1].size:  # it only reshapes
             return Access(below, self.size).reshape(shape)
         view = top.reshape(shape)
         return self._with(view) if view else Access((*self.views, View.of(shape)), self.size)
@@ -72,7 +72,7 @@ class Access:
         return self._with(self.views[-1].permute(axes))
 
     def expand(self, shape: Sequence[int]) -> Access:
-        """Dimensions of size 1 repeated to the sizes given; -1 leaves a size as it is."""
+        """Dimensions of size 1 repeated; a size of -1 stays as it is."""
         given = _integers(shape)
         self._check_rank("expand", given)
         wanted = tuple(n if m == -1 else m for n, m in zip(self.shape, given, strict=True))
@@ -81,7 +81,7 @@ class Access:
         return self._with(self.views[-1].expand(wanted))
 
     def pad(self, widths: Sequence[tuple[int, int]]) -> Access:
-        """Zeros (before, after) each dimension."""
+        """(before, after) zeros added to each dimension."""
         self._check_rank("pad", widths)
         widths = _pairs("pad", widths, self.shape)
         if any(before < 0 or after < 0 for before, after in widths):
@@ -98,7 +98,7 @@ class Access:
         return self._with(self.views[-1].window(box))
 
     def flip(self, axes: Sequence[int]) -> Access:
-        """Some dimensions backwards."""
+        """Some dimensions reversed."""
         if any(not 0 <= a < len(self.shape) for a in axes):
             raise _invalid("flip", tuple(axes), self.shape, "there is no such axis")
         return self.stride([-1 if a in axes else 1 for a in range(len(self.shape))])
@@ -112,7 +112,7 @@ class Access:
         return self._with(self.views[-1].stride(steps))
 
     def simplify(self) -> Access:
-        """The same access in as few views as neighbours can be merged into."""
+        """The same Access, with neighbouring views merged where that is possible."""
         views: list[View] = []
         for view in self.views:
             views.append(view)
@@ -132,14 +132,14 @@ class Access:
 
 
 def _integers(values: Sequence[int]) -> Shape:
-    """Python's own integers, whatever kind of integer was given; TypeError for a fraction."""
+    """The values as Python integers. Raises TypeError for other numbers."""
     return tuple(map(operator.index, values))
 
 
 def _pairs(operation: str, values: Sequence[tuple[int, int]], shape: Shape) -> Ranges:
     try:
         return tuple((operator.index(a), operator.index(b)) for a, b in values)
-    except ValueError:  # more or fewer of them
+    except ValueError:  # an entry has more or fewer than two numbers
         raise _invalid(operation, values, shape, "each entry is a pair of numbers") from None
 
 
@@ -148,7 +148,7 @@ def _invalid(operation: str, argument: Sequence[object], shape: Shape, why: str)
 
 
 def _inferred(shape: Shape, wanted: Shape) -> Shape:
-    """`wanted` with its -1 replaced by what is left of the elements of `shape`."""
+    """The shape of a reshape, with the size for its -1. Raises ValueError if it does not fit."""
     if wanted.count(-1) > 1 or any(n < -1 for n in wanted):
         raise _invalid("reshape", wanted, shape, "sizes must not be negative, but for one -1")
     known = math.prod(n for n in wanted if n != -1)
@@ -173,33 +173,33 @@ def _index(views: tuple[View, ...], indices: tuple[Expr, ...]) -> tuple[Expr, Ex
 
 @lru_cache(maxsize=1 << 12)
 def _compose(inner: View, outer: View) -> View | None:
-    """One view that equals `outer` applied to `inner`, if its index turns out to be linear."""
+    """The view that equals `outer` applied to `inner`; None if its index is not linear."""
     if outer.is_empty:
         return outer
-    # the index matters inside the mask only, and narrower bounds simplify further
+    # Indices outside of the mask do not matter, and narrower bounds allow more simplification.
     variables = [
         Const(begin) if end - begin == 1 else Var(f"i{axis}", begin, end - 1)
         for axis, (begin, end) in enumerate(outer.ranges)
     ]
     offset, valid = _index((inner, outer), tuple(variables))
     if valid is ZERO:
-        return nothing(outer.shape)
+        return empty_view(outer.shape)
     if valid is not ONE:
         box = _box(valid, variables, outer.ranges)
         if box is None:
             return None
-        return _compose(inner, canonical(outer.shape, outer.strides, outer.offset, box))
+        return _compose(inner, canonical_view(outer.shape, outer.strides, outer.offset, box))
     constant, terms = linear_parts(offset)
     strides = dict(terms)
     if not strides.keys() <= set(variables):
         return None
-    return canonical(
+    return canonical_view(
         outer.shape, tuple(strides.get(v, 0) for v in variables), constant, outer.ranges
     )
 
 
 def _box(valid: Expr, variables: Sequence[Expr], ranges: Ranges) -> Ranges | None:
-    """Where a condition holds, as ranges of the variables, if it limits each on its own."""
+    """The box in which a condition holds; None unless it limits each variable separately."""
     limits = list(ranges)
     for condition in valid.sources if is_logic(valid, "&") else (valid,):
         if not is_logic(condition, "<"):

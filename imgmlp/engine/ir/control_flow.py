@@ -1,9 +1,8 @@
 """Control flow as Nodes: loops with carried values, and conditional computation.
 
-A LOOP holds one iteration as a graph of its own, whose leaves are PARAMETER Nodes: the
-carried values first, then what the iteration takes from outside. RESULT Nodes are the
-carried values after the last iteration. A COND is one of two values; what only the other one
-needs is not computed.
+A LOOP holds one iteration as a separate graph. The leaves of that are PARAMETER Nodes: first the
+carried values, then captured values from outside. RESULT Nodes are the carried values after the
+last iteration. A COND is one of two values; what only the other one needs is not computed.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from imgmlp.engine.ir.printer import render_nodes
 
 
 class _Building(threading.local):
-    """What this thread is tracing; other threads' loops do not count."""
+    """The loops that the current thread is tracing."""
 
-    depth = 0  # number of loops whose bodies are being traced, one within the other
+    depth = 0  # number of nested loops whose bodies are being traced
 
 
 building = _Building()
@@ -29,7 +28,7 @@ building = _Building()
 
 @dataclass(frozen=True)
 class Body:
-    """One of `count` iterations: new carried `values` from `parameters`."""
+    """An iteration of a loop of `count`: it computes the new carried `values` from `parameters`."""
 
     count: int
     parameters: tuple[Node, ...]  # as the LOOP's sources: carried, then captured
@@ -39,13 +38,13 @@ class Body:
         return f"{self.count} times"
 
     def render(self) -> str:
-        """The iteration's listing, and which of its Nodes are carried on."""
+        """The listing of the iteration, and the numbers of the Nodes that are carried."""
         numbers = {node: i for i, node in enumerate(toposort(self.values))}
         carried = ", ".join(str(numbers[v]) for v in self.values)
         return f"{render_nodes(self.values)}\ncarries ({carried})"
 
     def size(self) -> int:
-        """Operations of all iterations together, those of loops inside included."""
+        """Operations of all iterations together, including those of inner loops."""
         return self.count * sum(
             node.arg.size() if node.op is Op.LOOP else 1 for node in toposort(self.values)
         )
@@ -58,7 +57,7 @@ def parameter(depth: int, position: int, like: Node, own: int | None = None) -> 
     return make(Op.PARAMETER, (), arg, like.shape, like.dtype)
 
 
-def received(body: Body) -> list[Node]:
+def upstream_parameters(body: Body) -> list[Node]:
     """PARAMETERs that stand for the upstream gradients of the values that an iteration returns."""
     depth, _ = body.parameters[0].arg
     return [parameter(depth, -1 - i, value) for i, value in enumerate(body.values)]
@@ -83,11 +82,11 @@ def cond(condition: Node, chosen: Node, otherwise: Node) -> Node:
 def loop(
     count: int, depth: int, initial: Sequence[Node], carried: Sequence[Node], values: Sequence[Node]
 ) -> list[Node]:
-    """Carried values after `count` iterations, each of which makes `values` of `carried`.
+    """Carried values after `count` iterations, each of which computes `values` from `carried`.
 
-    `carried` are PARAMETERs of this depth, one for each initial value and of its shape and
-    dtype; numbers of their own end here, so that equal loops are one Node. What does not depend on
-    them is captured: computed once, before the loop.
+    `carried` are PARAMETERs of this depth, one for each initial value, with its shape and dtype.
+    Their `own` numbers are dropped here, so that equal loops are one Node. Values that do not
+    depend on them are captured, which means computed once before the loop.
     """
     if count == 0:
         return list(initial)
@@ -99,18 +98,18 @@ def loop(
     values = substitute(values, dict(zip(outer, inner, strict=True)))
     body = Body(count, tuple(inner), tuple(values))
     node = make(Op.LOOP, (*initial, *captured), body, (), i32)
-    return list(states(node))[-1] if count == 1 else results(node)
+    return list(unrolled_states(node))[-1] if count == 1 else results(node)
 
 
 def _captured(values: Sequence[Node], carried: set[Node]) -> list[Node]:
     """The topmost Nodes that do not depend on the carried values."""
-    varying = dependent(values, carried)
+    varying = dependent_nodes(values, carried)
     reached = toposort(values, lambda n: n.src if n in varying else ())
     return [n for n in reached if n not in varying and n.op not in (Op.CONST, Op.IOTA)]
 
 
-def dependent(roots: Iterable[Node], on: set[Node]) -> set[Node]:
-    """The Nodes of a graph that are in `on` or depend on one of them, and those of `on`."""
+def dependent_nodes(roots: Iterable[Node], on: set[Node]) -> set[Node]:
+    """The Nodes `on`, and those of the graph that depend on one of them."""
     found = set(on)
     for node in toposort(roots):
         if any(s in found for s in node.src):
@@ -118,16 +117,16 @@ def dependent(roots: Iterable[Node], on: set[Node]) -> set[Node]:
     return found
 
 
-def computed(roots: Iterable[Node]) -> Iterator[Node]:
-    """Every value that an operation makes, those of the bodies of loops once."""
+def computed_nodes(roots: Iterable[Node]) -> Iterator[Node]:
+    """All Nodes that compute a value; those in the bodies of loops once."""
     for node in toposort(roots):
         if node.op is Op.LOOP:
-            yield from computed(node.arg.values)
+            yield from computed_nodes(node.arg.values)
         elif node.op not in LOAD | MOVEMENT | {Op.RESULT}:
             yield node
 
 
-def states(loop: Node) -> Iterator[list[Node]]:
+def unrolled_states(loop: Node) -> Iterator[list[Node]]:
     """The carried values before each iteration and after the last, with the LOOP unrolled."""
     body: Body = loop.arg
     carried = len(body.values)

@@ -1,8 +1,8 @@
-"""The number types of the engine, and what two of them become when they meet.
+"""The number types of the engine, and their promotion.
 
-Seven types can be stored; two weak ones are those of Python's own numbers, which adapt to
-whatever they meet: half + 3 stays half. Promotion is the least upper bound on a lattice,
-written out below. This module knows NumPy's types and the names of OpenCL C's, nothing else.
+Seven types can be stored. Two weak types are those of Python's numbers, which adapt to the other
+operand: half + 3 stays half. Promotion is the least upper bound on the lattice below. This module
+knows only NumPy's types and the names of those of OpenCL C.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ class DType:
 
     @property
     def min(self) -> int | float:
-        """The least value, where a maximum starts: minus infinity for floats."""
+        """The least value, with which a maximum begins: minus infinity for floats."""
         if self.np.kind == "f":
             return -float("inf")
         return 0 if self.np.kind == "b" else int(numpy.iinfo(self.np).min)
 
     @property
     def max(self) -> int | float:
-        """The greatest value, where a minimum starts: infinity for floats."""
+        """The greatest value, with which a minimum begins: infinity for floats."""
         if self.np.kind == "f":
             return float("inf")
         return 1 if self.np.kind == "b" else int(numpy.iinfo(self.np).max)
 
 
-# OpenCL C's own bool has no defined size in a buffer: a byte, 0 or 1, stands for it
+# The bool of OpenCL C has no defined size in a buffer, so bools are stored as bytes 0 or 1.
 bool_ = DType("bool", "uchar", numpy.dtype(numpy.bool_), 0)
 weak_int = DType("weak_int", "", None, 1)
 i8 = DType("i8", "char", numpy.dtype(numpy.int8), 2)
@@ -84,10 +84,10 @@ weak_float = DType("weak_float", "", None, 6)
 f16 = DType("f16", "half", numpy.dtype(numpy.float16), 7)
 f32 = DType("f32", "float", numpy.dtype(numpy.float32), 8)
 
-# What each type widens to. i8 and u8 meet in i32. i32 and u32 have no common type that holds
-# both (it would be a 64-bit one), so they meet in u32 as in C: sums and products keep their
-# bits modulo 2^32, which is what hashes of counters need; where the sign matters, cast to i32.
-# Every float is above every integer: an integer never decides how precise a float is.
+# The types that each type is promoted to next. i8 and u8 are promoted to i32. No 32-bit type holds
+# all values of i32 and u32, so they are promoted to u32 as in C: sums and products are right modulo
+# 2^32, as hashes of counters need; cast to i32 if the sign matters. Every float is above every
+# integer: an integer never decides how precise a float is.
 _WIDENS_TO: dict[DType, tuple[DType, ...]] = {
     bool_: (weak_int,),
     weak_int: (i8, u8),
@@ -107,10 +107,10 @@ def _upper_bounds(dtype: DType) -> set[DType]:
 
 @cache
 def promote(*dtypes: DType) -> DType:
-    """The least upper bound of one or more types, whatever their order.
+    """The least upper bound of one or more types, in whatever order.
 
-    Weak only when all of them are Python numbers' types; a bound that would be weak although
-    a stored type took part becomes concrete: i32 and weak_float give f32.
+    It is weak only if all of them are weak. Otherwise a weak bound becomes concrete: i32 and
+    weak_float give f32.
     """
     if not dtypes:
         raise misuse(TypeError, "promote: needs at least one dtype")
@@ -120,27 +120,27 @@ def promote(*dtypes: DType) -> DType:
 
 
 def concrete(dtype: DType) -> DType:
-    """The type in which a value is stored: i32 and f32 for the weak ones, else itself."""
+    """The type in which a value is stored: i32 or f32 for a weak one, else the type itself."""
     return i32 if dtype is weak_int else f32 if dtype is weak_float else dtype
 
 
 def check(dtype: DType, operation: str) -> None:
-    """Refuse what stands for a dtype elsewhere, such as NumPy's, and the weak ones."""
+    """Raise TypeError for anything but a DType that can be stored, such as a NumPy dtype."""
     if not isinstance(dtype, DType) or dtype.is_weak:
         names = ", ".join(d.name.replace("bool", "bool_") for d in _WIDENS_TO if not d.is_weak)
         raise misuse(TypeError, f"{operation}: {dtype!r} is none of engine.dtype's {names}")
 
 
 def as_float(value: float) -> float:
-    """A Python number as a float; an integer that is too large for one is infinite."""
+    """A Python number as a float; an integer that is too large becomes infinite."""
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
 
 
-def exact(value: float, dtype: DType) -> bool | int | float:
-    """A Python number of a stored type's kind; an integer modulo its range, as sums wrap."""
+def wrapped_number(value: float, dtype: DType) -> bool | int | float:
+    """The number as a Python bool, int or float, as the dtype is; integers wrap to its range."""
     if not dtype.is_int:
         return bool(value) if dtype is bool_ else as_float(value)
     low = int(dtype.min)
@@ -155,11 +155,10 @@ _NEAREST = {"i": "int32", "u": "uint32", "f": "float32"}
 
 
 def from_numpy(dtype: Any) -> DType:
-    """The type in which an array of a NumPy dtype is kept.
+    """The type in which an array of a NumPy dtype is stored.
 
-    int64 becomes i32 and float64 becomes f32, since those are what NumPy makes of Python's
-    numbers; the caller, who has the values, checks that integers fit. Any other type that is
-    not stored as it is raises TypeError.
+    int64 becomes i32 and float64 becomes f32, because NumPy uses these for Python's numbers. The
+    caller checks that the integers fit. Raises TypeError for other types that cannot be stored.
     """
     given = numpy.dtype(dtype)
     if given in _FROM_NUMPY:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.ir.access import Access
-from imgmlp.engine.ir.dtype import DType, bool_, check, exact, f16, f32, i32, u32
+from imgmlp.engine.ir.dtype import DType, bool_, check, f16, f32, i32, u32, wrapped_number
 from imgmlp.engine.ir.op import BITWISE, COMPARE, FLOAT_ONLY, MOVEMENT, NOT_BOOL, Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 
@@ -159,7 +159,7 @@ def buffer(storage: Buffer) -> Node:
 
 def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
     """A constant of any shape. An integer wraps to the range of its dtype."""
-    return make(Op.CONST, (), exact(value, dtype), shape, dtype)
+    return make(Op.CONST, (), wrapped_number(value, dtype), shape, dtype)
 
 
 def iota(count: int) -> Node:

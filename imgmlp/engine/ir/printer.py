@@ -1,7 +1,6 @@
-"""A graph as text: numbered lines or a tree for people, DOT for Graphviz.
+"""Graphs of Nodes as text: numbered listings, trees, and DOT for Graphviz.
 
-What is printed follows from the graph alone, whereas `toposort` goes by the order in which what
-hangs on Buffers was made.
+The order of Nodes depends on the graph alone, while `toposort` uses the order of their creation.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from imgmlp.engine.ir.op import Op
 
 
 def _in_order(roots: Sequence[Node]) -> list[Node]:
-    """Every Node that the roots need, each right after its sources, from the first to the last."""
+    """All Nodes that the roots need, each after its sources: depth first, from first to last."""
     done: dict[Node, None] = {}
     waiting = [(root, False) for root in reversed(roots)]
     while waiting:  # the graph may be deeper than Python's stack
@@ -27,9 +26,9 @@ def _in_order(roots: Sequence[Node]) -> list[Node]:
 
 
 def render_nodes(roots: Sequence[Node]) -> str:
-    """Numbered listing, a line a Node: number, operation, sources, dtype and shape.
+    """A numbered listing with a line for each Node: number, operation, sources, dtype and shape.
 
-    The body of a loop follows it, indented and with numbers of its own.
+    The body of a LOOP follows it, indented and with separate numbers.
     """
     numbers: dict[Node, int] = {}
     lines = []
@@ -47,8 +46,8 @@ def render_nodes(roots: Sequence[Node]) -> str:
 def render_tree(roots: Sequence[Node]) -> str:
     """Each result with its sources indented below it, numbered as in `render_nodes`.
 
-    What was computed further up already is an Intermediate there. A loop's body, which has
-    numbers of its own, stands between the loop and its sources.
+    A Node that was printed before is an Intermediate. The body of a LOOP, with separate numbers,
+    is printed between the LOOP and its sources.
     """
     numbers = {node: i for i, node in enumerate(_in_order(roots))}
     shown: set[Node] = set()
@@ -70,7 +69,7 @@ def render_tree(roots: Sequence[Node]) -> str:
 
 
 def render_dot(roots: Sequence[Node]) -> str:
-    """The graph in Graphviz DOT, arrows from sources to what uses them, loops as clusters."""
+    """The graph as Graphviz DOT: arrows from sources to their users, loops as clusters."""
     lines = ["digraph imgmlp {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
     return "\n".join([*lines, *_dot_lines(roots, "n"), "}"])
 

@@ -1,8 +1,8 @@
-"""How a tensor's elements lie in a buffer, so that movement operations copy nothing.
+"""Strided views of a buffer, with which movement operations copy nothing.
 
-A View maps indices to one place each: offset + sum of index * stride, inside a masked box. What
-one View cannot say is for access.py. Nothing here knows of dtypes, graphs or kernels, and nobody
-checks arguments: whoever moves a View has done so.
+A View maps indices to an offset: a base offset plus the sum of index * stride, inside a box. What a
+single View cannot express is handled by access.py. This module knows nothing of dtypes, graphs or
+kernels. It does not check arguments; access.py has done so.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An element of `shape` lies at offset + sum(index * stride).
+    """A view of `shape` whose elements are at offset + sum(index * stride).
 
-    `mask` is one (begin, end) per dimension, or None for all: elements outside are zero and
-    lie nowhere. Build with `View.of` and `canonical`, which bring equal views into equal form:
-    a dimension of which only one index is inside the mask has stride 0.
+    `mask` has (begin, end) for each dimension, or is None. Elements outside of it are zero and not
+    in the buffer. Build Views with `View.of` and `canonical_view`, which give equal views equal
+    fields: a dimension with only one index inside the mask has stride 0.
     """
 
     shape: Shape
@@ -37,7 +37,7 @@ class View:
     @staticmethod
     def of(shape: Shape) -> View:
         """The row-major view of a whole buffer."""
-        return _whole(shape)
+        return _whole_view(shape)
 
     @property
     def size(self) -> int:
@@ -45,12 +45,12 @@ class View:
 
     @property
     def ranges(self) -> Ranges:
-        """The mask, also where there is none."""
-        return self.mask or _full(self.shape)
+        """The mask, or the whole range of each dimension if there is none."""
+        return self.mask or _full_ranges(self.shape)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the mask leaves no element at all."""
+        """Whether no element is inside the mask."""
         return any(begin == end for begin, end in self.ranges)
 
     @property
@@ -69,7 +69,7 @@ class View:
 
     def permute(self, axes: Sequence[int]) -> View:
         shape, strides, ranges = self.shape, self.strides, self.ranges
-        return canonical(
+        return canonical_view(
             tuple(shape[a] for a in axes),
             tuple(strides[a] for a in axes),
             self.offset,
@@ -77,15 +77,15 @@ class View:
         )
 
     def expand(self, shape: Shape) -> View:
-        """Dimensions of size 1 repeated; they have stride 0 already."""
+        """Dimensions of size 1, whose stride is 0, repeated."""
         ranges = tuple(
             r if n == m else (0, m * r[1])
             for n, m, r in zip(self.shape, shape, self.ranges, strict=True)
         )
-        return canonical(shape, self.strides, self.offset, ranges)
+        return canonical_view(shape, self.strides, self.offset, ranges)
 
     def window(self, box: Ranges) -> View:
-        """The box [begin, end) of each dimension; where it goes beyond the view is zero."""
+        """The elements in a box of [begin, end) for each dimension; zeros beyond the view."""
         inside = tuple(
             (max(b, begin) - begin, max(min(e, end), b, begin) - begin)
             for (b, e), (begin, end) in zip(self.ranges, box, strict=True)
@@ -93,7 +93,9 @@ class View:
         offset = self.offset + sum(
             begin * stride for (begin, _), stride in zip(box, self.strides, strict=True)
         )
-        return canonical(tuple(end - begin for begin, end in box), self.strides, offset, inside)
+        return canonical_view(
+            tuple(end - begin for begin, end in box), self.strides, offset, inside
+        )
 
     def stride(self, steps: Sequence[int]) -> View:
         """Every step-th element of each dimension, from its end where the step is negative."""
@@ -106,16 +108,16 @@ class View:
             shape.append(n)
             strides.append(s * step)
             ranges.append((b, e))
-        return canonical(tuple(shape), tuple(strides), offset, tuple(ranges))
+        return canonical_view(tuple(shape), tuple(strides), offset, tuple(ranges))
 
     def reshape(self, shape: Shape) -> View | None:
-        """The same elements in the same order, or None if one view cannot say it."""
+        """The same elements in the same order; None if a single view cannot express that."""
         if shape == self.shape:
             return self
         if self.is_row_major:
             return View.of(shape)
         if self.is_empty:
-            return nothing(shape)
+            return empty_view(shape)
         old = [d for d in map(_Dim, self.shape, self.strides, self.ranges) if d.size > 1]
         new: list[_Dim] = []
         sizes = [n for n in shape if n > 1]
@@ -127,7 +129,9 @@ class View:
         dims = iter(new)
         full = [next(dims) if n > 1 else _Dim(1, 0, (0, 1)) for n in shape]
         offset = self.offset + sum(d.offset for d in full)
-        return canonical(shape, tuple(d.stride for d in full), offset, tuple(d.range for d in full))
+        return canonical_view(
+            shape, tuple(d.stride for d in full), offset, tuple(d.range for d in full)
+        )
 
     def __str__(self) -> str:
         text = f"{self.shape}:{self.strides}".replace(" ", "")
@@ -138,28 +142,28 @@ class View:
         return text
 
 
-@lru_cache(maxsize=4096)  # every movement of a graph's Nodes begins with one
-def _whole(shape: Shape) -> View:
-    return canonical(shape, row_major_strides(shape), 0, _full(shape))
+@lru_cache(maxsize=4096)  # it is the first view of each movement in a graph
+def _whole_view(shape: Shape) -> View:
+    return canonical_view(shape, row_major_strides(shape), 0, _full_ranges(shape))
 
 
-def canonical(shape: Shape, strides: tuple[int, ...], offset: int, ranges: Ranges) -> View:
-    """The one form of all equal views."""
+def canonical_view(shape: Shape, strides: tuple[int, ...], offset: int, ranges: Ranges) -> View:
+    """The View with these fields in the form that all equal views share."""
     if any(begin >= end for begin, end in ranges):
         return View(shape, (0,) * len(shape), 0, ((0, 0),) * len(shape))
     if any(end - begin == 1 for begin, end in ranges):
         single = [end - begin == 1 for begin, end in ranges]
         offset += sum(r[0] * s for r, s, one in zip(ranges, strides, single, strict=True) if one)
         strides = tuple(0 if one else s for s, one in zip(strides, single, strict=True))
-    return View(shape, strides, offset, None if ranges == _full(shape) else ranges)
+    return View(shape, strides, offset, None if ranges == _full_ranges(shape) else ranges)
 
 
-def nothing(shape: Shape) -> View | None:
-    """A view of which no element is inside the mask; a scalar has no dimension to mask."""
-    return canonical(shape, (0,) * len(shape), 0, ((0, 0),) * len(shape)) if shape else None
+def empty_view(shape: Shape) -> View | None:
+    """A view with no element inside its mask; None for a scalar, which has no dimension to mask."""
+    return canonical_view(shape, (0,) * len(shape), 0, ((0, 0),) * len(shape)) if shape else None
 
 
-def _full(shape: Shape) -> Ranges:
+def _full_ranges(shape: Shape) -> Ranges:
     return tuple((0, n) for n in shape)
 
 
@@ -167,7 +171,7 @@ def _full(shape: Shape) -> Ranges:
 
 
 class _Dim(NamedTuple):
-    """One dimension, and what it adds to the view's offset."""
+    """One dimension, and its contribution to the view's offset."""
 
     size: int
     stride: int
@@ -176,7 +180,10 @@ class _Dim(NamedTuple):
 
 
 def _reshape_first(old: list[_Dim], sizes: list[int]) -> list[_Dim] | None:
-    """Take the fewest leading dims and sizes of equal product; these dims in these sizes."""
+    """Remove the fewest leading dimensions and sizes with equal products, and reshape these.
+
+    None if a single view cannot express that.
+    """
     dim, taken = old.pop(0), [sizes.pop(0)]
     while dim.size != math.prod(taken):
         if dim.size > math.prod(taken):
@@ -190,10 +197,10 @@ def _reshape_first(old: list[_Dim], sizes: list[int]) -> list[_Dim] | None:
 
 
 def _merge(outer: _Dim, inner: _Dim) -> _Dim | None:
-    """Two neighbouring dimensions as one, if their strides and ranges allow."""
+    """Two neighbouring dimensions as one; None if their strides or ranges do not allow it."""
     n = inner.size
     (begin, end), (b, e) = outer.range, inner.range
-    if end - begin == 1:  # the only index inside: it may as well have the stride that fits
+    if end - begin == 1:  # only one index is inside the mask, so any stride will do
         first = begin * n
         offset = outer.offset + inner.offset - first * inner.stride
         return _Dim(outer.size * n, inner.stride, (first + b, first + e), offset)
@@ -203,7 +210,7 @@ def _merge(outer: _Dim, inner: _Dim) -> _Dim | None:
 
 
 def _split(dim: _Dim, sizes: Sequence[int]) -> list[_Dim] | None:
-    """One dimension as several of these sizes, if its range is a box in them."""
+    """One dimension as several of these sizes; None if its range is not a box in them."""
     if len(sizes) == 1:
         return [dim]
     n = math.prod(sizes[1:])

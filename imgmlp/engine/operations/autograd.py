@@ -13,7 +13,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from imgmlp.engine.ir.control_flow import Body, cond, dependent, received, results, states
+from imgmlp.engine.ir.control_flow import (
+    Body,
+    cond,
+    dependent_nodes,
+    results,
+    unrolled_states,
+    upstream_parameters,
+)
 from imgmlp.engine.ir.dtype import f32, i32
 from imgmlp.engine.ir.graph import (
     Node,
@@ -199,7 +206,7 @@ def _backward(
     """
     roots, leaves = [root for root, _ in seeds], set(wrt)
     order = toposort(roots)
-    active = dependent(order, leaves)
+    active = dependent_nodes(order, leaves)
     contributions: dict[Node, list[Node]] = {}
     for root, upstream in seeds:
         contributions.setdefault(root, []).append(upstream)
@@ -274,7 +281,7 @@ def _loop(loop: Node, upstream: Sequence[Node | None]) -> Gradients:
         return (None,) * len(loop.src)
     body: Body = loop.arg
     _check_unrolled_size(body)
-    seeds = received(body)
+    seeds = upstream_parameters(body)
     float_seeds = [(v, g) for v, g in zip(body.values, seeds, strict=True) if v.dtype.is_float]
     gradients = _backward(float_seeds, body.parameters)
     connected = [i for i, g in enumerate(gradients) if g is not None]
@@ -282,7 +289,7 @@ def _loop(loop: Node, upstream: Sequence[Node | None]) -> Gradients:
     carried = [
         zeros_like(v) if g is None else g for v, g in zip(body.values, upstream, strict=True)
     ]
-    *states_before, _ = states(loop)
+    *states_before, _ = unrolled_states(loop)
     for values in reversed(states_before):
         arguments = [*values, *loop.src[len(values) :], *carried]
         replaced = dict(zip([*body.parameters, *seeds], arguments, strict=True))

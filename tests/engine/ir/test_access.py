@@ -95,8 +95,8 @@ def test_a_mask_below_is_lifted_where_views_are_merged() -> None:
     padded = Access.of((4, 6)).pad(((0, 0), (1, 1))).reshape((32,)).shrink(((8, 16),))
     assert len(padded.views) == 2
     assert padded.simplify().views == (View((8,), (1,), 5, ((1, 7),)),)
-    nothing = Access.of((4, 6)).pad(((0, 0), (2, 2))).reshape((40,)).shrink(((8, 10),))
-    assert nothing.simplify().views == (View((2,), (0,), 0, ((0, 0),)),)
+    empty_view = Access.of((4, 6)).pad(((0, 0), (2, 2))).reshape((40,)).shrink(((8, 10),))
+    assert empty_view.simplify().views == (View((2,), (0,), 0, ((0, 0),)),)
 
 
 def test_it_prints_its_views_in_the_order_of_reading() -> None:

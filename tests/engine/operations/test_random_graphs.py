@@ -25,7 +25,7 @@ from random_graphs import Maker
 from imgmlp.engine import open_device
 from imgmlp.engine.ir.graph import Node, alu
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.view import View, canonical
+from imgmlp.engine.ir.view import View, canonical_view
 from imgmlp.engine.operations import autograd, scans
 from imgmlp.engine.passes import simplify
 
@@ -126,7 +126,7 @@ def mask_off_by_one(view: View, box: tuple[tuple[int, int], ...]) -> View:
         axis for axis, (n, r) in enumerate(zip(found.shape, found.ranges, strict=True)) if r[1] < n
     ]
     ranges = [(b, e + (axis in ends[:1])) for axis, (b, e) in enumerate(found.ranges)]
-    return canonical(found.shape, found.strides, found.offset, tuple(ranges))
+    return canonical_view(found.shape, found.strides, found.offset, tuple(ranges))
 
 
 def last_one_lost(view: View, steps: Sequence[int]) -> View:
@@ -134,7 +134,7 @@ def last_one_lost(view: View, steps: Sequence[int]) -> View:
     found = STRIDE(view, steps)
     sides = zip(found.ranges, view.ranges, steps, strict=True)
     ranges = [(b, e - (step < 0 < before and b < e)) for (b, e), (before, _), step in sides]
-    return canonical(found.shape, found.strides, found.offset, tuple(ranges))
+    return canonical_view(found.shape, found.strides, found.offset, tuple(ranges))
 
 
 WINDOW, STRIDE = View.window, View.stride
