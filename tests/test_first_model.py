@@ -1,4 +1,4 @@
-"""The page on a first model: its program learns, and what it says of PyTorch's names is so."""
+"""The page on a first model: its program learns, and its tables for PyTorch users are correct."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def test_the_program_learns(
     assert names["weights"][0].shape == (2, 32)
 
 
-def test_the_loss_of_a_sequence_is_that_of_all_places() -> None:
+def test_the_loss_of_a_sequence_is_the_sum_over_its_positions() -> None:
     rng, device = np.random.default_rng(0), open_mapping("numpy")
     xs, ys, state = rng.normal(size=(16, 3)), rng.normal(size=(16, 3)), np.zeros(3)
 
-    def turn(h: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def cell(h: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         h = (h + x) * 0.5
         return h, (h - y).square().sum()
 
-    made = {"sequence": xs, "wanted": ys, "h": state}
-    names: dict[str, Any] = {name: Tensor(array, device) for name, array in made.items()}
-    names |= {"turn": turn, "loop": engine.loop, "Tensor": Tensor, "device": device}
+    arrays = {"inputs": xs, "targets": ys, "h": state}
+    names: dict[str, Any] = {name: Tensor(array, device) for name, array in arrays.items()}
+    names |= {"cell": cell, "loop": engine.loop, "Tensor": Tensor, "device": device}
     (block,) = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     exec(block, names)
     total = 0.0
@@ -54,13 +54,13 @@ def test_the_loss_of_a_sequence_is_that_of_all_places() -> None:
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the table may speak of."""
+    """The names that the tables use."""
     device: AnyDevice = open_mapping("numpy")
     net = nn.Linear.random(2, 3, seed=0, device=device)
-    known: dict[str, Any] = {"math": math, "np": np, "nn": nn, "optim": optim, "dtype": dtype}
-    known |= {"Tensor": Tensor, "device": device, "net": net}
-    known["loss"] = net(Tensor(np.ones((4, 2)), device)).sum()
-    return known | {"optimizer": optim.Adam(net.parameters())}
+    defined: dict[str, Any] = {"math": math, "np": np, "nn": nn, "optim": optim, "dtype": dtype}
+    defined |= {"Tensor": Tensor, "device": device, "net": net}
+    defined["loss"] = net(Tensor(np.ones((4, 2)), device)).sum()
+    return defined | {"optimizer": optim.Adam(net.parameters())}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
@@ -78,9 +78,9 @@ def test_what_has_another_meaning_is_what_the_table_says(
     row: list[str], names: dict[str, Any]
 ) -> None:
     a = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
-    known = {**names, "a": a, "x": Tensor(a, names["device"])}
+    scope = {**names, "a": a, "x": Tensor(a, names["device"])}
     here, arrays, instead = (
-        [eval(code, known) for code in re.findall(r"`([^`]+)`", cell)]  # noqa: S307, our own page
+        [eval(code, scope) for code in re.findall(r"`([^`]+)`", cell)]  # noqa: S307, our own page
         for cell in row
     )
     for found, wanted in zip(here, arrays, strict=True):
