@@ -134,12 +134,12 @@ def test_bytes_are_kept_and_used() -> None:
 
 def test_a_quality_is_met_and_no_bytes_are_spent_on_more() -> None:
     """A smaller file with more dB is better than one that has just what was wanted."""
-    found = {goal: run(Goal("psnr", goal), workload=Workload(150)) for goal in (17, 23)}
+    found = {goal: run(Goal("psnr", goal), workload=Workload(60)) for goal in (17, 23)}
     for goal, one in found.items():
         assert goal - one.metrics["psnr"] <= 0.1
         assert one.missed is None
-    assert len(found[23].bytes) <= 240  # by a single pass and rounding: 252
-    assert len(found[17].bytes) <= 175  # 180
+    assert len(found[23].bytes) <= 190  # by a single pass and rounding: 210
+    assert len(found[17].bytes) <= 130  # 150
 
 
 def test_cheap_bits_make_a_picture_that_only_fine_steps_have(
@@ -175,21 +175,23 @@ def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:
 
 @pytest.mark.usefixtures("few_trials")
 def test_the_same_choices_give_the_same_bytes() -> None:
-    first, second = (run(Goal("bytes", 420), workload=Workload(20)) for _ in range(2))
-    assert first.bytes == second.bytes
+    assert run(Goal("bytes", 420)).bytes == whole(Goal("bytes", 420))
 
 
 @pytest.mark.usefixtures("few_trials")
-@pytest.mark.parametrize("target", [Goal("lambda", 1e-3), Goal("bytes", 420)])
-@pytest.mark.parametrize("stops", [(1,), (3, 5), (11, 0)])
+@pytest.mark.parametrize(
+    ("target", "stops"), [(Goal("lambda", 1e-3), (1, 3, 11)), (Goal("bytes", 420), (5, 11, 250, 0))]
+)
 def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     target: Goal, stops: tuple[int, ...], tmp_path: Path
 ) -> None:
+    """However often it was stopped: while it trains, while networks are rounded, and in a pass of
+    8 steps more."""
     checkpoint = Checkpoint(tmp_path / "c", "k")
     notes: list[str] = []
     for count in stops:
         stop = stops_after(count)
-        with pytest.raises(Interrupted, match=r"stopped after \d+ of 30 steps"):
+        with pytest.raises(Interrupted, match=r"stopped after \d+ of (30|38) steps"):
             run(target, run=Run(None, stop, notes.append, checkpoint))
     found = run(target, run=Run(note=notes.append, checkpoint=checkpoint))
     assert found.bytes == whole(target)
@@ -203,7 +205,8 @@ def test_a_run_that_is_done_again_may_be_stopped_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LatentTrainer, "lmbda_was_too_low", lambda *_: True)
-    target, again = Goal("psnr", 33), "30 steps once more, as bits were too cheap at first"
+    target, again = Goal("psnr", 20), "30 steps once more, as bits were too cheap at first"
+    monkeypatch.setattr(passes, "MAX_PASSES", 1)
     checkpoint, told = Checkpoint(tmp_path / "c", "k"), list[str | int]()
     wanted = run(target, run=Run(note=told.append))
     assert told.count(again) == 1
@@ -338,6 +341,7 @@ def test_the_run_of_few_colours_that_is_done_again_is_told(
     assert told[0] - told[1] == pytest.approx((runs - 1) * steps * pace)
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) -> None:
     checkpoint, steps = Checkpoint(tmp_path / "c", "k"), list[int]()
 
@@ -349,10 +353,9 @@ def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) ->
             Goal("lambda", 1e-3),
             run=Run(lambda p: steps.append(p.step), stop, checkpoint=checkpoint),
         )
-    steps.clear()
     found = run(Goal("lambda", 1e-3), run=Run(checkpoint=checkpoint))
     assert found.resumed == 30
-    assert found.bytes == run(Goal("lambda", 1e-3)).bytes
+    assert found.bytes == whole(Goal("lambda", 1e-3))
 
 
 def test_progress_tells_what_is_minimised() -> None:
@@ -478,23 +481,26 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     assert towards.quantisation_steps(100_000) == 40
 
 
+def limited_plan(judging: float) -> tuple[run_plan.RunPlan, float]:
+    """The plan of a picture of 512 × 512 pixels, and the seconds that a step of it takes."""
+    made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), Run()
+    plan = run_plan.RunPlan(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
+    plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, judging
+    return plan, 0.01
+
+
 @pytest.mark.parametrize("judging", [0.002, 0.01, 0.04])
 def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(
     judging: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From nothing that hardens to what does, and from there to what is searched for as well."""
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
-    for left in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
-        run = Run()
-        run.began = 100.0 - 10.0  # of which `left` is for training and what follows
-        made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), run
-        found = run_plan.RunPlan(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
-        room, pace = float(left), 0.01
-        found.costs.step_seconds, found.costs.judging_seconds = pace, judging
-        steps = found.steps_within(room)
-        taken = steps * pace + effort.quantisation_steps(made[0], steps, 512**2, 1) * pace
-        searched = min(found.costs.search_seconds(steps), run_plan.MAX_ROUNDING_FRACTION * room)
-        assert 0.8 * room < taken + searched <= room, (left, steps)
+    plan, pace = limited_plan(judging)
+    for room in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
+        steps = plan.steps_within(float(room))
+        taken = steps * pace + effort.quantisation_steps(plan.goal, steps, 512**2, 1) * pace
+        searched = min(plan.costs.search_seconds(steps), run_plan.MAX_ROUNDING_FRACTION * room)
+        assert 0.8 * room < taken + searched <= room, (room, steps)
 
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
@@ -553,18 +559,14 @@ def test_work_has_what_moving_latents_computes(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("judging", [0.002, 0.004])
 def test_what_a_limit_leaves_time_for_has_the_moving_of_latents_in_it(judging: float) -> None:
     """Wherever that takes longer than after a step less."""
-    ends = [n * 0.01 * (1 + effort.QUANTISATION_FRACTION) for n in effort.RDOQ_BUDGETS["one"]]
-    for left in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
-        run = Run()
-        run.began = 100.0 - 10.0
-        made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), run
-        found = run_plan.RunPlan(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
-        found.costs.step_seconds, found.costs.judging_seconds, room = 0.01, judging, float(left)
-        steps = found.steps_within(room)
-        taken = (steps + effort.quantisation_steps(made[0], steps, 512**2, 1)) * 0.01
-        looking = found.costs.search_seconds(steps) + rdoq_takes(steps, 0.01, judging, 512**2)
+    plan, pace = limited_plan(judging)
+    ends = [n * pace * (1 + effort.QUANTISATION_FRACTION) for n in effort.RDOQ_BUDGETS["one"]]
+    for room in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
+        steps = plan.steps_within(float(room))
+        taken = (steps + effort.quantisation_steps(plan.goal, steps, 512**2, 1)) * pace
+        looking = plan.costs.search_seconds(steps) + rdoq_takes(steps, pace, judging, 512**2)
         taken += min(looking, run_plan.MAX_ROUNDING_FRACTION * room)
-        assert 0.7 * room < taken <= room, (left, steps)
+        assert 0.7 * room < taken <= room, (room, steps)
 
 
 def test_large_pictures_have_fewer_trials_of_single_weights() -> None:
@@ -1243,7 +1245,7 @@ def test_a_file_of_before_a_pass_that_diverged_is_whole(
     monkeypatch.setattr(
         latent._Encoder, "_distance", lambda _, draft: draft.diverged is not bool(best)
     )
-    found = run(Goal("bytes", 300))
+    found = run(Goal("bytes", 300), workload=Workload(60))
     assert passes == ["done", "done"]
     assert found.diverged is (best == 1)
 
