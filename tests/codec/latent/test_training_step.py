@@ -77,6 +77,11 @@ def picture() -> np.ndarray:
     return shades.astype(np.uint8)
 
 
+def tiny_picture() -> np.ndarray:
+    """Of few levels, for what a trainer decides whatever the picture is."""
+    return picture()[:5, :7]
+
+
 def dot(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sum(a.astype(np.float64) * b))
 
@@ -1129,7 +1134,7 @@ def test_a_gpu_and_small_pictures_take_all_tiles() -> None:
 
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     device = open_device("numpy")
-    whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
+    whole, parted, rest = (LatentStep(tiny_picture(), 1, device, NARROW) for _ in range(3))
     LatentTrainer(whole, LatentTrainerState(40, 1e-3)).run()
     trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3))
     assert trainer.run(Run(should_stop=lambda: int(parted.count.item()) >= 20)) == "interrupted"
@@ -1159,7 +1164,7 @@ def test_what_a_run_ends_with_is_foreseen_by_what_is_left_of_it() -> None:
 
 @pytest.mark.parametrize("times", [1000.0, 1e-3])
 def test_a_run_with_a_lambda_far_from_its_target_begins_anew_but_not_for_ever(times: float) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     beginning, reached, lmbdas = step.state(), list[int](), list[float]()
 
     def anew(lmbda: float) -> None:
@@ -1183,7 +1188,7 @@ def test_a_run_with_a_lambda_far_from_its_target_begins_anew_but_not_for_ever(ti
 def test_a_lambda_too_low_is_begun_again_with_sooner_than_one_too_high(
     times: float, anew: int
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     beginning, lmbdas = step.state(), list[float]()
     asked = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)])
 
@@ -1202,7 +1207,7 @@ def test_a_lambda_too_low_is_begun_again_with_sooner_than_one_too_high(
 def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
     times: float, anew: int
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     beginning, lmbdas, done = step.state(), list[float](), list[int]()
 
     def again(lmbda: float) -> None:
@@ -1222,7 +1227,7 @@ def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
 
 
 def test_a_run_whose_lambda_was_too_low_at_first_is_done_again_at_one_that_stays() -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     beginning, asked = step.state(), list[float]()
 
     def dearer(*_: float) -> float:
@@ -1252,7 +1257,7 @@ def test_a_run_whose_lambda_was_too_low_at_first_is_done_again_at_one_that_stays
 def test_bits_of_few_colours_are_dear_at_first_where_their_lambda_stays(
     held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     steer, lmbdas, asked = step.steer, list[float](), list[float]()
 
     def steered(control: Control) -> None:
@@ -1290,7 +1295,7 @@ def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
     fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LatentTrainer, "_steps_until", lambda *_: fitting)
-    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     beginning, state = step.state(), LatentTrainerState(40, 1e-3)
     asked = iter([3.0])
     limit = time.perf_counter() + 1000
@@ -1323,7 +1328,7 @@ def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
 
 
 def test_a_lambda_that_can_go_no_further_begins_nothing_anew() -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     begun: list[float] = []
     state = LatentTrainerState(40, MIN_LMBDA)
     LatentTrainer(step, state, lambda *_: 1e-3, restart=begun.append).run()
@@ -1332,7 +1337,7 @@ def test_a_lambda_that_can_go_no_further_begins_nothing_anew() -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_no_lambda_of_a_run_is_below_the_cheapest_that_makes_sense(again: bool) -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"), NARROW)
+    step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     beginning, state = step.state(), LatentTrainerState(40, 1e-3)
     anew = (lambda _: step.restore(beginning)) if again else None
     LatentTrainer(step, state, lambda *_: 1e-3, restart=anew, min_lmbda=9e-4).run()
@@ -1341,7 +1346,7 @@ def test_no_lambda_of_a_run_is_below_the_cheapest_that_makes_sense(again: bool) 
 
 def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     device = open_device("numpy")
-    whole, parted, rest = (LatentStep(picture(), 1, device, NARROW) for _ in range(3))
+    whole, parted, rest = (LatentStep(tiny_picture(), 1, device, NARROW) for _ in range(3))
     beginning = whole.state()
 
     def trainer_of(step: LatentStep, state: LatentTrainerState) -> LatentTrainer:
