@@ -3,8 +3,8 @@
 
     python tools/operations.py > docs/operations.md
 
-ROWS is also what tests/engine/operations/test_operations.py compares, values and gradients. Which
-dtypes an operation takes, and whether it has a gradient, is found by trying.
+tests/engine/operations/test_operations.py compares values and gradients of each of ROWS with NumPy.
+Which dtypes an operation takes, and whether it has a gradient, is found by trying.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ A, C, P = (7, 17), (3, 5, 7), (2, 4, 9, 8)
 
 @dataclass(frozen=True)
 class Row:
-    """An operation on Tensors x, y, z, the same on arrays, and shapes and limits to try it with."""
+    """An operation on Tensors x, y, z, its equivalent on arrays, and operands to try it with."""
 
     tensor: str
     array: str
     shapes: tuple[tuple[int, ...], ...] = (A,)
     low: float = -2.0
     high: float = 2.0
-    between: float = 0.0  # how large what is added on the way is, if more than what goes in and out
+    between: float = 0.0  # magnitude of intermediate terms, if larger than operands and results
 
 
 def smooth(x: Any) -> Any:
@@ -61,7 +61,7 @@ def conv(
 
 
 def spread(x: Any, w: Any, stride: int = 1, padding: int = 0) -> Any:
-    """Each element of x times the weights, added where its window is."""
+    """Transposed convolution: each element of x times the weights, added at its window."""
     (n, _, h, v), (_, o, p, q) = x.shape, w.shape
     found = np.zeros((n, o, (h - 1) * stride + p, (v - 1) * stride + q))
     for r in range(h):
@@ -351,7 +351,7 @@ def lowbias32(x: Any) -> Any:
 
 
 def random_bits(shape: Any, *seeds: int) -> Any:
-    """A hash of a counter's hash and of the seeds', one after the other."""
+    """Hashes of a counter and of the seeds, which are mixed in one after the other."""
     mixed = np.zeros(1, np.uint32)
     for seed in seeds:
         mixed = lowbias32(mixed + np.uint32(seed) + np.uint32(0x9E3779B9))
@@ -397,12 +397,12 @@ NAMES |= {function.__name__: function for function in FUNCTIONS}
 
 
 def evaluated(text: str, operands: list[Any]) -> Any:
-    """What an expression of ROWS gives for Tensors or arrays x, y, z."""
+    """The value of an expression of ROWS for Tensors or arrays x, y, z."""
     return eval(text, NAMES | dict(zip("xyz", operands, strict=False)))  # noqa: S307
 
 
 def dtypes(row: Row) -> str:
-    """Those that an operation takes."""
+    """The dtypes that an operation accepts, in words."""
     device = open_device("numpy")
     taken = []
     for kind in STORED:
@@ -420,7 +420,7 @@ def dtypes(row: Row) -> str:
 
 
 def gradient(row: Row) -> str:
-    """Whether an answer has one that is not zero everywhere."""
+    """Whether an operation has a gradient: "yes", "zero" if it is 0 everywhere, or "none"."""
     device, rng = open_device("numpy"), np.random.default_rng(0)
     operands = [
         Tensor(rng.uniform(row.low, row.high, s).astype(np.float32), device) for s in row.shapes
@@ -432,59 +432,69 @@ def gradient(row: Row) -> str:
     return "yes" if any(np.any(g.numpy()) for g in found) else "zero"
 
 
+INTRODUCTION = """\
+# What a Tensor can do
+
+All operations of Tensors with their NumPy equivalents. `python tools/operations.py` writes this page. Every row is a test of
+values and gradients in float32 on every form of a step, and of values in the other dtypes that it lists on the NumPy device.
+In the tables, `x`, `y` and `z` are Tensors on the left and NumPy arrays on the right. I and J are arrays of indices, M is an array of
+bools. Functions that NumPy lacks are defined in the tool.
+
+## Rules
+
+**Dtypes.**
+
+- Two dtypes are promoted by the lattice in `engine/ir/dtype.py`. An integer never determines the precision of a float, so `u32` and
+  `f16` give `f16`. There are no 64-bit types.
+- A Python number takes the dtype of the other operand. An integer that does not fit into an integer dtype is an error, except in
+  comparisons, in powers, and as a limit that has no effect, as in `clip`.
+- These give `f32` for integers: functions, `/`, powers (except with Python integers from 0 to 64 as exponents), matrix products, and
+  `einsum` if it is a matrix product.
+- Integer results wrap. Division by 0 (`//`, `%`) gives 0 on every device. Shifts must be by fewer bits than the dtype has; if a
+  Tensor shifts by more, the result depends on the device.
+- `i32` and `u32` are promoted to `u32`, where negative numbers wrap: of 3 and -1, the second is larger then. Cast to `i32` to
+  compare them.
+
+**NumPy functions on Tensors.** They take a Tensor's current value, or call its method of the same name. While a step is traced
+they refuse to take a value, because it would become a constant of the step. Elementwise functions such as `np.exp` always refuse: use the
+Tensor's method, or `np.exp(x.numpy())`.
+
+**Sums.**
+
+- Sums of integers stay in their dtype, so sums of `u8` and `i8` have 8 bits and wrap; cast to `i32` for larger sums. Means are
+  computed in `f32`, and bools are counted in `i32`.
+- Sums of floats are accumulated in `f32`. PoCL adds long sums in a few parts, each from its first element to its last. Errors cancel for
+  random numbers and for numbers of both signs, but not for equal numbers: the sum of 10^7 times 0.1 has a relative error of 4e-5,
+  the sum of 10^8 times 0.1 one of 5e-4. `x.reshape(10_000, -1).sum(1).sum()` is more accurate.
+
+**Indices.**
+
+- Computed indices are checked when a Tensor is computed immediately, but not inside its loops. In compiled steps they are checked only with
+  `DEBUG=1`; otherwise an index beyond its axis reads arbitrary memory or ends the process. If several indices select together, the
+  position among all elements is checked.
+- Targets of losses are checked in the same way, but never in loops. In a compiled step, a target beyond the classes counts as a loss of 0.
+- `gather` and `take_along_axis` refuse negative indices; `x[I]` and `take` count them from the end. `scatter` and `scatter_add`
+  silently ignore values whose index is out of bounds or negative, and `one_hot` gives zeros for such an index.
+- Indices, sorting and scattering are refused for more than 2^31 elements, which `i32` cannot number.
+
+**Zeros, NaN and infinity.**
+
+- The sign of a zero may differ from NumPy's. `abs` and `relu` keep the sign of -0.0; `floor`, `ceil`, `trunc`, `round`, `//`, `atan`
+  and `asin` give 0.0 where NumPy gives -0.0; a zero result of `%` has the sign of x, in NumPy that of y. Compiled steps omit
+  additions of 0, and which of two zeros is larger depends on the device.
+- `sign` of NaN is 0, and `copysign` treats -0.0 as 0.
+- x times a constant 0 is 0 even if x is infinite or NaN, because the compiler removes such products; the NumPy device keeps them and
+  gives NaN. Such an x times a computed or stored 0 is NaN on every device. If the rows of a step do not fill its tiles, matrix products that
+  sum over all rows include such a 0 after the last row, so an infinity there gives NaN.
+
+**Gradients of equal values.** `max` and `min` distribute the gradient over all equal values. `maximum`, `minimum`, `clip` at its limits,
+and each step of max pooling and `cummax` distribute it over both operands. At 0, the gradient of `abs` is 1 and that of `relu` is 0.
+"""
+
+
 def page() -> str:
-    """docs/operations.md"""
-    lines = [
-        "# What a Tensor can do", "",
-        "Generated by `python tools/operations.py`. Every line is a test: of values and gradients in",
-        "float32 on every form of a step, and of values in the listed dtypes on the device `numpy`.",
-        "`x`, `y`, `z` are Tensors in the left column and NumPy arrays in the right one; I and J are",
-        "arrays of indices, M is an array of bools. A function that NumPy does not have is defined in",
-        "the tool.", "",
-        "**Dtypes.** Two dtypes are promoted by the lattice in `engine/ir/dtype.py`. An integer never",
-        "decides how precise a float is, so `u32` and `f16` give `f16`; there are no types of 64",
-        "bits. Python's numbers take the dtype of the other operand. A Python integer that an integer",
-        "dtype cannot hold is an error, except in comparisons, powers, and limits that no element can",
-        "exceed. Functions of integers give `f32`. So do `/`, powers (except Python's integers from 0",
-        "to 64), matrix products, and `einsum` where it is a matrix product.", "",
-        "**Integers.** `//` and `%` by 0 give 0 on every device, and results that do not fit the",
-        "dtype wrap. Shifts by a number must be by fewer bits than the dtype has; for larger elements",
-        "of a Tensor the result depends on the device. Sums stay in their dtype, so those of `u8` and",
-        "`i8` have 8 bits and wrap; cast to `i32` first to avoid that. Means are computed in `f32`,",
-        "and bools are counted in `i32`. `i32` and `u32` are promoted to `u32`, where negative",
-        "numbers have wrapped: of 3 and -1 the second is then the larger one. Cast to `i32` to",
-        "compare them.", "",
-        "**NumPy's functions** use the current value of a Tensor, or call its method of the same",
-        "name. While a step is traced, they refuse to use the value, because it would become a",
-        "constant of the step. Elementwise functions such as `np.exp` always refuse: use the Tensor's",
-        "method, or `np.exp(x.numpy())`.", "",
-        "**Indices.** `gather` and `take_along_axis` refuse negative indices; `x[I]` and `take` count",
-        "them from the end. `scatter` and `scatter_add` silently ignore values whose index is out of",
-        "bounds or negative, and `one_hot` gives zeros. Computed indices are checked if a Tensor is",
-        "computed immediately, except in loops; those of compiled steps are checked only under",
-        "`DEBUG=1`. Without the check, an index out of bounds reads other memory or ends the process.",
-        "Of several indices together, the resulting position among all elements is checked. Targets",
-        "of losses are checked likewise, but never in loops; in a compiled step a target beyond the",
-        "classes has a loss of 0. Indexing, sorting and scattering refuse more than 2^31 elements,",
-        "whose positions do not fit an `i32`.", "",
-        "**Signs of zeros** sometimes differ from NumPy's. `abs` and `relu` keep the sign of -0.0.",
-        "`floor`, `ceil`, `trunc`, `round`, `//`, `atan` and `asin` give 0.0 where NumPy gives -0.0.",
-        "A zero from `%` has the sign of x, in NumPy that of y. Compiled steps omit additions of 0,",
-        "and which of two zeros is the larger one depends on the device. `copysign` treats -0.0 as 0,",
-        "and `sign` of NaN is 0.", "",
-        "**Sums of floats** are computed in `f32`. On PoCL a long sum has a few parts, each added",
-        "from its first to its last element. The rounding errors of random numbers, or of numbers of",
-        "both signs, cancel; those of equal numbers do not: the sum of 10^7 times 0.1 had a relative",
-        "error of 4e-5, of 10^8 times 5e-4. `x.reshape(10_000, -1).sum(1).sum()` is more accurate.", "",
-        "**Products with 0.** x times a constant 0 is 0 even if x is infinite or NaN, because the",
-        "compiler removes such products; the device `numpy` computes them and gives NaN. If the 0 is",
-        "computed or comes from memory, the result is NaN everywhere. If the rows of a step do not",
-        "fill the last tile, matrix products that sum over all rows have such zeros after the last",
-        "row, so that an infinity there gives NaN.", "",
-        "**Gradients of equal values.** `max` and `min` divide a gradient among all equal values;",
-        "`maximum`, `minimum`, `clip` at its limits, and each step of max pooling and of `cummax`",
-        "divide it between both. At 0 the gradient of `abs` is 1 and that of `relu` is 0.", "",
-    ]  # fmt: skip
+    """The text of docs/operations.md."""
+    lines = [*INTRODUCTION.splitlines(), ""]
     for title, rows in ROWS.items():
         lines += [
             f"## {title}",
