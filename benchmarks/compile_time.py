@@ -1,11 +1,11 @@
-"""What the compiler costs and saves: seconds to a Program, launches, memory, time to replay.
+"""What compiling a step costs and what the program needs: time, launches, memory, host time.
 
     python -m benchmarks.compile_time
 
-The steps are the default training step of a picture, also by the general scheduler alone, and
-those of examples/transformer.py.
-Each is compiled in several processes of its own, as caches inside of one would flatter it.
-Says at the end which figures miss their goals, and then exits with 1.
+The steps are the default training step of a picture, as a block program and with the general
+scheduler alone, and those of examples/transformer.py. Each is compiled in several processes of its
+own, because a second compilation in one process would find its caches filled. Exits with 1 if a
+figure misses its goal, and says which.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The rate of a 3 by 3 convolution beside that of a matrix product of its size.
+"""The rate of a 3 by 3 convolution compared with that of a matrix product of the same size.
 
     python benchmarks/convolution.py --device gpu
 
-A product of its size has a row for each pixel, 9 terms for each input channel and a column for each
-output channel. Both are timed in turns; a row says how many GFLOP/s each reaches, at its median.
+The product has a row for each pixel, 9 terms for each input channel and a column for each output
+channel. Both are timed alternately; a row shows the GFLOP/s of each at its median time.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""How many small pictures an hour a machine encodes, with one and with several processes a GPU.
+"""How many small pictures per hour a machine encodes, with one and with several processes per GPU.
 
     python benchmarks/folders.py --json folders.json
 
-Pictures of smooth colours and edges are made, and a folder of them is encoded for a while with each
-number of processes, on one GPU and then on more. Counted is from when every process has ended a
-file on, so that starting and compiling are left out; one picture before all fills the caches of
-kernels. The time that a GPU is busy is what nvidia-smi tells of it ten times a second: the share of
-the last moment in which any kernel ran. Processor time is given too, which other work changes
-little. Beside it, `imgmlp encode` started anew for each picture. With GPUs absent, --device cpu
-measures the same on the processor.
+The pictures are synthetic, smooth colours with edges. A folder of them is encoded for a while with
+each number of processes, on one GPU and then on more. Counting begins when every process has
+finished a file, so it excludes startup and compilation; a first picture fills the kernel caches.
+GPU utilisation is the mean of nvidia-smi's figure, read ten times a second. Processor time is
+shown as well, because other programs hardly affect it. For comparison, `imgmlp encode` is started
+for each picture separately. `--device cpu` measures the same without GPUs.
 """
 
 from __future__ import annotations

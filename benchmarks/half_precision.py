@@ -1,13 +1,13 @@
-"""Half precision beside float32, on a GPU with matrix units.
+"""Half precision compared with float32, on a GPU with matrix units.
 
     python -m benchmarks.half_precision PICTURE [--device gpu]
 
-Gradients of the default network beside NumPy's in float64, microseconds a step at some batch sizes,
-the PSNR after the default preset's steps, and the device's own time to decode the picture. Where a
-sum is next to nothing, rounding decides on which side of the leaky ReLU's bend it falls, and
-float64 may take the other one: so gradients are compared on all rows, and on rows without such
-sums. Fails if the latter are off by more than 1e-5 (float32) or 1e-2 (half) of the largest of their
-tensor, or PSNRs by more than 0.1 dB.
+Compares the gradients of the default network with NumPy's in float64, microseconds per step for
+some batch sizes, the PSNR after the default preset, and the device time to decode the picture.
+Where a pre-activation is almost zero, rounding decides on which side of the leaky ReLU's bend it
+falls, and float64 may take the other one. Gradients are therefore compared on all rows, and on the
+rows without such values. Fails if the latter are off by more than 1e-5 (float32) or 1e-2 (half) of
+the largest in their tensor, or if PSNRs differ by more than 0.1 dB.
 """
 
 from __future__ import annotations

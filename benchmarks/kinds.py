@@ -1,10 +1,10 @@
-"""Paint pictures of other kinds than photographs, 320 x 240, to measure on.
+"""Make test pictures of 320 x 240 pixels that are not photographs.
 
     python benchmarks/kinds.py kodim05.png kodim15.png kodim23.png kinds
     python benchmarks/small_pictures.py kinds/*.png --crop 320 --effort 1 3 5
 
-Screens, drawings, text, maps, graphs of functions; and what becomes of photographs: gray, blurred,
-dark, in few colours, as a JPEG. The same photographs give the same pictures.
+They show screens, drawings, text, maps and graphs of functions, and modified photographs: gray,
+blurred, dark, in few colours, as a JPEG. The same photographs always give the same pictures.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/latent_ablation.py PICTURE... --steps 3000 --lambda 1e-3 4e-3
 
-Of each variant: D + lambda R of what a file would hold, squared error on [0, 1] and the bits of
-latents and networks, as a percentage of what all ingredients together give; for every picture and
-lambda, and their mean. Below 0 it is better without. Constants of the training are other ones for a
-variant; an ingredient of the networks is left out by keeping its weights where they begin. Every
-graphics card of the machine takes a part of the work, in `--processes` side by side.
+For each variant, prints D + lambda R relative to training with all ingredients, in percent, for
+every picture and lambda and in the mean; below 0, the variant is better. D is the squared error on
+[0, 1], R the bits of latents and networks. A variant replaces constants of the training; an
+ingredient of the networks is disabled by freezing its weights at their initial values. All
+graphics cards of the machine share the work, each with `--processes` processes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Fit the linear predictor from which the latent codec takes initial latents.
+"""Fit the linear predictor that gives the latent codec its initial latents.
 
     python benchmarks/latent_initial.py PICTURE... --start 3 --out initial-latents-3.bin
 
-Latents of every picture are trained with pretrained networks, which are fixed. The weights minimise
-the squared difference between the latents and what they predict from the samples around them.
-The file belongs beside codec/latent/initial_latents.py, which applies them.
+The latents of every picture are trained with fixed pretrained networks. The predictor's weights
+minimise the squared difference between these latents and its predictions from the samples around
+them. The file belongs next to codec/latent/initial_latents.py, which applies it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Files that a time limit gives on two cores, for several pictures and lambdas.
+"""Encode several pictures with several lambdas on two cores within a time limit.
 
     python benchmarks/latent_limited.py FOLDER --time 60s --lambda 4e-4 1e-3 4e-3 --out points.csv
 
-Each file is made by a process of its own, as a user would start it, on as many cores of the
-processor as are asked for; where there are more, several run side by side, each on its own. (They
-share memory and caches then, so that each is slower than alone.) A point is written as soon as it
-is there. benchmarks/latent_report.py makes tables and curves of points.
+Each file is encoded by a process of its own, as a user would start it, on the requested number of
+cores. If the machine has more, several such processes run concurrently on separate cores; they
+share memory and caches, so each is slower than it would be alone. Each point is written
+immediately. benchmarks/latent_report.py makes tables and curves of the points.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Train the networks that the latent codec starts from, over pieces of many pictures at once.
+"""Train the pretrained networks of the latent codec on crops of many pictures at once.
 
     python benchmarks/latent_pretrained.py PICTURE... --hidden 32 --entropy 24 --piece 384x320 \
         --small 192 --start 3 --steps 60000 --lambda 1.2e-3 --out start-5.bin
 
-A mosaic stands for the pictures: of every picture some pieces as it is, and as many of the picture
-made smaller, where it is large enough. Pieces begin where the coarsest grids have a latent, so each
-has latents of its own, and all of them share the networks. The file belongs beside
-codec/latent/pretrained.py, which lists them.
+The crops are arranged in a mosaic: some of every picture at its original size, and as many of the
+downscaled picture, if it is large enough. Crops begin at positions of the coarsest grids' latents,
+so each has its own latents, and all share the networks. The file belongs next to
+codec/latent/pretrained.py, which lists these files.
 """
 
 from __future__ import annotations

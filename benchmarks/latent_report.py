@@ -1,12 +1,12 @@
-"""Tables and curves of the latent codec's points beside other codecs', as in docs/compression.md.
+"""Tables and curves of the latent codec and other codecs, as in docs/compression.md.
 
     python benchmarks/latent_report.py "effort 9=benchmarks/latent_points_effort9.csv" \
         --others points.csv --beside jpeg420 webp avif444 --plot curves.svg
 
-Points are CSV files of latent_sweep.py and latent_limited.py; those of the others have columns
-codec, image, bpp and psnr, as rate_distortion.py writes them. BD-rates are each picture's own, of
-whole files and RGB PSNR on 8 bits, of the pictures that both have. Files are compared with others
-of their PSNR as well, between two of these.
+Points are CSV files of latent_sweep.py and latent_limited.py. Those of other codecs have the
+columns codec, image, bpp and psnr, as rate_distortion.py writes them. BD-rates are computed for
+each picture that both codecs have, from whole files and the PSNR of 8-bit RGB. Each file is also
+compared with the other codec's bytes at the same PSNR, interpolated between two of its files.
 """
 
 from __future__ import annotations

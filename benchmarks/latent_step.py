@@ -1,8 +1,8 @@
-"""How long a step of the latent codec's training takes, as it is replayed and launch by launch.
+"""Time of a training step of the latent codec, as a whole and for each launch.
 
     python benchmarks/latent_step.py PICTURE... --device gpu --slowest 24
 
-The step is that of a long run, in the bucket that the picture has there.
+The step is that of a long run, in the bucket that such a run uses for the picture.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Files of the latent codec for several pictures and lambdas, on every graphics card of a machine.
+"""Encode several pictures with several lambdas on all graphics cards of a machine.
 
     python benchmarks/latent_sweep.py FOLDER --steps 4000 --lambda 1e-3 4e-3 --out points.csv
 
-Each card has processes of its own, which take every so many of the pictures. A point is written as
-soon as it is there; `--files` keeps the files as well. benchmarks/latent_report.py makes tables and
-curves of points, beside those of other codecs.
+Each card has its own processes, among which the pictures are distributed evenly. Each point is
+written immediately; `--files` keeps the files as well. benchmarks/latent_report.py makes tables
+and curves of the points and those of other codecs.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""What a picture waits for of a size that nothing was compiled for, by how many processes help.
+"""How long encoding waits for compilation if a picture has a new size, by number of helpers.
 
     python benchmarks/new_sizes.py PICTURE --device gpu --compilers 7 3 0 --runs 3
     python benchmarks/new_sizes.py PICTURE --device gpu --compilers 7 --steps 20000 --buckets
 
-Each run is a process that encodes a crop of the picture by so many steps, of 64 rows and columns
-less than the one before, so that each has a program of its own; coarse buckets, which runs on
-graphics cards share, are left out unless --buckets is there. Caches are empty before the first,
-which is told by itself, as it compiles what pictures of all sizes share. Numbers of helpers take
-turns, and each crop is encoded again, with everything compiled. Told are seconds: lowering and
-compiling, of processor time of this process, then by the clock until its first figures and until
-its end; the last two once more with everything compiled; and D + lambda R of the file, in 1e-4.
+Each run is a process that encodes a crop of the picture with the given number of steps. Each crop
+has 64 rows and columns less than the one before, so it needs programs of its own. Without
+--buckets, the coarse buckets that runs on graphics cards share are not used. The caches are empty
+before the first run, which is reported separately, because it compiles what all sizes share. The
+numbers of helpers alternate, and each crop is encoded again with everything compiled.
+
+The columns are seconds: lowering and compiling, in processor time of the encoding process; then
+wall-clock time until its first progress figures and until its end, and both again with everything
+compiled; finally D + lambda R of the file in 1e-4.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""How many bytes for which quality: imgmlp beside JPEG, WebP and AVIF as Pillow writes them.
+"""Rate-distortion measurements of imgmlp, and of JPEG, WebP and AVIF as Pillow writes them.
 
     python benchmarks/rate_distortion.py FOLDER --out results --effort 5
 
-Every measured point is appended to results/points.csv at once, and a later call with the same
-folder goes on where an earlier one stopped. results/summary.md and, with matplotlib, results/
-curves.svg are made of all points that are there. Whole files count, RGB PSNR on 8 bits.
+Every measured point is appended to results/points.csv immediately; a later call with the same
+folder resumes the measurement. results/summary.md and, with matplotlib, results/curves.svg show all
+points so far. Sizes are those of whole files, PSNR is that of 8-bit RGB.
 
 Curves go through the mean rate and the mean PSNR of each setting over all pictures. A setting of
-JPEG spends more on some pictures than on others, a rate asked of imgmlp does not, so that the mean
-of each picture's own BD-rate is given too. What BD-rate is, and how the other codecs are asked, is
-in imgmlp/report: curves.py and classic.py.
+JPEG spends more on some pictures than on others, while imgmlp is given equal rates, so the mean of
+the pictures' own BD-rates is given too. imgmlp/report/curves.py defines the BD-rate,
+imgmlp/report/classic.py the settings of the other codecs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A picture as several codecs give it back in as many bytes, side by side, as docs/ shows it.
+"""A picture as several codecs decode it from files of equal size, side by side, for the docs.
 
     python benchmarks/side_by_side.py assets/mandrill.png side-by-side.png --bpp 0.3
 
-Each panel is the same part of the picture, enlarged without smoothing, with the codec's name, the
-whole file's bytes and its PSNR over the whole picture (RGB, 8 bits). The others are asked for the
-size nearest to imgmlp's, which is encoded for that even if it is not shown.
+Each panel shows the same part of the picture, enlarged without smoothing, with the codec's name,
+the size of the whole file and its PSNR over the whole picture (RGB, 8 bits). The other codecs get
+the size nearest to imgmlp's, which is encoded for this purpose even if it is not shown.
 """
 
 from __future__ import annotations

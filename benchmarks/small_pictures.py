@@ -1,10 +1,10 @@
-"""How many bytes small pictures take beside AVIF at the same PSNR, headers of both included.
+"""Bytes of small pictures compared with AVIF at the same PSNR, including the headers of both.
 
     python benchmarks/small_pictures.py PICTURE... --effort 1 3 --quality 30 60 90 --crop 128
 
-Of a piece out of the middle of each picture the file of each quality is made, and all that AVIF
-(4:4:4, tune=psnr, speed 4) can make; between these its bytes at our PSNR are found along the
-logarithm of the rate. A line a file, then mean and worst of each effort.
+The centre of each picture is encoded at each quality, and by AVIF (4:4:4, tune=psnr, speed 4) at
+all of its qualities. AVIF's bytes at imgmlp's PSNR are interpolated in the logarithm of the rate.
+Prints a line for each file, then mean and worst of each effort.
 """
 
 from __future__ import annotations

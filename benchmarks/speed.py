@@ -1,12 +1,12 @@
-"""Training steps and decoding beside NumPy and PyTorch: the tables and the plot of the docs.
+"""Speed of training and decoding compared with NumPy and PyTorch: tables and plot of the docs.
 
     python -m benchmarks.speed --json here.json
     python -m benchmarks.speed --show here.json there.json --plot speed.svg
 
-The first runs `imgmlp bench --json` in several processes of its own, which measure all contenders
-in turns, and writes down what each found. The second prints Markdown of such files and, with
-matplotlib (`pip install '.[plot]'`), draws them: medians of the processes, ratios taken within a
-process. Needs PyTorch only for its own columns.
+The first command runs `imgmlp bench --json` in several processes of its own, each of which times
+all contenders alternately, and writes their results to a file. The second one prints such files as
+Markdown and, with matplotlib (`pip install '.[plot]'`), plots them: medians over processes, with
+ratios that are computed within each process. PyTorch is needed for its own columns only.
 """
 
 from __future__ import annotations

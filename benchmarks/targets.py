@@ -1,12 +1,12 @@
-"""Whether the ways of asking for a file cost the same: by quality, by PSNR, by bytes.
+"""Whether the three kinds of target, quality, PSNR and bytes, give equally good files.
 
     python benchmarks/targets.py PICTURE... --effort 1 3 5 --quality 30 60 90 --crop 128
 
-For a piece out of the middle of each picture and each quality, the file of that quality is made;
-then its PSNR is asked for, and its bytes. A line a file: bytes, dB, and how many percent more bytes
-it has than the best of the three at its PSNR. They are compared along the slope of the qualities'
-curve, so at least two qualities are needed. With `--time 10s` the limit takes the place of efforts;
-one file is made before all others then, so that none of these spends its time on loading programs.
+The centre of each picture is encoded at each quality, and then for the PSNR and for the bytes of
+that file. Prints a line for each file: bytes, dB, and how many percent more bytes it has than the
+best of the three at its PSNR. The comparison uses the slope of the curve through the qualities, so
+at least two qualities are needed. `--time 10s` replaces the efforts by a time limit; a file is then
+encoded first that does not count, so that no measured file spends its time on loading programs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python -m benchmarks.trainer IMAGE
 
-The trainer (progress bar, loss checks, reads of the weights) and the bare replay of the
-same step take turns; its share is a ratio of neighbours, by the clock and by the processor time of
-all threads, which other programs disturb less. Then whole processes train each preset: seconds from
-their start until the smoothed loss reaches 19 dB, and until the weights are written.
+The trainer (progress bar, loss checks, reads of the weights) and the bare replay of the same step
+alternate. The overhead is the ratio of neighbouring turns, in wall-clock time and in processor time
+of all threads, which other programs disturb less. Then whole processes train with each preset:
+seconds from their start until the smoothed loss corresponds to 19 dB, and until the weights are
+written.
 """
 
 from __future__ import annotations

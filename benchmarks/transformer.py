@@ -1,12 +1,12 @@
-"""A transformer encoder's training step beside the same one in PyTorch.
+"""The training step of a transformer encoder compared with the same step in PyTorch.
 
     python -m benchmarks.transformer
 
-Same sizes, initial weights, data and optimizer as examples/transformer.py. First the losses
-of 20 steps are compared with PyTorch's in float64, as those in float32 depend on how many
-threads it has. Then the step is timed here, in PyTorch eager and in PyTorch compiled, in
-turns within one run, so that whatever else the machine does hits all of them.
-Needs PyTorch (`pip install torch`), which imgmlp itself does not.
+Sizes, initial weights, data and optimizer are those of examples/transformer.py. First the losses
+of 20 steps are compared with PyTorch's in float64, because its float32 losses depend on the number
+of threads. Then the step is timed here, in PyTorch eager and in PyTorch compiled, alternately in
+one process, so that other programs affect all three. Needs PyTorch (`pip install torch`), which
+imgmlp itself does not.
 """
 
 from __future__ import annotations

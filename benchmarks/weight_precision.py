@@ -1,9 +1,9 @@
-"""What whole-number weights cost beside float32 ones: the same network, trained both ways.
+"""What integer weights cost compared with float32: the same network, trained both ways.
 
     python -m benchmarks.weight_precision PICTURE... --weights 12000 --bits 6.9
 
 Prints one row of a Markdown table for each picture: PSNR with float32 weights from a run without
-noise and rounding, PSNR of the decoded file, and the bits of a weight in its two sections.
+noise and rounding, PSNR of the decoded file, and the bits per weight of its two sections.
 """
 
 from __future__ import annotations
