@@ -73,12 +73,12 @@ class Access:
 
     def expand(self, shape: Sequence[int]) -> Access:
         """Dimensions of size 1 repeated; a size of -1 stays as it is."""
-        given = _integers(shape)
-        self._check_rank("expand", given)
-        wanted = tuple(n if m == -1 else m for n, m in zip(self.shape, given, strict=True))
-        if any(m < 0 or n not in (1, m) for n, m in zip(self.shape, wanted, strict=True)):
-            raise _invalid("expand", given, self.shape, "only a dimension of size 1 can grow")
-        return self._with(self.views[-1].expand(wanted))
+        sizes = _integers(shape)
+        self._check_rank("expand", sizes)
+        new_shape = tuple(n if m == -1 else m for n, m in zip(self.shape, sizes, strict=True))
+        if any(m < 0 or n not in (1, m) for n, m in zip(self.shape, new_shape, strict=True)):
+            raise _invalid("expand", sizes, self.shape, "only a dimension of size 1 can grow")
+        return self._with(self.views[-1].expand(new_shape))
 
     def pad(self, widths: Sequence[tuple[int, int]]) -> Access:
         """(before, after) zeros added to each dimension."""
@@ -147,18 +147,18 @@ def _invalid(operation: str, argument: Sequence[object], shape: Shape, why: str)
     return misuse(ValueError, f"invalid {operation} {tuple(argument)} for shape {shape}: {why}")
 
 
-def _inferred(shape: Shape, wanted: Shape) -> Shape:
+def _inferred(shape: Shape, sizes: Shape) -> Shape:
     """The shape of a reshape, with the size for its -1. Raises ValueError if it does not fit."""
-    if wanted.count(-1) > 1 or any(n < -1 for n in wanted):
-        raise _invalid("reshape", wanted, shape, "sizes must not be negative, but for one -1")
-    known = math.prod(n for n in wanted if n != -1)
-    if not known and -1 in wanted:
-        raise _invalid("reshape", wanted, shape, "beside a 0 any size could stand for -1")
+    if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
+        raise _invalid("reshape", sizes, shape, "sizes must not be negative, but for one -1")
+    given_size = math.prod(n for n in sizes if n != -1)
+    if not given_size and -1 in sizes:
+        raise _invalid("reshape", sizes, shape, "beside a 0 any size could stand for -1")
     size = math.prod(shape)
-    filled = tuple(size // known if n == -1 else n for n in wanted)
+    filled = tuple(size // given_size if n == -1 else n for n in sizes)
     if math.prod(filled) != size:
         why = f"{size} elements do not fill it"
-        raise _invalid("reshape", wanted, shape, why)
+        raise _invalid("reshape", sizes, shape, why)
     return filled
 
 

@@ -110,11 +110,11 @@ def _captured(values: Sequence[Node], carried: set[Node]) -> list[Node]:
 
 def dependent_nodes(roots: Iterable[Node], on: set[Node]) -> set[Node]:
     """The Nodes `on`, and those of the graph that depend on one of them."""
-    found = set(on)
+    dependents = set(on)
     for node in toposort(roots):
-        if any(s in found for s in node.src):
-            found.add(node)
-    return found
+        if any(s in dependents for s in node.src):
+            dependents.add(node)
+    return dependents
 
 
 def computed_nodes(roots: Iterable[Node]) -> Iterator[Node]:

@@ -160,16 +160,17 @@ def from_numpy(dtype: Any) -> DType:
     int64 becomes i32 and float64 becomes f32, because NumPy uses these for Python's numbers. The
     caller checks that the integers fit. Raises TypeError for other types that cannot be stored.
     """
-    given = numpy.dtype(dtype)
-    if given in _FROM_NUMPY:
-        return _FROM_NUMPY[given]
-    if given.kind in _NEAREST:
+    source = numpy.dtype(dtype)
+    if source in _FROM_NUMPY:
+        return _FROM_NUMPY[source]
+    if source.kind in _NEAREST:
         raise misuse(
-            TypeError, f"{given} arrays cannot be kept; cast with .astype({_NEAREST[given.kind]!r})"
+            TypeError,
+            f"{source} arrays cannot be kept; cast with .astype({_NEAREST[source.kind]!r})",
         )
-    if given.kind == "c":
-        raise misuse(TypeError, f"{given} arrays cannot be kept; take .real and .imag apart")
-    raise misuse(TypeError, f"{given} arrays hold no numbers")
+    if source.kind == "c":
+        raise misuse(TypeError, f"{source} arrays cannot be kept; take .real and .imag apart")
+    raise misuse(TypeError, f"{source} arrays hold no numbers")
 
 
 def of(value: Any) -> DType:

@@ -389,8 +389,8 @@ def toposort(
     while stack:
         node = stack.pop()
         if node not in sources_of:
-            sources_of[node] = found = sources(node)
-            stack += [s for s in found if s not in sources_of]
+            sources_of[node] = own_sources = sources(node)
+            stack += [s for s in own_sources if s not in sources_of]
     by_number = sorted(filter(attrgetter("has_buffer"), sources_of), key=attrgetter("number"))
     if len(by_number) == len(sources_of):
         return by_number

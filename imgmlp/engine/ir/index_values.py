@@ -44,9 +44,9 @@ def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
     rule = _RULES.get(node.op)
     if rule is None or any(s.dtype.is_float for s in node.src):
         return None
-    found = [index_value(s, indices) for s in node.src]
-    sources = [f for f in found if f is not None]
-    value = rule(node.dtype, *sources) if len(sources) == len(found) else None
+    values = [index_value(s, indices) for s in node.src]
+    sources = [f for f in values if f is not None]
+    value = rule(node.dtype, *sources) if len(sources) == len(values) else None
     return None if value is None else _within(value, node.dtype)
 
 

@@ -347,7 +347,7 @@ def leaves(stores: Iterable[Store]) -> list[Node]:
 
     Constants are left out.
     """
-    found: dict[Node, None] = {}
+    inputs: dict[Node, None] = {}
     seen: set[Node] = set()
     stack = [s.value for s in stores][::-1]
     while stack:
@@ -358,8 +358,8 @@ def leaves(stores: Iterable[Store]) -> list[Node]:
         if node.op in ELEMENTWISE:
             stack += reversed(node.src)
         elif node.op is not Op.CONST:
-            found[node] = None
-    return list(found)
+            inputs[node] = None
+    return list(inputs)
 
 
 # --- printing ---

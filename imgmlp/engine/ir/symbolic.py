@@ -33,10 +33,10 @@ class _Interned(type):
 
     def __call__(cls, *args: Any) -> Any:
         key = (cls, *args)
-        found = _alive.get(key)
-        if found is None:
-            found = _alive[key] = super().__call__(*args)
-        return found
+        expression = _alive.get(key)
+        if expression is None:
+            expression = _alive[key] = super().__call__(*args)
+        return expression
 
 
 class Expr(metaclass=_Interned):
@@ -397,8 +397,8 @@ def _unnest(x: Expr, n: int) -> tuple[Expr, Expr] | None:
 
 def single_quotient(x: Expr, coefficient: int) -> Quotient | None:
     """The quotient among the terms of x with this coefficient, if there is exactly one."""
-    found = [t for t, c in linear_parts(x)[1] if _is_quotient(t, "//") and c == coefficient]
-    return found[0] if len(found) == 1 else None
+    quotients = [t for t, c in linear_parts(x)[1] if _is_quotient(t, "//") and c == coefficient]
+    return quotients[0] if len(quotients) == 1 else None
 
 
 # --- flat and multi-dimensional indices ---

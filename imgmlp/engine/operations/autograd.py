@@ -265,8 +265,12 @@ def _cond(
         shared = [n for n in toposort([value]) if n in rest or _is_result_of(n, rest) or not n.src]
         gradients = _backward([(value, g)], shared, through_wrt=False)
         by_value.append({n: d for n, d in zip(shared, gradients, strict=True) if d is not None})
-    for target in (n for n in toposort(values) if any(n in found for found in by_value)):
-        chosen, otherwise = (found.get(target, zeros_like(target)) for found in by_value)
+    for target in (
+        n for n in toposort(values) if any(n in gradients_of for gradients_of in by_value)
+    ):
+        chosen, otherwise = (
+            gradients_of.get(target, zeros_like(target)) for gradients_of in by_value
+        )
         yield target, cond(condition, chosen, otherwise)
 
 

@@ -140,10 +140,10 @@ class Elementwise:
 
     def _compare(self, op: Op, other: Operand, swapped: bool = False) -> Self:
         """The comparison as bools. Integers that the dtype cannot hold are compared correctly."""
-        beyond = self._out_of_range(other)
-        if not beyond:
+        side = self._out_of_range(other)
+        if not side:
             return self._binary(op, other, swapped)
-        result = op is Op.LT and (beyond < 0) == swapped
+        result = op is Op.LT and (side < 0) == swapped
         return self._wrap(graph.const(result, dt.bool_, self.shape))
 
     def _out_of_range(self, other: Operand) -> int:
@@ -200,15 +200,15 @@ class Elementwise:
         a, b = (type(self)(n, device) for n in nodes)
         return a._reverse_order().maximum(b._reverse_order())._reverse_order()
 
-    def _never_limits(self, operation: str, other: Operand, wrong: int) -> bool:
+    def _never_limits(self, operation: str, other: Operand, wrong_side: int) -> bool:
         """Whether a limit is an integer out of the dtype's range that no element can exceed.
 
-        Raises ValueError if it is out of the range on the `wrong` side, 1 above or -1 below.
+        Raises ValueError if it is out of the range on the `wrong_side`, 1 above or -1 below.
         """
-        beyond = self._out_of_range(other)
-        if beyond == wrong:
+        side = self._out_of_range(other)
+        if side == wrong_side:
             raise misuse(ValueError, f"{operation}: {self.dtype.name} cannot hold {other}; cast it")
-        return beyond != 0
+        return side != 0
 
     def _reverse_order(self) -> Self:
         """A mapping that reverses the order of numbers and is its own inverse."""
@@ -435,8 +435,8 @@ def common_device(*values: Elementwise) -> AnyDevice | None:
 
 
 def _one_device(*devices: AnyDevice | None) -> AnyDevice | None:
-    found = {id(d): d for d in devices if d is not None}
-    if len(found) > 1:
-        names = " and on ".join(distinct_names(*[*found.values()][:2]))
+    distinct = {id(d): d for d in devices if d is not None}
+    if len(distinct) > 1:
+        names = " and on ".join(distinct_names(*[*distinct.values()][:2]))
         raise misuse(ValueError, f"tensors are on different devices: on {names}")
-    return next(iter(found.values()), None)
+    return next(iter(distinct.values()), None)

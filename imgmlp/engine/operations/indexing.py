@@ -211,15 +211,17 @@ class Indexing(Functions):
             for axis, k in arrays
             if isinstance(k, Elementwise)
         ]
-        where: Any = 0
+        flat_index: Any = 0
         for axis, k in arrays:
-            where = where * self.shape[axis] + self._nonnegative_index(axis, k)
+            flat_index = flat_index * self.shape[axis] + self._nonnegative_index(axis, k)
         lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
-        rows = where if isinstance(where, Elementwise) else self._wrap(node_of(where))
-        taken = lines._gathered(rows, bounded)
+        rows = (
+            flat_index if isinstance(flat_index, Elementwise) else self._wrap(node_of(flat_index))
+        )
+        elements = lines._gathered(rows, bounded)
         count = len(shape)
         end = count + begin
-        return taken.permute(*range(count, end), *range(count), *range(end, len(taken.shape)))
+        return elements.permute(*range(count, end), *range(count), *range(end, len(elements.shape)))
 
     def _nonnegative_index(self, axis: int, index: Any) -> Any:
         """Indices as non-negative i32; those of the host are checked."""
@@ -227,8 +229,12 @@ class Indexing(Functions):
         if isinstance(index, np.ndarray):
             check_host_index(self.shape, index, axis, negative=True)
             return (index.astype(np.int64) % (size or 1)).astype(np.int32)
-        wide = index.cast(dt.i32)  # sums and products of indices may not fit a byte
-        return wide.where(wide < 0, wide + size, wide) if index.dtype.min < 0 else wide
+        wide_index = index.cast(dt.i32)  # sums and products of indices may not fit a byte
+        return (
+            wide_index.where(wide_index < 0, wide_index + size, wide_index)
+            if index.dtype.min < 0
+            else wide_index
+        )
 
 
 def _list_as_array(index: Any) -> Array:

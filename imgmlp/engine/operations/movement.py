@@ -106,18 +106,18 @@ class Movement(Elementwise):
             raise misuse(
                 OutOfBoundsError, f"{len(keys)} indices for a Tensor of shape {self.shape}"
             )
-        ranges, steps, kept = [], [], []
+        ranges, steps, remaining = [], [], []
         for axis, n in enumerate(self.shape):
             item = keys[axis] if axis < len(keys) else slice(None)
             span, step = self._range_and_step(item, n, axis)
             ranges.append(span)
             steps.append(step)
             if isinstance(item, slice):
-                kept.append(axis)
-        taken = self.shrink(*ranges)
+                remaining.append(axis)
+        part = self.shrink(*ranges)
         if any(s != 1 for s in steps):
-            taken = taken.stride(*steps)
-        return taken.reshape(*(taken.shape[a] for a in kept))
+            part = part.stride(*steps)
+        return part.reshape(*(part.shape[a] for a in remaining))
 
     @classmethod
     def concat(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
@@ -164,8 +164,8 @@ class Movement(Elementwise):
                 raise out_of_bounds(item, axis, self.shape)
             return (item % n, item % n + 1), 1
         if not isinstance(item, slice):
-            known = "whole numbers, slices, None, ..., lists, arrays and Tensors of integers only"
-            raise misuse(TypeError, f"index {item!r} of shape {self.shape}: {known}")
+            allowed = "whole numbers, slices, None, ..., lists, arrays and Tensors of integers only"
+            raise misuse(TypeError, f"index {item!r} of shape {self.shape}: {allowed}")
         if any(isinstance(end, Elementwise) for end in (item.start, item.stop, item.step)):
             advice = "x[Tensor.arange(count) + start] begins where a Tensor says"
             raise misuse(TypeError, f"slices take numbers only; {advice}")

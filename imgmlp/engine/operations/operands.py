@@ -77,8 +77,8 @@ def _check_range(array: Array, kind: DType) -> None:
         ends = array.min(), array.max()
         low, high = (n.item() if isinstance(n, np.generic) else n for n in ends)
         if not (low > kind.min - 1 and high < kind.max + 1):  # NaN is out of range as well
-            wrong = high if low > kind.min - 1 else low
-            raise misuse(ValueError, f"{kind.name} cannot hold {wrong}")
+            misfit = high if low > kind.min - 1 else low
+            raise misuse(ValueError, f"{kind.name} cannot hold {misfit}")
 
 
 def check_device(operation: str, device: object) -> None:
@@ -127,9 +127,9 @@ def bounded_choice(bounded: BoundedIndex, chosen: Node) -> Node:
     As long as this Node exists, indices that the host writes later must be within the bounds, and
     computed ones are checked. Equal comparisons elsewhere have no bounds.
     """
-    held = graph.function(chosen, (), _no_gradients)
-    bound_gather(held, [bounded])
-    return held
+    bounded_node = graph.function(chosen, (), _no_gradients)
+    bound_gather(bounded_node, [bounded])
+    return bounded_node
 
 
 def _no_gradients(*_: Node) -> tuple[()]:
@@ -141,10 +141,10 @@ def check_host_index(shape: Shape, index: object, axis: int = 0, negative: bool 
     """Raise OutOfBoundsError if an integer of the host, also beyond an i32, is out of bounds."""
     if not isinstance(index, int | np.integer | np.ndarray):
         return
-    given, low = np.asarray(index), -shape[axis] if negative else 0
-    if isinstance(index, np.ndarray) and given.dtype.kind not in "iu":
+    indices, lowest = np.asarray(index), -shape[axis] if negative else 0
+    if isinstance(index, np.ndarray) and indices.dtype.kind not in "iu":
         return
-    wrong = given[(given < low) | (given >= shape[axis])]
+    wrong = indices[(indices < lowest) | (indices >= shape[axis])]
     if wrong.size:
         raise out_of_bounds(int(wrong[0]), axis, shape)
 
@@ -192,11 +192,11 @@ def axes_of(operation: str, axis: Axis, shape: Shape) -> tuple[int, ...]:
 
     Raises ValueError for an axis that does not exist or is named twice.
     """
-    none = not shape and axis in (0, -1) and not isinstance(axis, bool)
-    if axis is None or none:  # a scalar has no axis, but PyTorch accepts these
+    is_scalar_axis = not shape and axis in (0, -1) and not isinstance(axis, bool)
+    if axis is None or is_scalar_axis:  # a scalar has no axis, but PyTorch accepts these
         return tuple(range(len(shape)))
-    given = tuple(axis) if isinstance(axis, Sequence) else (axis,)
-    axes = tuple(graph.normal_axis(a, shape, operation) for a in given)
+    named = tuple(axis) if isinstance(axis, Sequence) else (axis,)
+    axes = tuple(graph.normal_axis(a, shape, operation) for a in named)
     if len(set(axes)) < len(axes):
-        raise misuse(ValueError, f"{operation}: axes {given} of shape {shape} name one twice")
+        raise misuse(ValueError, f"{operation}: axes {named} of shape {shape} name one twice")
     return axes

@@ -52,24 +52,23 @@ class Scans(Indexing):
 
     def prod(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The product; of bools in i32. The halves of an axis are multiplied until one is left."""
-        found = self.cast(dt.i32) if self.dtype is dt.bool_ else self
+        product = self.cast(dt.i32) if self.dtype is dt.bool_ else self
         for a in (axes := axes_of("prod", axis, self.shape)):
-            if not found.shape[a]:
-                found = found.pad(*((0, int(b == a)) for b in range(len(self.shape)))) + 1
-            while (n := found.shape[a]) > 1:
-                joined = found._slice_axis(a, 0, n // 2) * found._slice_axis(a, n // 2, n // 2 * 2)
-                found = (
-                    self.concat([joined, found._slice_axis(a, n - 1, n)], a) if n % 2 else joined
-                )
-        return found if keepdims else found.squeeze(axes)
+            if not product.shape[a]:
+                product = product.pad(*((0, int(b == a)) for b in range(len(self.shape)))) + 1
+            while (n := product.shape[a]) > 1:
+                low, high = (product._slice_axis(a, b, b + n // 2) for b in (0, n // 2))
+                last = [product._slice_axis(a, n - 1, n)] if n % 2 else []
+                product = self.concat([low * high, *last], a) if last else low * high
+        return product if keepdims else product.squeeze(axes)
 
     @computed_in_f32
     def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The logarithm of the sum of exp(x), without overflow."""
-        most = self._max_for_exp(axis).detach()
-        most = self.where(most.isfinite(), most, 0.0)
-        found = (self - most).exp().sum(axis, keepdims=True).log() + most
-        return found if keepdims else found.squeeze(axes_of("logsumexp", axis, self.shape))
+        maximum = self._max_for_exp(axis).detach()
+        maximum = self.where(maximum.isfinite(), maximum, 0.0)
+        result = (self - maximum).exp().sum(axis, keepdims=True).log() + maximum
+        return result if keepdims else result.squeeze(axes_of("logsumexp", axis, self.shape))
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """The index of the largest element, the first of several, in i32.
@@ -84,12 +83,12 @@ class Scans(Indexing):
 
     def _argmax(self, operation: str, axis: int | None, keepdims: bool) -> Self:
         if axis is None or not axes_of(operation, axis, self.shape):
-            found = self.flatten()._argmax(operation, 0, False)
-            return found.reshape(*(1 for _ in self.shape)) if keepdims else found
+            index = self.flatten()._argmax(operation, 0, False)
+            return index.reshape(*(1 for _ in self.shape)) if keepdims else index
         axis = self._axis(axis, operation)
-        most = self._reduce(operation, Op.REDUCE_MAX, axis, True)
-        chosen = self.eq(most) | self.isnan()
-        return self.where(chosen, self._positions(axis), self.shape[axis]).min(axis, keepdims)
+        maximum = self._reduce(operation, Op.REDUCE_MAX, axis, True)
+        is_maximum = self.eq(maximum) | self.isnan()
+        return self.where(is_maximum, self._positions(axis), self.shape[axis]).min(axis, keepdims)
 
     # --- scans ---
 
@@ -102,14 +101,14 @@ class Scans(Indexing):
     ) -> Self:
         """For each element the elements from index `first` up to it, combined by `join`."""
         axis = self._axis(axis, operation)
-        places, found, step = self._positions(axis) - first, self, 1
+        positions, result, step = self._positions(axis) - first, self, 1
         size = self.shape[axis]
         while step < size:
-            moved = found._slice_axis(axis, 0, size - step)
-            moved = moved.pad(*((step if a == axis else 0, 0) for a in range(len(self.shape))))
-            found = self.where(places >= step, join(moved, found), found).contiguous()
+            shifted = result._slice_axis(axis, 0, size - step)
+            shifted = shifted.pad(*((step if a == axis else 0, 0) for a in range(len(self.shape))))
+            result = self.where(positions >= step, join(shifted, result), result).contiguous()
             step *= 2
-        return found
+        return result
 
     def cumsum(self, axis: int = 0) -> Self:
         """Running sums along an axis; bools are counted in i32, halves added in f32."""
@@ -135,9 +134,9 @@ class Scans(Indexing):
         """
         below, same = (other < self) if descending else (self < other), self.eq(other)
         if self.dtype.is_float:
-            mine, its = self.isnan(), other.isnan()
-            below |= (mine & ~its) if descending else (its & ~mine)
-            same |= mine & its
+            is_nan, other_is_nan = self.isnan(), other.isnan()
+            below |= (is_nan & ~other_is_nan) if descending else (other_is_nan & ~is_nan)
+            same |= is_nan & other_is_nan
         return below | (same & tie)
 
     def _inverse_order(self, axis: int) -> Self:
@@ -154,10 +153,11 @@ class Scans(Indexing):
             return self.cast(dt.i32)
         if (size := self.shape[axis]) > MAX_COUNTED_LINE:
             lines = self.transpose(axis, -1)
-            found = lines.reshape(math.prod(lines.shape[:-1]), size)._argsort_by_merging(descending)
-            return found.reshape(*lines.shape).transpose(axis, -1)
-        places = self._positions(axis)
-        others, tie = self.unsqueeze(axis), places.unsqueeze(axis) < places.unsqueeze(axis + 1)
+            order = lines.reshape(math.prod(lines.shape[:-1]), size)._argsort_by_merging(descending)
+            return order.reshape(*lines.shape).transpose(axis, -1)
+        positions = self._positions(axis)
+        others = self.unsqueeze(axis)
+        tie = positions.unsqueeze(axis) < positions.unsqueeze(axis + 1)
         earlier = others._comes_before(self.unsqueeze(axis + 1), tie, descending)
         return earlier.sum(axis + 1).contiguous()._inverse_order(axis)
 
@@ -172,31 +172,31 @@ class Scans(Indexing):
         length = blocks * MAX_COUNTED_LINE
         graph.check_count(count * length)
         last = self.dtype.min if descending else math.nan if self.dtype.is_float else self.dtype.max
-        places = self._wrap(graph.iota(length))
-        keys = self.where(places < size, self.pad((0, 0), (0, length - size)), last)
+        positions = self._wrap(graph.iota(length))
+        keys = self.where(positions < size, self.pad((0, 0), (0, length - size)), last)
         begins = self._wrap(graph.iota(count * blocks)).reshape(count, blocks, 1) * MAX_COUNTED_LINE
         start = keys.reshape(count, blocks, MAX_COUNTED_LINE).argsort(-1, descending) + begins
         keys, start = keys.flatten().contiguous(), start.reshape(count, length)
         first = self._wrap(graph.iota(count)).reshape(count, 1) * length
         distances = self._wrap(from_host(_merge_distances(blocks), self.device))
 
-        turn, order = (
+        stage, order = (
             self._wrap(control_flow.parameter(-1, i, node))
             for i, node in enumerate((graph.const(0, dt.i32), start.node))
         )
-        found = order
-        for distance in distances._gathered(turn):
-            partner = places ^ distance
-            other = found.flatten()._gathered(first + partner.minimum(length - 1))
-            theirs, mine = keys._gathered(other), keys._gathered(found)
-            swap = theirs._comes_before(mine, other < found, descending)
-            chosen = (partner < length) & swap.eq(places < partner)
-            found = self.where(chosen, other, found).contiguous()
-        ends = control_flow.loop(
+        new_order = order
+        for distance in distances._gathered(stage):
+            partner = positions ^ distance
+            other = new_order.flatten()._gathered(first + partner.minimum(length - 1))
+            other_keys, own_keys = keys._gathered(other), keys._gathered(new_order)
+            swap = other_keys._comes_before(own_keys, other < new_order, descending)
+            chosen = (partner < length) & swap.eq(positions < partner)
+            new_order = self.where(chosen, other, new_order).contiguous()
+        results = control_flow.loop(
             len(distances), -1, [graph.const(0, dt.i32), start.node],
-            [turn.node, order.node], [(turn + 1).node, found.node],
+            [stage.node, order.node], [(stage + 1).node, new_order.node],
         )  # fmt: skip
-        return (self._wrap(ends[1]) - first).shrink((0, count), (0, size))
+        return (self._wrap(results[1]) - first).shrink((0, count), (0, size))
 
     def _reordered(self, axis: int, index: Self) -> Self:
         """Lines in the order of a permutation; the gradient is permuted back."""
@@ -226,23 +226,23 @@ class Scans(Indexing):
     # --- elements by computed indices ---
 
     def _as_index(self, index: Operand) -> Self:
-        at = index if isinstance(index, Scans) else self._wrap(node_of(index))
-        if not at.dtype.is_int:
-            raise misuse(TypeError, f"indices are integers, not {at.dtype.name}; cast them")
-        return at  # type: ignore[return-value]
+        tensor = index if isinstance(index, Scans) else self._wrap(node_of(index))
+        if not tensor.dtype.is_int:
+            raise misuse(TypeError, f"indices are integers, not {tensor.dtype.name}; cast them")
+        return tensor  # type: ignore[return-value]
 
     def _gathered(self, index: Elementwise, bounded: Sequence[BoundedIndex] = ()) -> Self:
-        taken, at = super()._gathered(index, bounded), self._wrap(index.node)
+        rows_taken, at = super()._gathered(index, bounded), self._wrap(index.node)
         count = at.node.size
         if not _should_sort(count, self.node.size):
-            return taken
+            return rows_taken
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
             rows = self._wrap(g).reshape(1, count, self.node.size // len(self))
             sums = rows._sum_rows_by_index(at.cast(dt.i32).reshape(1, count), len(self))
             return sums.reshape(*self.shape).node, None
 
-        return self._with_vjp(taken, at, vjp=vjp)
+        return self._with_vjp(rows_taken, at, vjp=vjp)
 
     def take_along_axis(self, index: Operand, axis: int = -1) -> Self:
         """The elements of each line along an axis at indices that the line has of its own.
@@ -262,19 +262,19 @@ class Scans(Indexing):
 
     def _take_along(self, at: Self, axis: int, bounded: Sequence[BoundedIndex] = ()) -> Self:
         graph.check_count(self.node.size)
-        wide = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
-        at = at.broadcast_to(wide)
-        where = self._wrap(graph.const(0, dt.i32, wide))
-        for a in range(len(wide)):
+        shape = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
+        at = at.broadcast_to(shape)
+        positions = self._wrap(graph.const(0, dt.i32, shape))
+        for a in range(len(shape)):
             step = math.prod(self.shape[a + 1 :])
-            where = where + (at if a == axis else at._positions(a)) * step
-        taken = self.reshape(-1)._gathered(where, bounded)
+            positions = positions + (at if a == axis else at._positions(a)) * step
+        elements = self.reshape(-1)._gathered(positions, bounded)
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
             zeros = self._wrap(graph.const(0, g.dtype, self.shape))
             return zeros.scatter_add(axis, at, self._wrap(g)).node, None
 
-        return self._with_vjp(taken, at, vjp=vjp)
+        return self._with_vjp(elements, at, vjp=vjp)
 
     def scatter_add(self, axis: int, index: Operand, values: Operand) -> Self:
         """This Tensor with values added to the elements at some indices of each line.
@@ -282,8 +282,8 @@ class Scans(Indexing):
         Index and values have the same shape, which may differ from the Tensor's along the axis.
         Values whose index is out of bounds, or negative, are ignored.
         """
-        axis, at, new = self._scatter_lines(axis, index, values)
-        sums = new.unsqueeze(2)._sum_rows_by_index(at, self.shape[axis])
+        axis, at, added = self._scatter_lines(axis, index, values)
+        sums = added.unsqueeze(2)._sum_rows_by_index(at, self.shape[axis])
         return self + sums.reshape(*self.transpose(axis, -1).shape).transpose(axis, -1)
 
     def scatter(self, axis: int, index: Operand, values: Operand) -> Self:
@@ -296,9 +296,9 @@ class Scans(Indexing):
             return self
         shape = self.transpose(axis, -1).shape
         last = at._last_positions(self.shape[axis])
-        kept = new._take_along(last.maximum(0), 1)
-        last, kept = (t.reshape(*shape).transpose(axis, -1) for t in (last, kept))
-        return self.where(last < 0, self, kept)
+        last_values = new._take_along(last.maximum(0), 1)
+        last, last_values = (t.reshape(*shape).transpose(axis, -1) for t in (last, last_values))
+        return self.where(last < 0, self, last_values)
 
     def _scatter_lines(self, axis: int, index: Operand, values: Operand) -> tuple[int, Self, Self]:
         """The axis, and indices and values as lines along it, [lines, count]."""
@@ -309,8 +309,8 @@ class Scans(Indexing):
         if len(at.shape) != len(self.shape) or any(at.shape[a] != self.shape[a] for a in others):
             raise misuse(ValueError, f"scatter: indices {at.shape} do not fit {self.shape}")
         lines = math.prod(self.shape[a] for a in others), at.shape[axis]
-        found = (t.transpose(axis, -1).reshape(*lines) for t in (at, new))
-        return axis, *found  # type: ignore[return-value]
+        as_lines = (t.transpose(axis, -1).reshape(*lines) for t in (at, new))
+        return axis, *as_lines  # type: ignore[return-value]
 
     def _matches_index(self, size: int) -> Self:
         """Whether indices [lines, count] equal 0, 1 ... size - 1: bools [lines, size, count]."""
@@ -332,17 +332,17 @@ class Scans(Indexing):
         if not _should_sort(self.node.size, size):
             return self.where(at._matches_index(size).unsqueeze(3), self.unsqueeze(1), 0).sum(2)
         order, first, last = at._sorted_runs(size)
-        wide = self.cast(dt.f32 if self.dtype.is_float else dt.i32)
+        rows = self.cast(dt.f32 if self.dtype.is_float else dt.i32)
         kind = dt.i32 if self.dtype is dt.bool_ else self.dtype
-        sums = wide._rows_of_lines(order)._scan("sum", 1, type(self).__add__, first.unsqueeze(2))
-        found = self.where(last.unsqueeze(2) < 0, 0, sums._rows_of_lines(last.maximum(0)))
+        sums = rows._rows_of_lines(order)._scan("sum", 1, type(self).__add__, first.unsqueeze(2))
+        totals = self.where(last.unsqueeze(2) < 0, 0, sums._rows_of_lines(last.maximum(0)))
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
             inside = at.clip(0, size - 1)
-            back = self._wrap(g)._rows_of_lines(inside)
-            return self.where(at.eq(inside).unsqueeze(2), back, 0).node, None
+            gradients = self._wrap(g)._rows_of_lines(inside)
+            return self.where(at.eq(inside).unsqueeze(2), gradients, 0).node, None
 
-        return self._with_vjp(found.cast(kind), at, vjp=vjp)
+        return self._with_vjp(totals.cast(kind), at, vjp=vjp)
 
     def _rows_of_lines(self, at: Self) -> Self:
         """Rows of [lines, count, row] at indices [lines, ...] that each line has of its own."""
@@ -383,8 +383,8 @@ def _merge_distances(blocks: int) -> np.ndarray:
     many, and so on. In the first stage of a merge the second block is read backwards. This is
     Batcher's bitonic network (1968) in the form that always puts the smaller element first.
     """
-    found, half = [], MAX_COUNTED_LINE
-    while half < blocks * MAX_COUNTED_LINE:
-        found += [2 * half - 1, *(half >> n for n in range(1, half.bit_length()))]
-        half *= 2
-    return np.array([*found, 0][: len(found) + len(found) % 2], np.int32).reshape(-1, 2)
+    distances, block = [], MAX_COUNTED_LINE
+    while block < blocks * MAX_COUNTED_LINE:
+        distances += [2 * block - 1, *(block >> n for n in range(1, block.bit_length()))]
+        block *= 2
+    return np.array([*distances, 0][: len(distances) + len(distances) % 2], np.int32).reshape(-1, 2)

@@ -67,8 +67,8 @@ class Windows(Scans):
         (down, across), size = _pair(padding, "padding", 0), self.shape[-2:]
         outer = ((0, 0),) * (len(self.shape) - 2)
         padded = self.pad(*outer, (down, down), (across, across))
-        counts, apart = _pair(kernel, "kernel"), _pair(dilation, "dilation")
-        pairs = zip(padded.shape[-2:], counts, apart, _pair(stride, "stride"), strict=True)
+        kernel_size, spacing = _pair(kernel, "kernel"), _pair(dilation, "dilation")
+        pairs = zip(padded.shape[-2:], kernel_size, spacing, _pair(stride, "stride"), strict=True)
         spans = [
             [slice(k * d, n - (count - 1 - k) * d, step) for k in range(count)]
             for n, count, d, step in pairs
@@ -84,15 +84,15 @@ class Windows(Scans):
         The taps have size 1 along this axis. The sums are computed one after the other, so that a
         kernel that computes all of them reads each tap once.
         """
-        found = []
+        sums = []
         for row in weights:
             terms = [t * w for t, w in zip(taps, row, strict=True)]
-            some = (
+            parts = (
                 terms[i : i + TAPS_PER_PARTIAL_SUM]
                 for i in range(0, len(terms), TAPS_PER_PARTIAL_SUM)
             )
-            found.append(reduce(add, [reduce(add, part) for part in some]))
-        return cls.concat(found, axis)
+            sums.append(reduce(add, [reduce(add, part) for part in parts]))
+        return cls.concat(sums, axis)
 
     def conv2d(
         self, weight: Self | Array, bias: Self | Array | None = None, stride: Pair = 1,
@@ -112,29 +112,40 @@ class Windows(Scans):
         rows, columns = taps[0].shape[-2:]
         windows = self.stack(taps, 2).reshape(batch, groups, inputs * len(taps), rows * columns)
         factors = weight.reshape(1, groups, outputs // groups, inputs * len(taps))
-        apart, edges = _pair(dilation, "dilation"), _pair(padding, "padding", 0)
-        reach = [d * (k - 1) - edge for k, d, edge in zip(kernel, apart, edges, strict=True)]
-        single = batch == 1 and _pair(stride, "stride") == (1, 1) and min(reach) >= 0
-        if single and 0 < weight.node.size <= MAX_WEIGHTS_AS_TAPS:
-            vjp = self._convolution_vjp(windows, weight, (reach[0], reach[1]), dilation, groups)
-            found = self._with_vjp(self._sum_of_taps(taps, factors[0]), weight, vjp=vjp)
+        spacing, edges = _pair(dilation, "dilation"), _pair(padding, "padding", 0)
+        back_padding = [
+            d * (k - 1) - edge for k, d, edge in zip(kernel, spacing, edges, strict=True)
+        ]
+        can_sum_taps = batch == 1 and _pair(stride, "stride") == (1, 1) and min(back_padding) >= 0
+        if can_sum_taps and 0 < weight.node.size <= MAX_WEIGHTS_AS_TAPS:
+            vjp = self._convolution_vjp(
+                windows, weight, (back_padding[0], back_padding[1]), dilation, groups
+            )
+            result = self._with_vjp(self._sum_of_taps(taps, factors[0]), weight, vjp=vjp)
         else:
-            found = (factors @ windows).reshape(batch, outputs, rows, columns)
-        return found if bias is None else found._add_bias("conv2d", bias)
+            result = (factors @ windows).reshape(batch, outputs, rows, columns)
+        return result if bias is None else result._add_bias("conv2d", bias)
 
     def _sum_of_taps(self, taps: Sequence[Self], factors: Self) -> Self:
         """The product of factors and windows, computed tap by tap; halves are rounded once."""
         groups, _, count = factors.shape
-        kind = dt.promote(self.dtype, factors.dtype, dt.weak_float)
-        wide, inputs = [t.cast(dt.f32) for t in taps], count // len(taps)
+        dtype = dt.promote(self.dtype, factors.dtype, dt.weak_float)
+        taps_f32, inputs = [t.cast(dt.f32) for t in taps], count // len(taps)
         sums = []
         for g in range(groups):
-            mine = [t[:, c : c + 1] for c in range(g * inputs, (g + 1) * inputs) for t in wide]
-            sums.append(self.weighted_sums(mine, factors[g].cast(dt.f32), 1))
-        return self.concat(sums, 1).cast(dt.concrete(kind))
+            group_taps = [
+                t[:, c : c + 1] for c in range(g * inputs, (g + 1) * inputs) for t in taps_f32
+            ]
+            sums.append(self.weighted_sums(group_taps, factors[g].cast(dt.f32), 1))
+        return self.concat(sums, 1).cast(dt.concrete(dtype))
 
     def _convolution_vjp(
-        self, windows: Self, weight: Self, reach: tuple[int, int], dilation: Pair, groups: int
+        self,
+        windows: Self,
+        weight: Self,
+        back_padding: tuple[int, int],
+        dilation: Pair,
+        groups: int,
     ) -> Callable[..., tuple[Node, Node]]:
         """The gradient rule of a convolution with stride 1.
 
@@ -143,12 +154,12 @@ class Windows(Scans):
         outputs, inputs, *kernel = weight.shape
 
         def vjp(g: Node, ans: Node, *_: Node) -> tuple[Node, Node]:
-            above = self._wrap(g).contiguous()  # otherwise each tap would compute it
-            lines = above.reshape(groups, outputs // groups, windows.shape[-1])
+            gradient_above = self._wrap(g).contiguous()  # otherwise each tap would compute it
+            lines = gradient_above.reshape(groups, outputs // groups, windows.shape[-1])
             by_weight = (lines @ windows[0].transpose()).reshape(*weight.shape)
-            turned = weight.flip(2, 3).reshape(groups, -1, inputs, *kernel).transpose(1, 2)
-            turned = turned.reshape(groups * inputs, -1, *kernel)
-            by_x = above.conv2d(turned, None, 1, reach, dilation, groups)
+            flipped = weight.flip(2, 3).reshape(groups, -1, inputs, *kernel).transpose(1, 2)
+            flipped = flipped.reshape(groups * inputs, -1, *kernel)
+            by_x = gradient_above.conv2d(flipped, None, 1, back_padding, dilation, groups)
             return by_x.cast(self.dtype).node, by_weight.cast(weight.dtype).node
 
         return vjp
@@ -165,18 +176,18 @@ class Windows(Scans):
         name = "conv_transpose2d"
         weight = self._as_tensor(name, weight)
         batch, _, *size = self._check_rank_4(name, weight)
-        steps, edges = _pair(stride, "stride"), _pair(padding, "padding", 0)
-        more, apart = _pair(output_padding, "output_padding", 0), _pair(dilation, "dilation")
-        pairs = zip(size, weight.shape[-2:], steps, edges, more, apart, strict=True)
+        steps, paddings = _pair(stride, "stride"), _pair(padding, "padding", 0)
+        extra, spacing = _pair(output_padding, "output_padding", 0), _pair(dilation, "dilation")
+        pairs = zip(size, weight.shape[-2:], steps, paddings, extra, spacing, strict=True)
         sizes = ((n - 1) * s - 2 * e + m + d * (k - 1) + 1 for n, k, s, e, m, d in pairs)
         shape = check_shape(name, (batch, weight.shape[1] * groups, *sizes))
         source = self._wrap(
             graph.buffer(Buffer(shape, self._as_float().dtype))
         )  # read by no gradient
-        found = source.conv2d(weight, None, stride, padding, dilation, groups)
-        if found.shape != self.shape:
+        forward = source.conv2d(weight, None, stride, padding, dilation, groups)
+        if forward.shape != self.shape:
             raise misuse(ValueError, f"{name}: {self.shape}, {weight.shape} do not fit")
-        weighted = found * self
+        weighted = forward * self
         (node,) = gradient(weighted.sum().node, [source.node])
         transposed = weighted._wrap(node)
         return transposed if bias is None else transposed._add_bias(name, bias)
@@ -206,9 +217,11 @@ class Windows(Scans):
         """The largest element of each window. The default stride is the size of the window."""
         step = kernel if stride is None else stride
         taps = list(self._taps(kernel, step, padding, dilation))
-        if any(edges := _pair(padding, "padding", 0)):
-            counts, apart = _pair(kernel, "kernel"), _pair(dilation, "dilation")
-            axes = zip(self.shape[-2:], counts, _pair(step, "stride"), edges, apart, strict=True)
+        if any(paddings := _pair(padding, "padding", 0)):
+            kernel_size, spacing = _pair(kernel, "kernel"), _pair(dilation, "dilation")
+            axes = zip(
+                self.shape[-2:], kernel_size, _pair(step, "stride"), paddings, spacing, strict=True
+            )
             if not all(_windows_reach_inside(*axis) for axis in axes):
                 text = f"windows of {kernel} may see nothing but a padding of {padding}"
                 raise misuse(ValueError, f"max_pool2d: {text}")
@@ -234,10 +247,10 @@ class Windows(Scans):
         before, after = self.shape[-2:], _pair(size, "size", 0)
         if len(before) < 2 or (min(before) == 0 < max(after)):
             raise misuse(ValueError, f"interpolate: {self.shape} has no pixels to make {size} of")
-        found = self if mode == "nearest" else self.cast(dt.f32)
+        result = self if mode == "nearest" else self.cast(dt.f32)
         for axis, old, new in zip((-1, -2), before[::-1], after[::-1], strict=True):
             if mode == "nearest":
-                found = found.take(np.arange(new) * old // new, axis)
+                result = result.take(np.arange(new) * old // new, axis)
                 continue
             place = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
             low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
@@ -245,8 +258,8 @@ class Windows(Scans):
             # weights of 1 and 0 an infinite pixel would become NaN.
             weight = np.where(low < high, place - low, 0.5).reshape(-1, *(1,) * (-1 - axis))
             weight = weight.astype(np.float32)
-            found = found.take(low, axis) * (1 - weight) + found.take(high, axis) * weight
-        return found.cast(dt.f16) if mode != "nearest" and self.dtype is dt.f16 else found
+            result = result.take(low, axis) * (1 - weight) + result.take(high, axis) * weight
+        return result.cast(dt.f16) if mode != "nearest" and self.dtype is dt.f16 else result
 
     # --- sums of products ---
 
@@ -267,37 +280,37 @@ class Windows(Scans):
             raise misuse(ValueError, f"einsum: {formula!r} has other things than letters")
         sizes = dict.fromkeys("".join(names), 1)
         for name, t in zip(names, factors, strict=True):
-            own = dict(zip(name, t.shape, strict=False))
-            wide = {c: n for c, n in own.items() if n != 1}
-            fits = all(sizes[c] in (1, n) for c, n in wide.items())
-            if not fits or tuple(map(own.get, name)) != t.shape:
+            axis_sizes = dict(zip(name, t.shape, strict=False))
+            longer_axes = {c: n for c, n in axis_sizes.items() if n != 1}
+            fits = all(sizes[c] in (1, n) for c, n in longer_axes.items())
+            if not fits or tuple(map(axis_sizes.get, name)) != t.shape:
                 raise misuse(ValueError, f"einsum: {name!r} does not fit shape {t.shape}")
-            sizes |= wide
+            sizes |= longer_axes
         if len(set(result)) < len(result) or not set(result) <= sizes.keys():
             raise misuse(ValueError, f"einsum: {result!r} has a letter twice, or a new one")
         pending = [
             t.broadcast_to([sizes[c] for c in n])._diagonals(n)
             for n, t in zip(names, factors, strict=True)
         ]
-        name, found = pending.pop(0)
+        name, product = pending.pop(0)
         while pending:
             other, factor = pending.pop(0)
             needed = set(result).union(*(n for n, _ in pending))
-            name, found = _contract(name, found, other, factor, needed, sizes)
-        gone = [i for i, c in enumerate(name) if c not in result]
-        found, name = found.sum(gone), "".join(c for c in name if c in result)
-        return found.permute(*(name.index(c) for c in result))
+            name, product = _contract(name, product, other, factor, needed, sizes)
+        summed = [i for i, c in enumerate(name) if c not in result]
+        product, name = product.sum(summed), "".join(c for c in name if c in result)
+        return product.permute(*(name.index(c) for c in result))
 
     def _diagonals(self, name: str) -> tuple[str, Self]:
         """The diagonal of the two axes of each repeated letter, and the remaining letters."""
-        found = self
+        tensor = self
         while twice := [c for c in name if name.count(c) > 1]:
             a, b = name.index(twice[0]), name.rindex(twice[0])
             rest = [i for i in range(len(name)) if i not in (a, b)]
-            flat = found.permute(*rest, a, b).flatten(len(rest))
-            found = flat[(..., slice(None, None, found.shape[a] + 1))]
+            flat = tensor.permute(*rest, a, b).flatten(len(rest))
+            tensor = flat[(..., slice(None, None, tensor.shape[a] + 1))]
             name = "".join(name[i] for i in rest) + twice[0]
-        return name, found
+        return name, tensor
 
 
 def _expand_ellipsis(formula: str, operands: Sequence[W]) -> str:
@@ -311,13 +324,15 @@ def _expand_ellipsis(formula: str, operands: Sequence[W]) -> str:
         raise misuse(ValueError, f"einsum: {formula!r} does not fit {len(operands)} operands")
     pairs = zip(names, operands, strict=True)
     counts = [len(t.shape) - len(n) + 3 if "..." in n else 0 for n, t in pairs]
-    most = max(0, *counts)
-    letters = "".join(c for c in ascii_letters if c not in formula)[:most]
+    max_axes = max(0, *counts)
+    letters = "".join(c for c in ascii_letters if c not in formula)[:max_axes]
     if not arrow:
         result = "..." + "".join(sorted(c for c in {*texts} - {*".,"} if texts.count(c) == 1))
     if letters and "..." not in result:
         raise misuse(ValueError, f"einsum: the result of {formula!r} lacks ..., which has axes")
-    parts = (n.replace("...", letters[most - m :], 1) for n, m in zip(names, counts, strict=True))
+    parts = (
+        n.replace("...", letters[max_axes - m :], 1) for n, m in zip(names, counts, strict=True)
+    )
     return ",".join(parts) + "->" + result.replace("...", letters, 1)
 
 

@@ -105,8 +105,8 @@ class _KernelRun:
 
     def _begin(self, place: Node) -> int:
         """The offset of the part that belongs to the running group or tile."""
-        found: int = part_begin(place).evaluate(self.variables)
-        return found
+        offset: int = part_begin(place).evaluate(self.variables)
+        return offset
 
     def value(self, node: Node, indices: Indices, mask: Array | None) -> Array:
         """A Node's elements at some indices; nothing is read where `mask` is false."""
@@ -148,16 +148,16 @@ class _KernelRun:
             offsets = np.where(inside, offsets, 0)
         if offsets.min() < 0 or offsets.max() >= source.size:
             raise IndexError(f"{self.kernel.name}: {moved} leads out of {source.shape}")
-        found = self.value(source, _unravel(offsets, source.shape), inside)
-        return found if valid is None else np.where(valid, found, found.dtype.type(0))
+        values = self.value(source, _unravel(offsets, source.shape), inside)
+        return values if valid is None else np.where(valid, values, values.dtype.type(0))
 
     def _gathered(self, node: Node, indices: Indices, mask: Array | None) -> Array:
         table, index = node.src
         rank = len(index.shape)
         rows = np.asarray(self.value(index, indices[:rank], mask), np.int64)
-        wrong = conjunction((rows < 0) | (rows >= table.shape[0]), mask)
-        if wrong is not None and wrong.any():
-            row = np.broadcast_to(rows, wrong.shape)[wrong][0]
+        out_of_range = conjunction((rows < 0) | (rows >= table.shape[0]), mask)
+        if out_of_range is not None and out_of_range.any():
+            row = np.broadcast_to(rows, out_of_range.shape)[out_of_range][0]
             raise IndexError(f"{self.kernel.name}: there is no row {row} in a table {table.shape}")
         return self.value(table, (rows, *indices[rank:]), mask)
 
@@ -187,8 +187,8 @@ class _KernelRun:
         *batch, rows, columns = node.shape
         left = np.broadcast_to(left, (*batch, rows, 1, inner.size))[..., 0, :]
         right = np.broadcast_to(right, (*batch, 1, columns, inner.size))[..., 0, :, :]
-        found: Array = left @ right.swapaxes(-1, -2)
-        return found
+        product: Array = left @ right.swapaxes(-1, -2)
+        return product
 
 
 def _add_inner_axes(arrays: Sequence[Array], count: int) -> Indices:
@@ -198,11 +198,11 @@ def _add_inner_axes(arrays: Sequence[Array], count: int) -> Indices:
 
 def _unravel(flat: Array, shape: Shape) -> Indices:
     """np.unravel_index, which NumPy 2.4 gets wrong beyond 8,192 elements in several axes."""
-    found = []
+    indices = []
     for size in reversed(shape):
-        found.append(flat % size)
+        indices.append(flat % size)
         flat = flat // size
-    return tuple(reversed(found))
+    return tuple(reversed(indices))
 
 
 def _rank(indices: Indices) -> int:
@@ -221,8 +221,8 @@ def conjunction(one: Array | None, other: Array | None) -> Array | None:
     """The conjunction of two conditions, where None is always true."""
     if one is None or other is None:
         return other if one is None else one
-    found: Array = one & other
-    return found
+    both: Array = one & other
+    return both
 
 
 def offsets_at(where: Access, indices: Indices) -> tuple[Array, Array | None]:

@@ -45,8 +45,10 @@ class EmulatedLaunch:
         self.loops = Loops()
         self.lanes: Array | None = None  # numbers of the lanes, once a group is open
         self.active: Array | None = None  # which iterations are below all limits; None: all
-        given = [u.arg for u in code.uops if u.op is U.GLOBAL]
-        read, written = ([b for b, w in given if w is wanted] for wanted in (False, True))
+        parameters = [u.arg for u in code.uops if u.op is U.GLOBAL]
+        read, written = (
+            [b for b, w in parameters if w is is_written] for is_written in (False, True)
+        )
         groups = code.global_size // code.local_size
         self.number: Array | None = None  # numbers of the groups, once they are open
         self.local = {
@@ -178,28 +180,28 @@ class EmulatedLaunch:
 
     def at(self, expr: Expr) -> Array:
         """The values of an index expression in all iterations."""
-        found = np.asarray(expr.evaluate(self.variables), np.int64)
-        return found if found.ndim else found.reshape([1] * self.rank)
+        values = np.asarray(expr.evaluate(self.variables), np.int64)
+        return values if values.ndim else values.reshape([1] * self.rank)
 
     def storage(self, data: int) -> tuple[Buffer, Array | int]:
         """The Buffer of a GLOBAL or a LOCAL_BUFFER, and where it begins for each group."""
         if data not in self.local:
-            found: Buffer = self.code.uops[data].arg[0]
-            return found, 0
+            buffer: Buffer = self.code.uops[data].arg[0]
+            return buffer, 0
         assert self.number is not None
         return self.local[data], self.number * self.code.uops[data].arg.size
 
 
 def _ends(uops: tuple[UOp, ...]) -> dict[int, int]:
     """The number of the END of each RANGE."""
-    found: dict[int, int] = {}
+    ends: dict[int, int] = {}
     open_ranges: list[int] = []
     for i, u in enumerate(uops):
         if u.op is U.RANGE:
             open_ranges.append(i)
         elif u.op is U.END:
-            found[open_ranges.pop()] = i
-    return found
+            ends[open_ranges.pop()] = i
+    return ends
 
 
 def _local(i: int, u: UOp, groups: int) -> Buffer:

@@ -65,9 +65,9 @@ def _check_rows(
     for v in offset.variables():
         if v.name in launch.defined:
             row = launch.variables[v.name]
-            wrong = conjunction((row < v.lo) | (row > v.hi), mask)
-            if wrong is not None and wrong.any():
-                bad = np.broadcast_to(row, wrong.shape)[wrong][0]
+            out_of_range = conjunction((row < v.lo) | (row > v.hi), mask)
+            if out_of_range is not None and out_of_range.any():
+                bad = np.broadcast_to(row, out_of_range.shape)[out_of_range][0]
                 raise IndexError(
                     f"{launch.code.name}: {launch.describe(i)} takes row {bad} of {storage!r}, "
                     f"which has rows {v.lo} to {v.hi}"
@@ -153,13 +153,13 @@ def _combine(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
 def _get(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     if u.src[0] in launch.local:
         return launch.sanitizer.read(*_local_element(launch, i, u))
-    found: Array = launch.values[u.src[0]][_cells(launch, i, u.src[0], u.arg)]
-    return found
+    values: Array = launch.values[u.src[0]][_cells(launch, i, u.src[0], u.arg)]
+    return values
 
 
 def _element(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
-    found: Array = launch.values[u.src[0]][_cells(launch, i, u.src[0], *u.arg[:2])]
-    return found
+    values: Array = launch.values[u.src[0]][_cells(launch, i, u.src[0], *u.arg[:2])]
+    return values
 
 
 def _group_reduce(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
@@ -172,14 +172,14 @@ def _group_reduce(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     return np.concatenate([values] * (launch.shape[axis] // results), axis)
 
 
-def _cells(launch: EmulatedLaunch, i: int, source: int, *wanted: Expr) -> tuple[Array, ...]:
+def _cells(launch: EmulatedLaunch, i: int, source: int, *exprs: Expr) -> tuple[Array, ...]:
     """The indices of every iteration's accumulator, or element of a tile."""
     array: Array = launch.values[source]
     indices = []
-    for expr, size in zip(wanted, array.shape[launch.rank :], strict=True):
+    for expr, size in zip(exprs, array.shape[launch.rank :], strict=True):
         index = launch.at(expr)
-        wrong = conjunction((index < 0) | (index >= size), launch.active)
-        if wrong is not None and wrong.any():
+        out_of_range = conjunction((index < 0) | (index >= size), launch.active)
+        if out_of_range is not None and out_of_range.any():
             raise IndexError(
                 f"{launch.code.name}: {launch.describe(i)} reaches beyond {size} cells"
             )
@@ -193,8 +193,8 @@ def _local_element(
     """An element of the group's local memory, as arguments of the Sanitizer."""
     storage, index = launch.local[u.src[0]], launch.at(u.arg)
     count = launch.code.uops[u.src[0]].arg
-    wrong = conjunction((index < 0) | (index >= count), launch.active)
-    if launch.number is None or (wrong is not None and wrong.any()):
+    out_of_range = conjunction((index < 0) | (index >= count), launch.active)
+    if launch.number is None or (out_of_range is not None and out_of_range.any()):
         raise IndexError(f"{launch.code.name}: {launch.describe(i)} leaves {count} local elements")
     there = launch.number * count + index.clip(0, count - 1)
     return launch.describe(i), storage, there, launch.active, launch.loops
@@ -224,22 +224,22 @@ def _product(launch: EmulatedLaunch, i: int, u: UOp) -> Array | None:
     left = _factor(launch, i, u.src[0], offsets, _tile_mask(launch, p.rows_left, rows))
     packed = launch.code.uops[u.src[1]].op is U.PANEL
     right = launch.values[u.src[1]] if packed else _right(launch, i, u.src[1], p)
-    found: Array = left @ right
+    product: Array = left @ right
     if not launch.has_lanes:
-        return found
+        return product
     if waits:
         launch.barrier(i)
     runs = True if launch.active is None else launch.active[..., None, None]
     sums: Array = launch.values[u.src[2]]
-    sums[..., :-1, :] += np.where(runs, found, 0)
+    sums[..., :-1, :] += np.where(runs, product, 0)
     sums[..., -1, :] += np.where(runs, right, 0).sum(axis=-2)
     return None
 
 
 def _share_tile(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     launch.barrier(i)
-    found: Array = launch.values[u.src[0]][..., :-1, :]
-    return found
+    tile: Array = launch.values[u.src[0]][..., :-1, :]
+    return tile
 
 
 def _panel(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
@@ -252,8 +252,8 @@ def _column_sums(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
     if launch.has_lanes:
         totals: Array = launch.values[u.src[1]][..., -1, :]
         return totals
-    found: Array = _right(launch, i, u.src[0], u.arg).sum(axis=-2)
-    return found
+    sums: Array = _right(launch, i, u.src[0], u.arg).sum(axis=-2)
+    return sums
 
 
 def _right(launch: EmulatedLaunch, i: int, data: int, p: Product) -> Array:

@@ -85,23 +85,23 @@ def gather_index(node: Node) -> tuple[Node, int] | None:
 _derived_from = WeakKeyDictionary[Node, Node]()
 
 
-def keep_bounds_for_gradient(made: Iterable[Node | None], g: Node, taken: Node) -> None:
+def keep_bounds_for_gradient(values: Iterable[Node | None], g: Node, gathered: Node) -> None:
     """Keep the bounds of a gathered value's index as long as the values of its gradient rule exist.
 
-    `made` are these values, made of the gathered value `taken` and of its gradient `g`.
+    `values` are these values, computed from the value `gathered` and its gradient `g`.
     """
-    gather = taken
+    gather = gathered
     while gather.op in MOVEMENT or gather.op is Op.FUNCTION:
         gather = gather.src[0]
     if gather not in _user_indices:
         return
 
     def sources(node: Node) -> Sequence[Node]:
-        return () if node is g or node.number <= taken.number else node.src
+        return () if node is g or node.number <= gathered.number else node.src
 
-    for node in toposort(filter(None, made), sources):
-        if node is not g and node.number > taken.number:
-            _derived_from[node] = taken
+    for node in toposort(filter(None, values), sources):
+        if node is not g and node.number > gathered.number:
+            _derived_from[node] = gathered
 
 
 def has_computed_index(gather: Node) -> bool:
@@ -174,14 +174,14 @@ def export_bounds(states: Sequence[Buffer]) -> list[list[Any]] | None:
     Each entry has the Nodes of an index, sources first, the numbers of its Buffers, and its bounds.
     """
     numbers = {ref(b): number for number, b in enumerate(states)}
-    found: dict[Key, list[Any]] = {}
+    entries: dict[Key, list[Any]] = {}
     for storage in states:
         for (index, sources), limits in storage.limits.items():
             nodes = _nodes_as_data(index)
             if nodes is None or not numbers.keys() >= {*sources}:
                 return None
-            found[index, sources] = [nodes, [numbers[s] for s in sources], list(limits)]
-    return list(found.values())
+            entries[index, sources] = [nodes, [numbers[s] for s in sources], list(limits)]
+    return list(entries.values())
 
 
 def import_bounds(
@@ -196,16 +196,20 @@ def import_bounds(
     `export_bounds`, or if a Buffer that the step assigns has other bounds too: these can only be
     checked for the step's graph.
     """
-    found = dict[Key, Bounds]()
+    imported = dict[Key, Bounds]()
     try:
         for nodes, numbers, (low, high) in data:
-            found[_index_from_data(nodes), tuple(ref(states[n]) for n in numbers)] = low, high
+            imported[_index_from_data(nodes), tuple(ref(states[n]) for n in numbers)] = low, high
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return False
-    wrong = any(_find_wrong_index(*key, *bounds) is not None for key, bounds in found.items())
-    if wrong or any(not storage.limits.items() <= found.items() for storage in assigned):
+    is_out_of_bounds = any(
+        _find_wrong_index(*key, *bounds) is not None for key, bounds in imported.items()
+    )
+    if is_out_of_bounds or any(
+        not storage.limits.items() <= imported.items() for storage in assigned
+    ):
         return False
-    for key, bounds in found.items():
+    for key, bounds in imported.items():
         _add_bounds(key, bounds, reader)
     return True
 
@@ -213,14 +217,14 @@ def import_bounds(
 def _nodes_as_data(index: Node) -> list[list[Any]] | None:
     """The Nodes of an index as data, sources first; None if an argument is no whole number."""
     numbers: dict[Node, int] = {}
-    found = []
+    entries = []
     for node in toposort([index]):
         if not _is_json_data(node.arg):
             return None
         sources = [numbers[s] for s in node.src]
-        found.append([node.op.name, sources, node.arg, node.shape, node.dtype.name])
+        entries.append([node.op.name, sources, node.arg, node.shape, node.dtype.name])
         numbers[node] = len(numbers)
-    return found
+    return entries
 
 
 def _is_json_data(arg: object) -> bool:
@@ -281,10 +285,10 @@ def _find_wrong_index(
     known = {p: a for p, a in zip(_index_parameters(index), arrays, strict=True) if a is not None}
     if len(known) < len(arrays):
         return None
-    (found,) = _evaluation(index).run({}, known)
-    if low <= found.min() and found.max() < high:
+    (indices,) = _evaluation(index).run({}, known)
+    if low <= indices.min() and indices.max() < high:
         return None
-    return int(found[(found < low) | (found >= high)].flat[0])
+    return int(indices[(indices < low) | (indices >= high)].flat[0])
 
 
 def _host_values(storage: Buffer | None) -> Array | None:
@@ -303,8 +307,8 @@ def _host_values(storage: Buffer | None) -> Array | None:
 @lru_cache(maxsize=256)
 def _index_parameters(index: Node) -> list[Node]:
     """The PARAMETERs of an index, in the order of its Buffers."""
-    found = (n for n in toposort([index]) if n.op is Op.PARAMETER)
-    return sorted(found, key=lambda n: n.arg)
+    parameters = (n for n in toposort([index]) if n.op is Op.PARAMETER)
+    return sorted(parameters, key=lambda n: n.arg)
 
 
 @lru_cache(maxsize=256)
