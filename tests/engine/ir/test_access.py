@@ -24,7 +24,7 @@ def test_a_whole_buffer_is_contiguous() -> None:
     assert (access.shape, access.size) == ((2, 3, 4), 24)
 
 
-def test_undone_operations_leave_no_trace() -> None:
+def test_inverse_movements_cancel() -> None:
     x = Access.of((4, 6))
     assert x.permute((1, 0)).permute((1, 0)) == x
     assert x.flip((0, 1)).flip((1, 0)) == x
@@ -33,7 +33,7 @@ def test_undone_operations_leave_no_trace() -> None:
     assert x.permute((1, 0)).reshape((24,)).reshape((6, 4)).permute((1, 0)) == x
 
 
-def test_part_of_a_buffer_is_not_contiguous_though_it_starts_at_the_front() -> None:
+def test_the_beginning_of_a_buffer_is_not_contiguous() -> None:
     x = Access.of((10,)).shrink(((0, 5),))
     assert x.views == (View((5,), (1,)),)
     assert not x.contiguous
@@ -82,7 +82,7 @@ def test_a_flattened_transpose_has_the_simplest_index() -> None:
     assert valid is ONE
 
 
-def test_views_that_one_can_replace_are_merged() -> None:
+def test_views_are_merged_if_one_view_can_express_them() -> None:
     transposed = Access.of((4, 6)).permute((1, 0))
     flat = transposed.reshape((24,)).shrink(((0, 4),))
     assert len(flat.views) == 2
@@ -91,7 +91,7 @@ def test_views_that_one_can_replace_are_merged() -> None:
     assert column.simplify().views == (View((4,), (6,), 5),)
 
 
-def test_a_mask_below_is_lifted_where_views_are_merged() -> None:
+def test_merging_views_keeps_the_mask_of_the_inner_one() -> None:
     padded = Access.of((4, 6)).pad(((0, 0), (1, 1))).reshape((32,)).shrink(((8, 16),))
     assert len(padded.views) == 2
     assert padded.simplify().views == (View((8,), (1,), 5, ((1, 7),)),)
@@ -99,7 +99,7 @@ def test_a_mask_below_is_lifted_where_views_are_merged() -> None:
     assert empty_view.simplify().views == (View((2,), (0,), 0, ((0, 0),)),)
 
 
-def test_it_prints_its_views_in_the_order_of_reading() -> None:
+def test_views_are_printed_in_the_order_of_reading() -> None:
     x = Access.of((4, 6)).permute((1, 0)).pad(((0, 0), (1, 0)))
     assert str(x) == "(6,5):(1,6)-6 in [0:6, 1:5]"
     assert str(x.reshape((30,))) == "(6,5):(1,6)-6 in [0:6, 1:5] -> (30,):(1,)"
@@ -134,7 +134,9 @@ x46 = Access.of((4, 6))
         (lambda: x46.stride((1,)), r"invalid stride \(1,\) .* per dimension"),
     ],
 )
-def test_what_does_not_fit_is_refused(call: Callable[[], Access], message: str) -> None:
+def test_arguments_that_do_not_fit_the_shape_are_refused(
+    call: Callable[[], Access], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -228,7 +230,7 @@ def test_chains_of_movements_agree_with_numpy(
 
 @settings(max_examples=500)
 @given(chains())
-def test_contiguous_is_the_buffer_itself_and_found_wherever_it_is(
+def test_contiguous_is_true_exactly_for_the_whole_buffer(
     chain: tuple[Access, np.ndarray, np.ndarray],
 ) -> None:
     access, buffer, array = chain

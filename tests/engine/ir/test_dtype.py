@@ -83,7 +83,7 @@ def test_a_weak_type_has_no_representation(dtype: DType) -> None:
         ((f16, i32, weak_float), f16),
     ],
 )
-def test_types_that_meet_become(dtypes: tuple[DType, ...], expected: DType) -> None:
+def test_promotion_of_two_types(dtypes: tuple[DType, ...], expected: DType) -> None:
     assert promote(*dtypes) is expected
 
 
@@ -109,7 +109,7 @@ def test_a_promoted_type_is_weak_only_among_python_numbers() -> None:
         assert promote(a, b).is_weak == (a.is_weak and b.is_weak)
 
 
-def test_nothing_cannot_be_promoted() -> None:
+def test_promotion_needs_a_type() -> None:
     with pytest.raises(TypeError, match="at least one"):
         promote()
 
@@ -137,16 +137,16 @@ def test_the_type_of_a_value(value: Any, expected: DType) -> None:
     assert of(value) is expected
 
 
-def test_something_else_has_no_type() -> None:
+def test_other_objects_have_no_dtype() -> None:
     with pytest.raises(TypeError, match="str is no number"):
         of("3")
 
 
-def test_stored_types_come_back_from_numpy() -> None:
+def test_stored_types_survive_conversion_to_numpy() -> None:
     assert all(from_numpy(d.np) is d for d in STORED)
 
 
-def test_what_numpy_makes_of_python_numbers_is_narrowed() -> None:
+def test_arrays_of_python_numbers_are_narrowed_to_32_bits() -> None:
     assert from_numpy(np.array([1, 2]).dtype) is i32
     assert from_numpy(np.array([1.0, 2.0]).dtype) is f32
 

@@ -87,7 +87,7 @@ def test_builders_infer_shapes_and_dtypes(x: Node) -> None:
     assert move(Op.STRIDE, x, (1, -2)).shape == (2, 2)
 
 
-def test_what_changes_nothing_is_no_node(x: Node) -> None:
+def test_operations_without_effect_make_no_node(x: Node) -> None:
     assert cast(x, f32) is x
     assert reduce(Op.SUM, x, ()) is x
     assert move(Op.RESHAPE, x, (2, 3)) is x
@@ -99,7 +99,7 @@ def test_what_changes_nothing_is_no_node(x: Node) -> None:
     assert contiguous(contiguous(x + 1.0)) is contiguous(x + 1.0)
 
 
-def test_sources_come_before_what_uses_them(x: Node) -> None:
+def test_toposort_puts_sources_before_their_users(x: Node) -> None:
     left = x * 2.0
     root = alu(Op.MAX, alu(Op.SIN, left), left + x)
     order = toposort([root])
@@ -116,12 +116,12 @@ def test_deep_graphs_need_no_recursion(x: Node) -> None:
     assert substitute([node], {x: x * 2.0})[0].shape == (2, 3)
 
 
-def test_their_order_is_that_in_which_a_step_was_written(x: Node) -> None:
+def test_toposort_keeps_the_order_of_creation(x: Node) -> None:
     second, first = alu(Op.SIN, x), alu(Op.COS, x)
     assert toposort([first + second])[1:3] == [second, first]
 
 
-def test_what_others_hold_is_not_in_front_for_that() -> None:
+def test_nodes_of_other_graphs_do_not_change_the_order() -> None:
     def graph() -> list[str]:
         x = buffer(Buffer((), f32))
         low = alu(Op.SIN, x * 7.25) + alu(Op.SIN, const(7.5, f32)) * 7.75
@@ -144,7 +144,7 @@ def test_substitution_replaces_everywhere_and_keeps_the_rest(x: Node) -> None:
     assert substitute([untouched], {x: y})[0] is untouched
 
 
-def test_a_listing_is_the_same_where_somebody_holds_an_equal_constant() -> None:
+def test_a_listing_does_not_depend_on_constants_of_other_graphs() -> None:
     def listing(number: float) -> str:
         x = buffer(Buffer((2, 3), f32))
         return render_nodes([alu(Op.SIN, x) * number]).replace(str(number), "number")
@@ -169,7 +169,7 @@ def test_listings_number_every_node_and_name_its_sources(x: Node) -> None:
     assert all(arrow in drawn for arrow in ("n0 -> n2;", "n1 -> n2;", "n2 -> n3;"))
 
 
-def test_a_tree_shows_each_value_below_what_uses_it_and_its_sources_once(x: Node) -> None:
+def test_a_tree_shows_values_below_their_users_and_sources_once(x: Node) -> None:
     squares = (x + 1.0) * (x + 1.0)
     assert render_tree([squares, reduce(Op.SUM, squares, (1,))]).splitlines() == [
         "3 MUL f32[2, 3]",
@@ -215,7 +215,7 @@ def integers() -> Node:
         (lambda x: move(Op.PERMUTE, x, (0, 0)), ValueError, ["permute", "(0, 0)"]),
     ],
 )
-def test_builders_refuse_by_name(
+def test_errors_of_builders_name_the_operation(
     x: Node, act: Callable[[Node], object], error: type[Exception], words: list[str]
 ) -> None:
     with pytest.raises(error) as raised:

@@ -101,13 +101,13 @@ def test_a_selection_by_indices_masks_the_load(name: str) -> None:
         "exp2(0) is 1", "what may be infinite", "by floats",
     ],
 )  # fmt: skip
-def test_other_selections_stay(value: Node) -> None:
+def test_selections_by_other_values_stay_selects(value: Node) -> None:
     found = uops(value)
     assert any(u.arg is Op.WHERE for u in found if u.op is U.ALU)
     assert all(str(u.arg[1]) == "1" for u in found if u.op is U.LOAD)
 
 
-def test_a_choice_that_indices_decide_everywhere_is_made() -> None:
+def test_a_selection_with_a_constant_condition_is_resolved() -> None:
     (load,) = uops(pick(ROW < 5, X, Y))
     assert load.arg[0].lo == 0
     (load,) = uops(pick(alu(Op.EQ, ROW, number(-1)), alu(Op.EXP2, X), Y))
@@ -133,7 +133,7 @@ I, C = Var("i", 0, SHAPE[0] - 1), Var("c", 0, SHAPE[1] - 1)  # noqa: E741
     ],
     ids=str,
 )
-def test_what_is_no_index_arithmetic_has_no_expression(node: Node) -> None:
+def test_values_beyond_index_arithmetic_have_no_expression(node: Node) -> None:
     assert index_value(node, (I, C)) is None
 
 
@@ -221,7 +221,7 @@ def test_masked_values_on_every_mapping(mapping: str) -> None:
 
 
 @pytest.mark.parametrize("mapping", FORMS)
-def test_indices_whose_simplest_form_no_int_can_hold(mapping: str) -> None:
+def test_indices_whose_simplified_form_overflows_an_int(mapping: str) -> None:
     device = open_mapping(mapping)
     row = Tensor.arange(10, device=device).reshape(10, 1)
     column = Tensor.arange(64, device=device)
@@ -234,7 +234,7 @@ def test_indices_whose_simplest_form_no_int_can_hold(mapping: str) -> None:
     assert np.array_equal(chosen.numpy(), c // 16 + i * 100_000_000 < 500_000_000)
 
 
-def test_values_whose_simplest_form_no_long_can_hold_are_computed() -> None:
+def test_values_whose_simplified_form_overflows_a_long_are_computed() -> None:
     x = COLUMN
     for _ in range(3):
         x = alu(Op.DIV, x + ROW * number(200_000_003), number(536_870_909))

@@ -108,7 +108,7 @@ def test_a_quotient_and_the_remainder_of_another_do_not_join() -> None:
     assert_is(idx0 % 5 + idx0 // 5 % 4 * 10, "((((idx0//5)%4)*10)+(idx0%5))", 0, 34)
 
 
-def test_what_is_divided_is_never_negative() -> None:
+def test_dividends_are_never_negative() -> None:
     assert_is((idx0 - 3) // 10, "(((idx0+7)//10)-1)", -1, 9)
     assert_is((signed - 1) % 4, "((signed+7)%4)", 0, 3)
     assert_is(-digit // 2, "(((10-digit)//2)-5)", -5, 0)
@@ -121,7 +121,7 @@ def test_comparisons_fold_by_bounds() -> None:
     assert_is(at_least(a, 1), "(a>=1)", 0, 1)
 
 
-def test_comparisons_keep_only_what_matters() -> None:
+def test_comparisons_are_reduced_to_the_terms_that_matter() -> None:
     assert less(a * 4 + 3, 12) is less(a, 3)
     assert less(idx0 // 10, 7) is less(idx0, 70)
     assert at_least(idx0 // 10, 7) is at_least(idx0, 70)
@@ -213,7 +213,7 @@ def test_variables_are_found_once_each() -> None:
     assert Const(3).variables() == ()
 
 
-def test_substitution_simplifies_anew() -> None:
+def test_substitution_simplifies_again() -> None:
     assert (a * 10 + b).substitute({"b": digit}) // 10 is a
     assert (a // 2).substitute({"a": b * 2}) is b
     assert less(a, 5).substitute({"a": 3}) is ONE
@@ -225,7 +225,7 @@ def test_a_value_needs_every_variable() -> None:
         (a + b).evaluate({"a": 3})
 
 
-def test_splitting_and_adding_up_are_inverse() -> None:
+def test_linear_parts_is_the_inverse_of_linear() -> None:
     x = a * 3 - b + 7
     assert linear_parts(x) == (7, ((a, 3), (b, -1)))
     assert linear(*linear_parts(x)) is x
@@ -285,7 +285,7 @@ def test_order_is_the_same_in_every_run() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(0, 10**9), (-(10**9), 0)])
-def test_what_passes_an_int_on_the_way_is_computed_as_long(bounds: tuple[int, int]) -> None:
+def test_sums_with_intermediate_results_beyond_an_int_are_long(bounds: tuple[int, int]) -> None:
     x = Var("x", *bounds)
     assert max_magnitude(x * 3) == max_magnitude(x * 3 // 4) == 3 * 10**9
     assert "(x*3L)" in (x * 3 // 4).render("/")

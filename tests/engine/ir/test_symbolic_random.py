@@ -186,8 +186,8 @@ def test_building_a_simplified_expression_again_changes_nothing(pair: Pair) -> N
 
 @settings(max_examples=500)
 @given(expressions, SMALL)
-def test_what_needs_no_simplifying_is_as_simplified(pair: Pair, n: int) -> None:
-    """And so the same object: sums with a number, and products."""
+def test_shortcuts_of_sums_give_the_simplified_form(pair: Pair, n: int) -> None:
+    """Sums with a number, and products, are the same objects as `linear` gives."""
     x = pair[0]
     assert x + n is n + x is linear(n, [(x, 1)])
     assert x - n is linear(-n, [(x, 1)])

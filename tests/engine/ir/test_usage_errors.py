@@ -20,7 +20,7 @@ NUMPY = open_device("numpy")
 HERE = f"({__file__}:"
 
 
-def test_the_line_is_that_of_the_caller_however_deep_the_fault_lies() -> None:
+def test_an_error_names_the_line_of_the_user_however_deep_it_is_raised() -> None:
     x = Tensor(np.ones((2, 3)))
     network = nn.Sequential(lambda t: t.relu(), nn.Linear(Tensor(np.ones((4, 5)))))
     line = sys._getframe().f_lineno + 2
@@ -29,12 +29,12 @@ def test_the_line_is_that_of_the_caller_however_deep_the_fault_lies() -> None:
     assert str(raised.value).endswith(f"{HERE}{line})")
 
 
-def test_the_whole_package_is_passed_over_and_nothing_beside_it() -> None:
+def test_only_frames_of_the_package_are_skipped() -> None:
     assert imgmlp.__file__ is not None
     assert Path(PACKAGE) == Path(imgmlp.__file__).parent
 
 
-def test_what_python_calls_it_by_is_passed_over() -> None:
+def test_frames_of_python_and_numpy_are_skipped() -> None:
     class Mine(Tensor):
         seventh = functools.partialmethod(Tensor.sum, 7)
 
@@ -47,7 +47,7 @@ def test_what_python_calls_it_by_is_passed_over() -> None:
     assert HERE in str(raised.value)
 
 
-def test_without_a_line_there_is_none() -> None:
+def test_an_error_without_a_user_frame_names_no_line() -> None:
     assert user_line(None) == ""
     found = user_line(sys._getframe())
     assert found.startswith(__file__)

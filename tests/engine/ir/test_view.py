@@ -55,7 +55,7 @@ def test_padding_of_padding_is_one_mask() -> None:
     assert (str(offset), str(valid)) == ("(i-1)", "((i<4)&(i>=1))")
 
 
-def test_where_only_padding_is_seen_nothing_is_read() -> None:
+def test_views_of_padding_alone_are_empty() -> None:
     x = Access.of((3,)).pad(((2, 2),)).shrink(((0, 1),))
     for access in (x, x.reshape(()), x.reshape((1, 1)).expand((2, 3)), x.reshape(()).reshape((1,))):
         assert not gather(access, buffer_of((3,))).any()

@@ -35,8 +35,8 @@ def test_every_operation_has_a_rule_or_none_to_have() -> None:
 # --- kinks and ties ---
 
 
-def test_slopes_far_from_zero_are_flat_or_straight(device: AnyDevice) -> None:
-    """exp is infinite there, and infinity times zero is no number."""
+def test_gradients_far_from_zero_are_those_of_the_asymptotes(device: AnyDevice) -> None:
+    """exp overflows there, and infinity times zero would be NaN."""
     x = Tensor([-1000.0, -50.0, -12.0, 12.0, 50.0, 1000.0], device)
     g = {"sigmoid": x.sigmoid(), "tanh": x.tanh(), "gelu": x.gelu()}
     found = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
@@ -103,7 +103,7 @@ def test_equal_values_share_the_gradient_of_each_reduced_maximum(device: AnyDevi
         assert close(found[name], value, np.abs(value), roundings=4), name
 
 
-def test_more_equal_halves_than_a_half_can_count_share_it(device: AnyDevice) -> None:
+def test_more_equal_maxima_than_a_half_can_count_share_the_gradient(device: AnyDevice) -> None:
     x = Tensor(np.zeros(70_000, np.float16), device)
     (found,) = x.max().gradient([x])
     assert found.dtype is dtype.f16
@@ -120,7 +120,7 @@ def test_both_sides_of_a_maximum_add_up_to_the_whole(device: AnyDevice) -> None:
 # --- what is constant, and what is not connected ---
 
 
-def test_integers_comparisons_and_their_like_stop_gradients(device: AnyDevice) -> None:
+def test_integers_and_comparisons_stop_gradients(device: AnyDevice) -> None:
     x = Tensor([0.5, -1.5, 2.5], device)
     outputs = {
         "truncated": x.cast(dtype.i32).cast(dtype.f32) * x,
@@ -161,7 +161,7 @@ def test_a_tensor_used_often_receives_the_sum(device: AnyDevice) -> None:
     assert used.sum().gradient([x])[0].numpy().tolist() == [116, 118, 120]
 
 
-def test_looking_at_a_value_keeps_its_gradient(device: AnyDevice) -> None:
+def test_reading_a_value_keeps_its_gradient(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0], device)
     y = x * 3
     assert y.numpy().tolist() == [3, 6]
@@ -189,7 +189,7 @@ def test_gradients_of_gradients(device: AnyDevice) -> None:
 
 @pytest.mark.parametrize("table", [(9, 5), (9,), (3, 2, 4)])
 @pytest.mark.parametrize("places", [(), (7,), (2, 3)])
-def test_gathered_rows_send_back_the_sum_over_their_places(
+def test_the_gradient_of_a_gathered_row_is_the_sum_over_its_uses(
     table: tuple[int, ...], places: tuple[int, ...]
 ) -> None:
     rng = np.random.default_rng(1)
@@ -222,7 +222,7 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_movements_send_every_element_back_to_where_it_came_from(device: AnyDevice) -> None:
+def test_gradients_of_movements_return_to_the_elements_origin(device: AnyDevice) -> None:
     x = np.random.default_rng(2).uniform(-1, 1, (7, 11)).astype(np.float32)
     tensor = Tensor(x, device)
     losses = {name: weighted(act(tensor), device) for name, act in MOVES.items()}
@@ -305,7 +305,7 @@ def test_halves_are_added_in_float32_forwards_and_backwards(device: AnyDevice) -
 # --- the shape of the backward graph ---
 
 
-def test_padded_parts_that_tile_are_put_side_by_side_not_added() -> None:
+def test_gradients_of_slices_that_tile_are_concatenated() -> None:
     parts = [const(float(i), dtype.f32, (2, i)) for i in (1, 2, 3)]
     padded = [
         move(Op.PAD, part, ((0, 0), (begin, 6 - begin - part.shape[1])))

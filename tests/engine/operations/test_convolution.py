@@ -60,7 +60,7 @@ def test_a_convolution_of_a_picture_with_itself() -> None:
         ((1, 8, 9, 9), 4, 2, True),
     ],
 )
-def test_few_weights_over_one_picture_are_no_product(
+def test_a_convolution_with_few_weights_is_not_a_matrix_product(
     shape: tuple[int, ...], outputs: int, stride: int, product: bool
 ) -> None:
     x, w = drawn(shape, (outputs, 8, 3, 3))
@@ -71,7 +71,7 @@ def test_few_weights_over_one_picture_are_no_product(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_is_sent_back_is_not_computed_again_for_each_tap(count: int) -> None:
+def test_the_upstream_gradient_is_computed_once_for_all_taps(count: int) -> None:
     """For a GPU all that a kernel multiplies is a tap by a weight."""
     device = open_device("numpy:uops-group")
     x, w = (Tensor(np.ones(s, np.float32), device) for s in ((1, 3, 9, 9), (2, 3, 3, 3)))
@@ -85,7 +85,7 @@ def test_what_is_sent_back_is_not_computed_again_for_each_tap(count: int) -> Non
     assert sum(u.arg is Op.MUL for u in uops) == w.node.size
 
 
-def test_groups_have_sums_of_their_own() -> None:
+def test_groups_are_summed_separately() -> None:
     x, w = drawn((1, 16, 5, 5), (16, 1, 3, 3))
     assert Op.DOT not in {n.op for n in toposort([x.conv2d(w, groups=16).node])}
 
@@ -97,7 +97,7 @@ def test_groups_have_sums_of_their_own() -> None:
      {"padding": 5, "dilation": 9}],
     ids=str,
 )  # fmt: skip
-def test_windows_that_are_none_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_windows_are_refused(options: dict[str, Any]) -> None:
     """Also those that would see padding alone, of which nothing is the largest."""
     (x,) = drawn((1, 1, 5, 5))
     assert x.max_pool2d(2, stride=np.int64(1), padding=(1, 0)).shape == (1, 1, 6, 4)
@@ -105,7 +105,7 @@ def test_windows_that_are_none_are_refused(options: dict[str, Any]) -> None:
         x.max_pool2d(**{"kernel": 2, **options})
 
 
-def test_windows_around_a_picture_of_which_each_has_a_pixel_are_taken() -> None:
+def test_padding_is_allowed_if_each_window_has_a_pixel() -> None:
     (x,) = drawn((1, 1, 3, 4))
     assert x.max_pool2d(2, 1, (1, 2), 2).shape == (1, 1, 3, 6)
     assert np.array_equal(x.max_pool2d(3, 3, 2, (2, 3)).numpy(), x[:, :, :1, 1:2].numpy())

@@ -74,12 +74,12 @@ REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_host_knows_to_be_no_row_is_refused(name: str) -> None:
+def test_indices_of_the_host_out_of_bounds_are_refused(name: str) -> None:
     with pytest.raises(OutOfBoundsError, match=r"index (-?\d+) is out of bounds"):
         REFUSED[name](table())
 
 
-def test_a_table_of_other_rows_has_limits_of_its_own() -> None:
+def test_each_table_has_its_own_bounds() -> None:
     index = tensor(np.int32([0, 5]))
     tensor(np.zeros((9, 2))).gather(index).numpy()
     with pytest.raises(OutOfBoundsError, match="index 5 "):
@@ -87,7 +87,7 @@ def test_a_table_of_other_rows_has_limits_of_its_own() -> None:
     index.write(np.int32([0, 8]))  # which is a row of the only table that is read by it
 
 
-def test_only_what_a_view_takes_must_be_a_row() -> None:
+def test_only_indices_inside_a_view_must_be_in_bounds() -> None:
     index = tensor(I)
     parts = index[:2], Tensor.concat([index, index])[3:5], index.cast(dtype.u8)[:2]
     for taken in (kept := [table().gather(part) for part in parts]):
@@ -110,7 +110,7 @@ LATER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_what_is_written_later_must_be_rows_too(name: str) -> None:
+def test_indices_written_later_are_checked(name: str) -> None:
     x, index = table(), tensor(np.int32([0, 1]))
     program = compile(lambda: {"y": LATER[name](x, index)}, DEVICE)
     feeder, bad = Feeder(program, index), np.int32([0, BIG])
@@ -124,7 +124,7 @@ def test_what_is_written_later_must_be_rows_too(name: str) -> None:
     assert np.array_equal(program.read("y"), wanted.read("y"))
 
 
-def test_what_a_step_assigns_must_be_rows_now_and_later() -> None:
+def test_indices_assigned_by_a_step_are_checked_now_and_later() -> None:
     x, index, next_one = table(), tensor(np.int32([0, 1])), tensor(np.int32([2, 2]))
 
     def step(value: Tensor) -> dict[str, Tensor]:
@@ -140,7 +140,7 @@ def test_what_a_step_assigns_must_be_rows_now_and_later() -> None:
         next_one.write(np.int32([0, -1]))
 
 
-def test_what_a_step_computes_is_no_business_of_the_host() -> None:
+def test_indices_that_a_step_computes_are_not_checked_by_the_host() -> None:
     index = tensor(np.int32([5, 4]))
     program = compile(lambda: {"index": index.assign(index - 3)}, DEVICE)
     taken = compile(lambda: {"y": table().gather(index - 1)}, DEVICE)
@@ -151,7 +151,7 @@ def test_what_a_step_computes_is_no_business_of_the_host() -> None:
     assert taken.read("y").tolist() == X[[1, 0]].tolist()
 
 
-def test_what_is_sent_after_a_step_computed_it_is_given() -> None:
+def test_values_sent_after_a_step_are_from_the_host() -> None:
     index = tensor(np.int32([0, 1]))
     program = compile(lambda: {"index": index.assign(index + 1)}, DEVICE)
     program.run()
@@ -178,7 +178,7 @@ COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_what_is_computed_at_once_must_be_rows_too(device: AnyDevice, name: str) -> None:
+def test_indices_computed_immediately_are_checked(device: AnyDevice, name: str) -> None:
     x, i = Tensor(X, device), Tensor([3], device)
     state = Tensor(np.float32(5), device)
     with pytest.raises(OutOfBoundsError, match=r"a computed (index|target) is"):
@@ -199,7 +199,7 @@ PUT: dict[str, Callable[[Program, Tensor, np.ndarray], object]] = {
 
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("name", PUT)
-def test_what_a_compiled_step_has_moved_is_computed(
+def test_indices_moved_by_a_compiled_step_count_as_computed(
     device: AnyDevice, name: str, seen: bool
 ) -> None:
     """However the host put there what it was before, and wherever it was then."""
@@ -217,14 +217,14 @@ def test_what_a_compiled_step_has_moved_is_computed(
     assert np.array_equal(taken.numpy(), X[[2, 2]])
 
 
-def test_what_is_moved_at_once_is_given_as_it_was(device: AnyDevice) -> None:
+def test_indices_moved_immediately_are_still_from_the_host(device: AnyDevice) -> None:
     index = Tensor(np.int32([0, 7]), device)
     index.assign(index.flip(0))
     with pytest.raises(OutOfBoundsError, match="index 7 is out of bounds"):
         Tensor(X, device).gather(index)
 
 
-def test_computed_indices_that_are_rows_are_taken(
+def test_computed_indices_in_bounds_are_accepted(
     device: AnyDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, i = Tensor(X, device), Tensor([3, 4], device)
@@ -243,7 +243,7 @@ def test_computed_indices_that_are_rows_are_taken(
     assert nn.nll_loss(x[:2], i - 1).numpy() == -(X[0, 2] + X[1, 3]) / 2
 
 
-def test_what_a_user_compares_as_a_loss_does_may_be_of_no_class() -> None:
+def test_a_users_own_comparison_has_no_bounds() -> None:
     index = tensor(np.int32([1, 6])) + 1
     compared = Tensor.arange(4).reshape(1, 4).eq(index.reshape(2, 1))
     loss = nn.nll_loss(tensor(np.ones((2, 4))), index)
@@ -252,7 +252,7 @@ def test_what_a_user_compares_as_a_loss_does_may_be_of_no_class() -> None:
         loss.numpy()
 
 
-def test_an_index_is_freed_with_the_last_that_reads_it() -> None:
+def test_an_index_is_freed_with_its_last_reader() -> None:
     gc.disable()
     try:
         index = tensor(np.int32([0, 1]))
@@ -291,7 +291,7 @@ READERS: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_an_index_is_limited_as_long_as_something_reads_by_it(name: str) -> None:
+def test_bounds_hold_as_long_as_a_reader_exists(name: str) -> None:
     index = tensor(np.int32([0, 1]))
     reader = READERS[name](table(), index)
     for _ in range(2):
@@ -308,7 +308,7 @@ def test_an_index_is_limited_as_long_as_something_reads_by_it(name: str) -> None
         assert not index.node.arg.limits
 
 
-def test_limits_do_not_add_up() -> None:
+def test_bounds_of_freed_readers_are_dropped() -> None:
     order, data = tensor(np.arange(40, dtype=np.int32)), tensor(np.zeros((40, 2)))
     for begin in range(20):
         assert data[order[begin : begin + 5]].numpy().shape == (5, 2)
@@ -317,8 +317,8 @@ def test_limits_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("rows", [(2, 4), (4, 2)])
-def test_the_narrowest_of_the_tables_counts(rows: tuple[int, int]) -> None:
-    """That steps take rows of by the same indices, whichever was first."""
+def test_the_narrowest_bounds_of_all_readers_count(rows: tuple[int, int]) -> None:
+    """Two steps gather from tables of different sizes by the same indices, in either order."""
     at, kept = tensor(np.zeros(3, np.int32)), []
     for count in rows:
         narrow = tensor(np.zeros(count, np.float32))

@@ -47,7 +47,9 @@ def test_many_indices_are_sorted_and_few_compared(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_every_dtype_is_added_alike(kind: dtype.DType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scattered_rows_of_every_dtype_are_added(
+    kind: dtype.DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = open_device("numpy")
     x, new = (Tensor(drawn(n, seed=n), device).cast(kind) for n in (9, 300))
     at = Tensor(drawn(300), device)
@@ -83,7 +85,7 @@ def test_no_indices_change_nothing() -> None:
         lambda x, at: x.scatter_add(1, at, at), lambda x, at: x.scatter(1, at, at),
     ],
 )  # fmt: skip
-def test_more_elements_than_an_i32_has_places_for_are_refused(
+def test_more_elements_than_an_i32_can_index_are_refused(
     act: Callable[[Tensor, np.ndarray], Tensor],
 ) -> None:
     """Where their places would wrap; none of them lies in memory here."""

@@ -65,7 +65,7 @@ def test_operations_do_as_numpy(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 100), (100, 0), (2, 0, 70)])
-def test_lines_that_are_not_there_are_sorted(device: AnyDevice, shape: tuple[int, ...]) -> None:
+def test_sorting_without_lines(device: AnyDevice, shape: tuple[int, ...]) -> None:
     x = Tensor(np.zeros(shape), device)
     for axis in range(len(shape)):
         order, found = x.argsort(axis), x.sort(axis, descending=True)
@@ -76,7 +76,7 @@ def test_lines_that_are_not_there_are_sorted(device: AnyDevice, shape: tuple[int
         assert slope.numpy().shape == order.numpy().shape == shape
 
 
-def test_they_are_made_read_and_replaced(device: AnyDevice) -> None:
+def test_empty_tensors_are_created_read_and_written(device: AnyDevice) -> None:
     x = Tensor([], device)
     assert (x.shape, x.dtype, x.realized, len(x), [*x]) == ((0,), dtype.f32, True, 0, [])
     assert x.numpy().shape == (0,)
@@ -97,7 +97,7 @@ def test_they_are_made_read_and_replaced(device: AnyDevice) -> None:
             y.write(other)
 
 
-def test_reductions_begin_from_what_they_begin_from(device: AnyDevice) -> None:
+def test_reductions_of_no_elements_give_the_neutral_element(device: AnyDevice) -> None:
     x = Tensor(np.zeros((0, 3)), device)
     assert x.sum(0).numpy().tolist() == [0, 0, 0]
     assert x.prod(0).numpy().tolist() == x.prod(np.int64(0)).numpy().tolist() == [1, 1, 1]
@@ -111,7 +111,7 @@ def test_reductions_begin_from_what_they_begin_from(device: AnyDevice) -> None:
             act()
 
 
-def test_what_is_put_together_and_taken(device: AnyDevice) -> None:
+def test_joining_padding_and_indexing_without_elements(device: AnyDevice) -> None:
     x, y = Tensor(np.zeros((0, 3)), device), Tensor([[1.0, 2.0, 3.0]], device)
     assert Tensor.concat([x, y, x]).numpy().tolist() == [[1, 2, 3]]
     assert (y.transpose() @ x[:, :0].reshape(0, 3)[:0].pad((0, 1), (0, 0))).shape == (3, 3)
@@ -126,7 +126,7 @@ def test_what_is_put_together_and_taken(device: AnyDevice) -> None:
         x.reshape(0, -1)
 
 
-def test_steps_with_them_run(device: AnyDevice) -> None:
+def test_compiled_steps_with_empty_tensors_run(device: AnyDevice) -> None:
     """Beside others, as outputs, in loops and choices, in layers."""
     x, n = Tensor(np.zeros((0, 4)), device), Tensor([3.0], device)
 
@@ -157,7 +157,7 @@ def test_sizes_are_not_negative(make: Callable[[], Tensor]) -> None:
         make()
 
 
-def test_a_step_of_nothing_else_runs() -> None:
+def test_a_step_of_empty_tensors_only_runs() -> None:
     device = open_opencl()
     program = compile(lambda: {"x": Tensor(np.zeros((3, 0)), device) * 2}, device)
     program.run()

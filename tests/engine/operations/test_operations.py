@@ -112,7 +112,7 @@ def test_the_page_is_what_the_tool_writes() -> None:
     assert page == operations.page(), "run python tools/operations.py > docs/operations.md"
 
 
-def test_numbers_that_are_none_and_those_without_end(device: AnyDevice) -> None:
+def test_nan_and_infinity(device: AnyDevice) -> None:
     a = np.array([np.nan, np.inf, -np.inf, 0, -2.5, 2.5, 3.5, 1e9, -1e30], np.float32)
     x, y = Tensor(a, device), Tensor(a[::-1].copy(), device)
     functions: dict[str, tuple[Tensor, Callable[[], np.ndarray]]] = {
@@ -147,7 +147,7 @@ def test_numbers_that_are_none_and_those_without_end(device: AnyDevice) -> None:
             assert close(found, wanted, roundings=8), name
 
 
-def test_powers_are_numpys_also_without_end_and_of_zeros_of_either_sign(device: AnyDevice) -> None:
+def test_powers_of_infinities_and_signed_zeros_are_numpys(device: AnyDevice) -> None:
     bases = np.float32([-np.inf, -2, -1, -0.0, 0, 1, 2, np.inf, np.nan])
     a, b = np.meshgrid(bases, np.float32([-np.inf, -3, -2, -0.5, 0, 0.5, 1, 2, 3, np.inf, np.nan]))
     x, y = Tensor(a, device), Tensor(b, device)
@@ -177,13 +177,13 @@ def test_signs_of_zeros_are_those_of_the_page() -> None:
         assert (np.signbit(found.numpy()) == sign).all()
 
 
-def test_little_is_left_of_a_gelu_far_below_zero(device: AnyDevice) -> None:
+def test_gelu_is_accurate_far_below_zero(device: AnyDevice) -> None:
     x = np.float32([-0.7, -1.4142135, -1.5, -3, -4.735, -5.615, -9, 0, 0.3, 4, 3e38])
     wanted = [float(v) / 2 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
     assert np.allclose(Tensor(x, device).gelu(exact=True).numpy(), wanted, rtol=2e-5, atol=0)
 
 
-def test_the_difference_of_equal_products_is_nothing(device: AnyDevice) -> None:
+def test_the_difference_of_equal_products_is_zero(device: AnyDevice) -> None:
     """As neither of them is rounded otherwise than the other."""
     values = np.float32([0.1, 0.3, 1 / 3, 2.7] * 4)
     a, b, c = (Tensor(v.copy(), device) for v in (values, values[::-1], values))
@@ -193,7 +193,7 @@ def test_the_difference_of_equal_products_is_nothing(device: AnyDevice) -> None:
     assert not program.read("roots").any()
 
 
-def test_the_largest_of_an_expression_is_one_of_its_values(device: AnyDevice) -> None:
+def test_the_maximum_of_an_expression_equals_one_of_its_values(device: AnyDevice) -> None:
     """However its product is rounded in one kernel, and in others, which need that as well."""
     draw = np.random.default_rng(0).normal
     shapes = (500, 17), (500, 17), (17,)
@@ -213,7 +213,7 @@ def test_the_largest_of_an_expression_is_one_of_its_values(device: AnyDevice) ->
     assert np.array_equal(places.read("at"), chosen.argmax(1))
 
 
-def test_quotients_and_what_they_leave_are_numpys(device: AnyDevice) -> None:
+def test_quotients_and_remainders_are_numpys(device: AnyDevice) -> None:
     """Also where x / y is large, infinite or beside a whole number; of integers by 0 it is 0."""
     inf = np.inf
     pairs = [(1e8, 3), (1e10, 3), (16777215, 0.1), (1, 0.1), (5.3, inf), (-5.3, inf), (5.3, -inf),
@@ -256,7 +256,7 @@ def test_an_infinite_pixel_stays_where_it_is() -> None:
     assert whole.numpy().tolist() == [[1 << 30 | 1] * 2 + [3] * 2] * 2
 
 
-def test_what_is_left_out_has_a_meaning() -> None:
+def test_omitted_arguments_have_defaults() -> None:
     device, a = open_mapping("numpy"), np.arange(12, dtype=np.float32).reshape(3, 4)
     x = Tensor(a, device)
     assert np.array_equal(x.flip().numpy(), np.flip(a))
@@ -267,7 +267,7 @@ def test_what_is_left_out_has_a_meaning() -> None:
         assert np.array_equal(found, nn.attention(x, x, x, causal=True).numpy())
 
 
-def test_all_and_any_are_numpys_of_numbers_and_of_nothing() -> None:
+def test_all_and_any_of_numbers_and_of_no_elements_are_numpys() -> None:
     device = open_mapping("numpy")
     a = np.array([[0, 0, np.nan], [1, -2, 0.5], [0, 0, 0]], np.float32)
     for array in (a, a[:2], a[:0], a[:, :0], a > 0, np.uint8([[0, 255, 255]])):
@@ -312,7 +312,7 @@ def test_a_number_that_a_dtype_cannot_hold_is_refused(act: Callable[[], Tensor])
         act()
 
 
-def test_numbers_beyond_a_dtype_are_what_they_are_where_the_answer_is_another_one() -> None:
+def test_comparisons_with_integers_beyond_the_dtype_are_right() -> None:
     found = [small() ** -2, small() ** 300, small("i1") ** 100, small().isclose(300)]
     wanted = [[1 / 4, 1 / 9], [math.inf, math.inf], [2.0**100, math.inf], [False, False]]
     for t, value in zip(found, wanted, strict=True):
@@ -344,8 +344,8 @@ def test_small_integers_and_halves_keep_their_dtypes(device: AnyDevice) -> None:
     assert all(program.read(name).dtype == np.float16 for name in halves)
 
 
-def test_logarithms_near_one_are_exact(device: AnyDevice) -> None:
-    """What 1 + x rounds away is put back, and so it is in softplus, of which it is the end."""
+def test_logarithms_near_one_are_accurate(device: AnyDevice) -> None:
+    """log1p corrects the rounding of 1 + x. softplus ends in it, so it is accurate as well."""
     near = np.float32([f * 10.0**-n for n in range(1, 10) for f in (1, -1, 3, -3)])
     low = np.linspace(-16, 0, 99, dtype=np.float32)
     x, y = Tensor(near, device), Tensor(low, device)
@@ -490,12 +490,12 @@ def test_a_scalar_is_reduced_and_its_softmax_is_one(device: AnyDevice) -> None:
     assert x.std().item() == x.log_softmax().item() == 0
 
 
-def test_what_is_detached_has_no_gradient(device: AnyDevice) -> None:
+def test_a_detached_tensor_has_no_gradient(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0], device)
     assert (x.detach() * x).sum().gradient([x])[0].numpy().tolist() == [1, 2]
 
 
-def test_ranges_identities_and_likes() -> None:
+def test_arange_eye_and_full_like() -> None:
     device = open_mapping("numpy")
     for arguments in [(5,), (2, 9), (2, 9, 3), (9, 2, -2), (0.5, 2.1, 0.4), (1.0,)]:
         found = Tensor.arange(*arguments, device=device)
@@ -507,7 +507,7 @@ def test_ranges_identities_and_likes() -> None:
     assert x.full_like(0.5, dtype.f16).dtype is dtype.f16
 
 
-def test_a_class_may_have_a_share(device: AnyDevice) -> None:
+def test_cross_entropy_takes_class_probabilities(device: AnyDevice) -> None:
     rng = np.random.default_rng(0)
     logits, shares = rng.normal(size=(5, 7)), rng.uniform(size=(5, 7))
     wanted = -(shares * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum() / 5

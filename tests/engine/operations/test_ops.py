@@ -129,7 +129,7 @@ def test_values_and_gradients(device: AnyDevice, part: int) -> None:
             assert close(program.read(name), value, magnitude), name
 
 
-def test_tanh_and_expm1_have_their_digits_near_0_too(device: AnyDevice) -> None:
+def test_tanh_and_expm1_are_accurate_near_0(device: AnyDevice) -> None:
     """Relative to each value, not to the largest."""
     sizes = np.float32(10) ** np.linspace(-30, 1.9, 400, dtype=np.float32)
     a = np.concatenate([-sizes, sizes, np.float32([0, np.inf, -np.inf, np.nan])])
@@ -364,7 +364,7 @@ def test_misuse_names_operation_and_shapes(
         assert word in str(raised.value)
 
 
-def test_two_openings_of_a_device_are_told_as_such() -> None:
+def test_the_error_distinguishes_two_openings_of_a_device() -> None:
     x, y = (Tensor([1.0], open_device("numpy")) for _ in range(2))
     with pytest.raises(ValueError, match="another opening of it: call open_device once"):
         x + y
@@ -372,7 +372,7 @@ def test_two_openings_of_a_device_are_told_as_such() -> None:
         compile(lambda: {"x": x * 2}, open_device("numpy"))
 
 
-def test_a_tensor_says_where_its_elements_lie() -> None:
+def test_a_tensor_has_strides_and_flat_indices() -> None:
     x = Tensor(np.arange(24.0).reshape(2, 3, 4), open_device("numpy"))
     assert x.strides == (12, 4, 1)
     assert x.numpy().ravel()[x.flat_index(1, 2, 3)] == x[1, 2, 3].item() == 23

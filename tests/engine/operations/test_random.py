@@ -57,7 +57,7 @@ def test_a_seed_is_a_whole_number_wherever_it_comes_from() -> None:
             Tensor.random_bits((2,), seed)  # type: ignore[arg-type]
 
 
-def test_seeds_give_streams_of_their_own() -> None:
+def test_different_seeds_give_different_streams() -> None:
     """No number in common but by chance: 8 * 300 of 2**32 meet with probability 0.0007."""
     different = [s for s in SEEDS if s != -1]
     drawn = [b for seed in different for b in bits(300, seed)]
@@ -97,7 +97,7 @@ def test_normal_numbers_are_those_of_box_and_muller(device: AnyDevice) -> None:
         assert close(value, 1 + radius * math.cos(angle), size, roundings=16)
 
 
-def test_draws_are_where_the_seed_is_unless_told_otherwise(device: AnyDevice) -> None:
+def test_random_numbers_are_by_default_on_the_device_of_the_seed(device: AnyDevice) -> None:
     seed = Tensor(np.uint32(5), device)
     for draw in (Tensor.random_bits, Tensor.uniform, Tensor.normal):
         assert draw((3,), (1, seed)).device is device

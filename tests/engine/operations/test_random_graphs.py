@@ -44,9 +44,7 @@ FORMS = ("numpy:procedure", "numpy:uops", "numpy:uops-group", "numpy")
 @pytest.mark.parametrize(
     ("form", "first"), [(FORMS[n // 60], n) for n in range(0, 60 * len(FORMS), TOGETHER)]
 )
-def test_nodes_are_what_numpy_says_and_what_they_become_gives_the_same(
-    form: str, first: int
-) -> None:
+def test_nodes_and_their_lowered_forms_agree_with_numpy(form: str, first: int) -> None:
     """Of a graph both in one test, as to find out what is right takes the longest."""
     for seed in range(first, first + TOGETHER):
         graph, wanted = drawn(seed)
@@ -57,14 +55,14 @@ def test_nodes_are_what_numpy_says_and_what_they_become_gives_the_same(
 
 
 @pytest.mark.parametrize(("form", "first", "count"), [("one", 180, 4), ("group", 184, 2)])
-def test_what_nodes_are_compiled_to_gives_the_same(form: str, first: int, count: int) -> None:
+def test_compiled_graphs_agree_with_numpy(form: str, first: int, count: int) -> None:
     pairs = [drawn(seed) for seed in range(first, first + count)]
     found = faults_on([g for g, _ in pairs], [w for _, w in pairs], open_mapping(form), form)
     for seed, faults in enumerate(found, first):
         assert not faults, f"seed {seed}"
 
 
-def test_most_is_claimed_and_closely() -> None:
+def test_error_bounds_are_tight_and_cover_most_values() -> None:
     """A bound that allows anything would find nothing."""
     close, all_slopes, told_of = [], 0, 0
     for seed in range(40):
@@ -91,7 +89,7 @@ def test_every_operation_is_drawn() -> None:
     assert not rows - {m for text in texts for m in re.findall(named, text)} - beside
 
 
-def test_lines_longer_than_what_is_counted_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_too_long_for_counting_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         scans, "MAX_COUNTED_LINE", 2
     )  # few lines of a random graph have more than 64
@@ -107,7 +105,7 @@ def test_lines_longer_than_what_is_counted_are_merged(monkeypatch: pytest.Monkey
 # --- faults put in on purpose ---
 
 
-def test_a_shape_that_is_wrong_is_a_fault_though_it_has_no_elements() -> None:
+def test_a_wrong_shape_without_elements_is_a_fault() -> None:
     leaves = {"x1": np.ones((2, 3), np.float32)}
     for array, fault in (("x1[:0]", ""), ("x1[:0, :1]", "its shape is (0, 1), not (0, 3)")):
         graph = Graph(leaves, (Line(("v1",), "x1[:0]", array),), ("v1",))

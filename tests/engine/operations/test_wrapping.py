@@ -41,7 +41,7 @@ def test_signed_integers_wrap(device: AnyDevice, case: str, repeats: int) -> Non
     np.testing.assert_array_equal(found, CASES[case](values.astype(np.int64), wrapped))
 
 
-def test_counted_numbers_wrap(device: AnyDevice) -> None:
+def test_ranges_wrap(device: AnyDevice) -> None:
     found = (Tensor.arange(10, device=device) + (2**31 - 5)) < 0
     assert found.numpy().tolist() == [False] * 5 + [True] * 5
 

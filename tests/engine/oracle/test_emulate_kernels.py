@@ -46,7 +46,7 @@ def test_a_computed_value_is_reached_through_views_in_any_number() -> None:
     assert np.array_equal(held[out], held[many] + 1)
 
 
-def test_kernels_see_what_those_before_them_left() -> None:
+def test_kernels_see_the_stores_of_earlier_kernels() -> None:
     held = memory()
     one = Kernel("k0_map", (4, 3), (Store(buffer(OUT), buffer(X) + 1.0),), None)
     two = Kernel("k1_map", (4, 3), (Store(buffer(X), buffer(OUT) * 2.0),), None)
@@ -64,7 +64,7 @@ def test_a_product_reads_one_part_of_the_buffer_that_it_writes() -> None:
     assert np.array_equal(held[joined], [0, 1, 2, *wanted])
 
 
-def test_a_place_that_leads_outside_is_reported() -> None:
+def test_a_place_out_of_bounds_is_reported() -> None:
     small = Buffer((2, 3), f32, name="small")
     held = memory() | {small: np.zeros(6, np.float32)}
     with pytest.raises(IndexError, match=r"k0_map: a store .* of small f32\[2, 3\]"):
@@ -94,7 +94,7 @@ def test_an_element_that_reads_what_another_one_writes_is_reported(value: Node) 
         run(value, buffer(X), memory())
 
 
-def test_buffers_that_a_plan_laid_over_each_other_are_reported() -> None:
+def test_overlapping_buffers_are_reported() -> None:
     arena = np.zeros(20, np.float32)
     with pytest.raises(ValueError, match=r"k0_map: out f32\[4, 3\] and x f32\[4, 3\] share bytes"):
         run(buffer(X), buffer(OUT), {X: arena[:12], OUT: arena[8:]})

@@ -111,7 +111,7 @@ def test_ternary_operations() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bool", "i1", "u1", "i4", "u4", "f2", "f4", "f8"])
-def test_a_choice_keeps_every_bit(kind: str) -> None:
+def test_select_keeps_every_bit(kind: str) -> None:
     """Of zeros with a sign, NaNs and all others, whether values repeat along axes or not."""
     random, dtype = np.random.default_rng(0), np.dtype(kind)
     x, y = random.integers(0, 2 if kind == "bool" else 256, (2, 7, 5 * dtype.itemsize), np.uint8)
@@ -192,7 +192,7 @@ def test_widths_are_those_of_the_dtype_unless_wide() -> None:
     assert value(const(250, u8) + const(10, u8), wide=True) == 4  # integers wrap all the same
 
 
-def test_infinities_come_without_warnings() -> None:
+def test_infinities_give_no_warnings() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert value(const(1, f32) / 0.0) == math.inf
@@ -215,16 +215,16 @@ def test_the_hash_is_lowbias32() -> None:
     assert value(alu(Op.HASH, const(77, u32))) == reference(77)
 
 
-def test_the_hash_keeps_different_numbers_apart() -> None:
-    """All values of one half of the bits, some of the other."""
+def test_the_hash_maps_different_numbers_to_different_ones() -> None:
+    """For all values of one half of the bits, and some of the other half."""
     low = np.arange(2**16, dtype=np.uint32)
     for high in (0, 0x1234, 0xFFFF):
         assert len(np.unique(lowbias32(low | np.uint32(high << 16)))) == 2**16
         assert len(np.unique(lowbias32(low << np.uint32(16) | np.uint32(high)))) == 2**16
 
 
-def test_what_numpy_would_repeat_by_itself_has_its_shape_where_that_is_needed() -> None:
-    """Beside an operand of the whole shape alone; not by itself, nor in anything but arithmetic."""
+def test_expands_are_done_where_numpy_does_not_broadcast() -> None:
+    """They are left to NumPy only in arithmetic with an operand of the whole shape."""
     (row, a), (column, b), (full, c) = (
         leaf(x, f32) for x in ([[1, 2, 3]], [[4], [5]], [[6] * 3] * 2)
     )
@@ -253,8 +253,8 @@ def test_what_numpy_would_repeat_by_itself_has_its_shape_where_that_is_needed() 
     assert found[1].tolist() == [1, 2, 3, 1, 2, 3]
 
 
-def test_what_one_choice_leaves_behind_has_its_shape_for_another_one() -> None:
-    """Which finds some of it worked out, and never asks for what that was made of."""
+def test_values_shared_by_choices_have_their_full_shape() -> None:
+    """A later choice reuses values of an earlier one, but not their sources."""
     (row, a), (full, b), (flag, c) = (leaf(x, f32) for x in ([[1, 2, 3]], [[6] * 3] * 2, [[1.0]]))
     wide, yes = move(Op.EXPAND, row, (2, 3)), move(Op.RESHAPE, flag, ()) < const(2, f32)
     made = wide * full
@@ -270,7 +270,7 @@ def test_what_one_choice_leaves_behind_has_its_shape_for_another_one() -> None:
         assert found[2].tolist() == [2, 4, 6]
 
 
-def test_values_are_freed_once_nobody_needs_them() -> None:
+def test_values_are_freed_after_their_last_use() -> None:
     start, values = leaf(np.zeros(1 << 17), f32)
     value = start
     for number in range(20):
@@ -282,8 +282,8 @@ def test_values_are_freed_once_nobody_needs_them() -> None:
     assert peak < 4 * start.size * 4  # bytes; there are 40 values
 
 
-def test_the_most_bytes_at_once_are_counted_before() -> None:
-    """Of three values in a row two are needed at a time; views and Buffers add nothing."""
+def test_peak_bytes_are_those_of_an_evaluation() -> None:
+    """Of three consecutive values two are live at a time; views and Buffers take no memory."""
     x, held = leaf(np.ones((500, 400)), f32)
     turned = move(Op.PERMUTE, x, (1, 0))
     total = reduce(Op.SUM, (turned + turned) * turned * turned, (0, 1))
@@ -296,7 +296,7 @@ def test_the_most_bytes_at_once_are_counted_before() -> None:
     assert peak >= peak_bytes([total])
 
 
-def test_one_number_that_stands_in_memory_has_no_axes() -> None:
+def test_a_scalar_in_memory_has_no_axes() -> None:
     node = contiguous(alu(Op.NEG, const(2.0, f32)))
     (found,) = evaluate([node], {})
     assert found.shape == ()

@@ -21,7 +21,7 @@ def watching(groups: int = 6, items: int = 6) -> Sanitizer:
     return Sanitizer("k", {OUT: np.arange(6, dtype=np.float32)}, [OUT], [OUT], groups, items)
 
 
-def test_what_is_stored_is_in_memory_and_what_is_read_is_not_needed_everywhere() -> None:
+def test_stores_reach_memory_and_masked_reads_give_zero() -> None:
     watch = watching()
     watch.write("a store", OUT, EACH, EACH != 4, ITEMS, EACH * 2.0)
     assert np.array_equal(watch.memory[OUT], [0, 2, 4, 6, 4, 10])
@@ -36,7 +36,7 @@ def test_halves_are_read_as_floats() -> None:
 
 
 @pytest.mark.parametrize("by", [-1, 1])
-def test_an_access_outside_is_refused(by: int) -> None:
+def test_an_access_out_of_bounds_is_refused(by: int) -> None:
     wrong = 6 if by > 0 else -1
     with pytest.raises(IndexError, match=rf"k: a read touches element {wrong} of out f32\[6\]"):
         watching().read("a read", OUT, EACH + by, None, ITEMS)
@@ -49,7 +49,7 @@ def test_two_items_that_write_one_element_race() -> None:
         watching().write("a store", OUT, EACH // 2, None, ITEMS, EACH)
 
 
-def test_items_that_write_what_others_wrote_before_race() -> None:
+def test_items_that_overwrite_stores_of_others_race() -> None:
     watch = watching()
     watch.write("one", OUT, EACH, None, ITEMS, EACH)
     watch.write("two", OUT, EACH, None, ITEMS, EACH)  # each its own again
@@ -70,7 +70,7 @@ def test_an_item_that_reads_what_another_writes_races(first: str) -> None:
             watch.finish()
 
 
-def test_what_everybody_reads_nobody_writes_unless_alone() -> None:
+def test_writing_what_all_items_read_races_unless_there_is_one_item() -> None:
     for items in (6, 1):
         watch = watching(items, items)
         watch.read("a read", OUT, np.zeros(1, int), None, Loops())
