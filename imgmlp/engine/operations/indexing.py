@@ -152,16 +152,7 @@ class Indexing(Functions):
         parts = key if isinstance(key, tuple) else (key,)
         if BASIC_KEY_TYPES.issuperset(map(type, parts)):  # fast path for nearly all uses
             return super().__getitem__(parts)
-        keys = [_normal_key(k) for k in parts]
-        count = sum(map(_axes_indexed, keys))
-        if count > len(self.shape):
-            raise misuse(OutOfBoundsError, f"{count} indices for a Tensor of shape {self.shape}")
-        if sum(k is ... for k in keys) > 1:
-            raise misuse(OutOfBoundsError, f"index {key} has more than one ...")
-        gap = next((i for i, k in enumerate(keys) if k is ...), len(keys))
-        left = len(self.shape) - count
-        keys[gap : gap + 1] = [slice(None)] * left if left else keys[gap : gap + 1]
-        keys = self._masks_as_indices(keys)
+        keys = self._keys_of_all_axes([_normal_key(k) for k in parts])
         plain = (slice(None) if _is_array(k) else k for k in keys if _axes_indexed(k))
         taken, axis = super().__getitem__(tuple(plain)), 0
         arrays: list[tuple[int, Any]] = []
@@ -182,6 +173,23 @@ class Indexing(Functions):
             return taken
         (first, begin), (last, _) = places[0], places[-1]
         return taken._take_elements(arrays, begin if last - first < len(places) else 0)
+
+    def _keys_of_all_axes(self, keys: list[Any]) -> list[Any]:
+        """The keys with slices for the remaining axes, and with indices instead of masks.
+
+        A `...` stays if no axis remains. Raises OutOfBoundsError for too many keys, or several of
+        `...`.
+        """
+        count = sum(map(_axes_indexed, keys))
+        if count > len(self.shape):
+            raise misuse(OutOfBoundsError, f"{count} indices for a Tensor of shape {self.shape}")
+        if sum(k is ... for k in keys) > 1:
+            raise misuse(OutOfBoundsError, f"index {tuple(keys)} has more than one ...")
+        gap = next((i for i, k in enumerate(keys) if k is ...), len(keys))
+        remaining = len(self.shape) - count
+        if remaining:
+            keys[gap : gap + 1] = [slice(None)] * remaining
+        return self._masks_as_indices(keys)
 
     def _masks_as_indices(self, keys: Sequence[Any]) -> list[Any]:
         """The keys with the indices of True instead of each mask.

@@ -1,4 +1,5 @@
-"""What a step means, in NumPy: each form of it is run there and watched for faults.
+"""The reference in NumPy that every device is compared with.
 
-The reference that every device is compared with. May import ir.
+It runs each intermediate form of a step, and reports invalid accesses and data races. May import
+ir.
 """

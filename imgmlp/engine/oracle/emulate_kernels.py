@@ -1,9 +1,9 @@
-"""The emulator of Procedures in NumPy: kernels run by their expressions and places.
+"""The emulator of Procedures in NumPy: it evaluates the expressions of kernels at their places.
 
-The interpreter of Nodes says what a step means. Here the step runs as it was scheduled, through the
-accesses that views and symbolic indices became. So a wrong value, an index out of bounds or a race
-shows in the form of the compiler that introduced it. All elements of a kernel are computed at once;
-the terms of a reduction or product are further axes.
+The interpreter of Nodes defines what a step computes. Here the step runs as it was scheduled, with
+the offsets that views and index expressions give. So a wrong value, an index out of bounds or a
+race is found in the form of the compiler that introduced it. All elements of a kernel are computed
+at once; the terms of a reduction or product are further axes.
 """
 
 from __future__ import annotations
