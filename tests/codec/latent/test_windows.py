@@ -320,7 +320,7 @@ def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(latent_trainer, "window_exponent", lambda steps: asked.append(steps) or 0.5)
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
-    trainer.begin_pass(1e-3, Search(step).run(1e-3))
+    trainer.begin_pass(1e-3, Search(step).run(1e-3, rounds=1))
     trainer.done = 200
     trainer._steer()
     trainer.state.steps = 200  # as long as no step of the pass is whole
@@ -538,6 +538,7 @@ def test_their_lambda_falls_to_the_one_that_is_wanted(monkeypatch: pytest.Monkey
     assert all(a > b for a, b in pairwise(before[: before.index(min(before)) + 1]))
     assert {lmbda for done, lmbda in run if done >= 30} == {1e-3}
     steered.clear()
+    monkeypatch.setattr(passes, "MAX_PASSES", 0)
     wanted = Goal("bytes", 300)
     encoder.encode(Picture(pixels), wanted, Workload(60), open_device("numpy"))
     earliest = next(lmbda for done, lmbda in steered if done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from functools import partial
@@ -221,6 +222,12 @@ def test_the_same_choices_give_the_same_bytes() -> None:
     assert first.bytes == second.bytes
 
 
+@functools.cache
+def whole(target: Goal) -> bytes:
+    """The file of a run that is not stopped."""
+    return run(target).bytes
+
+
 @pytest.mark.parametrize(
     ("target", "looks"),
     [
@@ -232,7 +239,6 @@ def test_the_same_choices_give_the_same_bytes() -> None:
 def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     target: Goal, looks: tuple[int, int], tmp_path: Path
 ) -> None:
-    whole = run(target)
     checkpoint = Checkpoint(tmp_path / "c", "k")
     picture, device = Picture(small_pixels()), open_device("numpy")
     notes: list[str] = []
@@ -241,7 +247,7 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
         with pytest.raises(Interrupted, match="stopped after"):
             encode(picture, target, SHORT, device, Run(None, stop, notes.append, checkpoint))
     found = encode(picture, target, SHORT, device, Run(note=notes.append, checkpoint=checkpoint))
-    assert found.bytes == whole.bytes
+    assert found.bytes == whole(target)
     assert found.resumed > 0
     assert len(notes) == len(looks)
     assert all(note.startswith("continuing after") for note in notes)
