@@ -28,15 +28,16 @@ from imgmlp.engine.runtime import program_cache
 
 PICTURE = 512, 512, 3
 REPLAYS = 200  # steps, of which the host's work is measured
-MOST = {  # microseconds a launch: `python` alone, `host` with the driver's part of enqueueing
+# Goals. `python` and `host` are microseconds per launch, without and with the driver's enqueueing.
+MOST = {
     "mlp-general": {"seconds": 0.3, "launches": 14, "python": 10.0},
     "mlp": {"seconds": 0.3, "launches": 14, "python": 10.0},
     "transformer-1": {"python": 10.0},
     "transformer-4": {"seconds": 3.0, "python": 10.0},
 }
 LEAST = {"mlp-general": {"saved": 0.7}, "mlp": {"saved": 0.7}, "transformer-1": {"saved": 0.7}}
-# those of `lower`
-PASSES = ("simplify", "schedule", "block_procedure", "fuse", "linearize", "render", "plan")
+# Functions of imgmlp/engine/compiler.py whose time is shown.
+PASSES = ("simplify", "schedule", "block_procedure", "fuse", "linearize", "render", "plan_memory")
 
 
 def make(step: str, device: AnyDevice) -> Program:
@@ -48,9 +49,9 @@ def make(step: str, device: AnyDevice) -> Program:
 
 
 class Clock:
-    """Takes the place of a module's function, and adds up what its calls take.
+    """Replaces a module's function and adds up the time of its calls.
 
-    In seconds of this thread's processor time, so that other programs do not count.
+    It counts seconds of this thread's processor time, which exclude other programs.
     """
 
     def __init__(self, holder: Any, name: str) -> None:
@@ -66,7 +67,7 @@ class Clock:
 
 
 def host_time(program: Program) -> float:
-    """Microseconds of this thread's processor time that a launch takes while a step replays."""
+    """Microseconds of this thread's processor time per launch while a step replays."""
     found = []
     for _ in range(5):
         program.wait()
@@ -78,7 +79,7 @@ def host_time(program: Program) -> float:
 
 
 def without_driver(measure: Callable[[], float]) -> float:
-    """What is left of it when enqueueing does nothing."""
+    """The result of `measure` if enqueueing does nothing."""
     enqueue = driver.cl.enqueue_nd_range_kernel
     driver.cl.enqueue_nd_range_kernel = lambda *args: None
     try:
@@ -88,7 +89,7 @@ def without_driver(measure: Callable[[], float]) -> float:
 
 
 def figures(step: str, spec: str) -> dict[str, float]:
-    """All figures of a step, in a process that has compiled nothing before."""
+    """All figures of a step; call it in a process that has compiled nothing before."""
     program_cache.cache_folder = lambda: None  # what an earlier process made of it does not count
     device = open_device(spec)
     module = fit if step.startswith("mlp") else transformer
@@ -104,7 +105,7 @@ def figures(step: str, spec: str) -> dict[str, float]:
 
 
 def alone(compile: Callable[..., Program], *clocks: Clock) -> Callable[..., Program]:
-    """Have the clocks count from when `compile` is called: first weights were drawn before."""
+    """Reset the clocks when `compile` is called, since drawing initial weights compiles as well."""
 
     def start(*args: Any, **kwargs: Any) -> Program:
         for clock in clocks:
