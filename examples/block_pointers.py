@@ -2,10 +2,10 @@
 
     python examples/block_pointers.py [DEVICE]
 
-Instead of one element, a program works on a block of them that it holds itself. A mask says
-which elements of the block exist; the others are loaded as zeros and never stored. A block
-pointer keeps in one place what the address arithmetic needs: the array's shape and strides, and
-where the block stands. Here a program is a work-item; its block is its private memory.
+A program processes a block of elements instead of a single one. A mask says which elements of the
+block exist; the others are loaded as zeros and never stored. A block pointer combines what the
+address arithmetic needs: the array's shape and strides, and the position of the block. Here a
+program is a work-item, and its block is its private memory.
 """
 
 from __future__ import annotations

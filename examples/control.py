@@ -1,4 +1,4 @@
-"""A loop that is compiled once and replayed, and a choice that the device makes by itself.
+"""A loop that is compiled once and replayed, and a conditional that is decided on the device.
 
 python examples/control.py [DEVICE]
 """
@@ -13,7 +13,7 @@ from imgmlp.engine import AnyDevice, Tensor, compile, cond, loop, open_device
 
 
 def power_iteration(device: AnyDevice) -> None:
-    """The largest eigenvalue of a matrix, by multiplying a vector with it again and again."""
+    """The largest eigenvalue of a matrix, by power iteration."""
     array = np.random.default_rng(0).normal(size=(32, 32))
     array = array @ array.T
     matrix = Tensor(array, device, name="matrix")
@@ -40,7 +40,7 @@ def power_iteration(device: AnyDevice) -> None:
 
 
 def collatz(device: AnyDevice) -> None:
-    """Half of a number if it is even, else three times it and one: always 1 in the end."""
+    """The Collatz sequence: n / 2 if n is even, otherwise 3 n + 1. It ends at 1."""
     number = Tensor(np.int32(27), device, name="number")
     steps = Tensor(np.int32(0), device, name="steps")
 
@@ -62,7 +62,7 @@ def collatz(device: AnyDevice) -> None:
 
 
 def gradients(device: AnyDevice) -> None:
-    """Gradients pass through both: of a loop by unrolling it, of a choice as another choice."""
+    """Gradients pass through both: a loop is unrolled, and a conditional has a conditional one."""
     x = Tensor(np.float64([0.5, 2.0]), device, requires_grad=True)
     positive = Tensor(np.bool_(True), device)
     cubed = loop(2, lambda i, y: y * x, x)  # x ** 3

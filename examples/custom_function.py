@@ -1,10 +1,10 @@
-"""A function with a gradient of its own: rounding that still learns.
+"""A Function with its own gradient: rounding that can be trained.
 
     python examples/custom_function.py [DEVICE]
 
-The gradient of rounding is zero almost everywhere, so nothing behind it would ever change. A
-Function passes the gradient on as if nothing had been rounded; so networks are trained whose
-weights will be whole numbers. A second one limits what flows back, by what it has saved.
+The gradient of rounding is zero almost everywhere, so nothing before it would learn. This Function
+passes the gradient on as if nothing had been rounded (the straight-through estimator), so networks
+with integer weights can be trained. A second Function limits its gradient, using a saved Tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, dtype, 
 
 
 class Rounded(Function):
-    """The nearest whole number; its gradient is that of the identity."""
+    """Rounding to the nearest integer, with the gradient of the identity."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class Rounded(Function):
 
 
 class Squared(Function):
-    """x ** 2, whose gradient by x is kept within [-limit, limit]."""
+    """x ** 2 with a gradient that is clipped to [-limit, limit]."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, limit: float) -> Tensor:
@@ -44,7 +44,7 @@ class Squared(Function):
 
 
 def slopes(device: AnyDevice) -> None:
-    """What flows back, next to what NumPy says should."""
+    """Compare the gradients with NumPy."""
     array = np.float32([-3.6, -0.2, 0.7, 5.1])
     x = Tensor(array, device)
     rounded = Rounded.apply(x)
@@ -58,7 +58,7 @@ def slopes(device: AnyDevice) -> None:
 
 
 def whole_weights(device: AnyDevice) -> None:
-    """Weights that are used rounded learn which whole numbers they stand for."""
+    """Train weights that are rounded in the forward pass."""
     wanted = np.float32([3, -7, 0, 12])
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(64, 4)).astype(np.float32)

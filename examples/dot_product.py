@@ -1,11 +1,12 @@
-"""A dot product by a tree in each group and one atomic addition a group; and a race.
+"""A dot product by a tree reduction in each group and one atomic addition per group; and a race.
 
     python examples/dot_product.py [DEVICE]
 
-Items of a group add pairs, then pairs of pairs, in local memory: 8 rounds for 256 items. What
-the groups found is added to one number in global memory, which all of them change at once: read,
-add and write must not be torn apart there. The last part tears them apart and counts the loss:
-first as far as it goes, where everyone has read before anyone writes, then as it happens to be.
+Items of a group add pairs, then pairs of pairs, in local memory: 8 rounds for 256 items. Each
+group's sum is added to one number in global memory, which all groups change concurrently, so
+reading, adding and writing must be one atomic operation. The last part separates them and counts
+the lost additions: first in the worst case, where all items read before any writes, and then as it
+happens to be.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ GROUP = 256
 
 
 def tree(a: np.ndarray) -> tuple[float, list[int]]:
-    """The same additions one after the other, and how many there are in each round."""
+    """The same additions in NumPy, and how many there are in each round."""
     shared, rounds = a.copy(), []
     while shared.size > 1:
         half = shared.size // 2
@@ -79,7 +80,7 @@ def dot(device: AnyDevice, size: int) -> None:
 
 
 def race(device: AnyDevice) -> None:
-    """Torn additions lose some; how many in a given run depends on who comes in between."""
+    """Additions that are not atomic lose some; how many depends on the timing of a run."""
     count = np.zeros(1, np.int32)
     RawKernel(device, SOURCE, "count_apart", GROUP=GROUP)(GROUP, GROUP, count)
     print(f"count_apart   {count[0]:10,d} of {GROUP}, {GROUP - int(count[0])} lost")

@@ -2,8 +2,8 @@
 
     python examples/function_fit.py [DEVICE]
 
-Sines and cosines of x at a few frequencies enter the network, so that it can follow the wave.
-Afterwards it is asked for values between the points that it has seen.
+The inputs of the network are sines and cosines of x at a few frequencies, so it can follow the
+wave. Afterwards it is evaluated between the points that it was trained on.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def compile_step(net: nn.Sequential, device: AnyDevice) -> Program:
 
 
 def first_losses(device: AnyDevice) -> list[float]:
-    """The first ten losses, which do not depend on the device but for rounding."""
+    """The first ten losses, which are equal on all devices up to rounding."""
     program, losses = compile_step(network(device), device), []
     for _ in range(10):
         program.run()
@@ -68,7 +68,7 @@ def first_losses(device: AnyDevice) -> list[float]:
 
 
 def draw(x: np.ndarray, found: np.ndarray) -> None:
-    """The wanted curve (.) and the found one (o) as text, x downwards."""
+    """The target curve (.) and the learned one (o) as text, with x downwards."""
     low, high = target(x).min(), target(x).max()
     for at, wanted, got in zip(x, target(x), found, strict=True):
         row = [" "] * 61

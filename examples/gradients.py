@@ -1,4 +1,4 @@
-"""Gradients kept by Tensors: backward adds, zero_grad forgets, and zero is a gradient too.
+"""Gradients of Tensors: backward adds to them, zero_grad resets them, and zero is a gradient too.
 
 python examples/gradients.py [DEVICE]
 """
@@ -13,7 +13,7 @@ from imgmlp.engine import AnyDevice, Tensor, compile, open_device
 
 
 def kept(device: AnyDevice) -> None:
-    """A Tensor that requires a gradient adds up those of every loss that it leads to."""
+    """A Tensor that requires a gradient accumulates the gradients of all losses."""
     x = Tensor([1.0, 2.0, 3.0], device, requires_grad=True)
     unused = Tensor([5.0], device, requires_grad=True)
     for round_ in (1, 2):
@@ -28,7 +28,7 @@ def kept(device: AnyDevice) -> None:
 
 
 def several_ways(device: AnyDevice) -> None:
-    """A value that is used twice is computed once, and receives the sum of both gradients."""
+    """A value that is used twice is computed once, and its gradient is the sum of both."""
     array = np.float32([[0.5, -1.0], [2.0, 0.25]])
     x, sign = Tensor(array, device, name="x"), Tensor([[-3.0, 4.0]], device, name="sign")
     power = x.exp()
@@ -53,7 +53,7 @@ def several_ways(device: AnyDevice) -> None:
 
 
 def second_order(device: AnyDevice) -> None:
-    """A gradient is an expression, which has gradients."""
+    """A gradient is an expression, which has gradients itself."""
     x = Tensor([0.3, 1.2], device)
     (slope,) = x.sin().sum().gradient([x])
     (curvature,) = slope.sum().gradient([x])

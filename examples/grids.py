@@ -3,8 +3,8 @@
     python examples/grids.py [DEVICE]
 
 A column plus a row is a matrix. Four launches compute the same one: a single group, a grid of
-groups of one item, a line of items that work out row and column themselves, and a grid of small
-square groups. The last one also notes down who computed what.
+groups of one item, a line of items that compute row and column themselves, and a grid of small
+square groups. The last one also records which item computed which element.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIZE = 4
 
 
 def maps(device: AnyDevice) -> None:
-    """A matrix and a group of the same shape."""
+    """One group with the shape of the matrix."""
     a = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
     out = np.zeros_like(a)
     RawKernel(device, SOURCE, "map_square")((SIZE, SIZE), (SIZE, SIZE), out, a, SIZE)
@@ -76,7 +76,7 @@ def broadcasts(device: AnyDevice) -> None:
 
 
 def indices(device: AnyDevice) -> None:
-    """Group, place in the group, place in the grid: i = group * group size + place."""
+    """Group, index in the group, index in the grid: i = group * group size + index."""
     who = np.zeros((SIZE, SIZE, 6), np.int32)
     RawKernel(device, SOURCE, "who_am_i")((SIZE, SIZE), (2, 2), who, SIZE)
     print("\ngroup   local   computes")

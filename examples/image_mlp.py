@@ -1,10 +1,10 @@
-"""A picture learned by heart: a small network, told from the beginning in one file.
+"""Train a small network to represent one image: the whole method in one file.
 
     python examples/image_mlp.py [PICTURE] [--device DEVICE] [--steps STEPS] [--save FILE]
 
-The network is asked "which colour is at this place?" and corrected, half a thousand places at a
-time. When it has learned enough, its 12,672 weights are the picture, at any size. `imgmlp train`
-does the same with more care; here is all of it that matters.
+The network maps a position to a colour. It is trained on the pixels of one image, 512 random ones
+in each step. Its 12,672 weights then represent the image, which can be decoded at any size.
+`imgmlp train` does the same with more options; this file has everything essential.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ BAND = 64  # rows that are decoded at once
 
 
 def table(samples: int) -> np.ndarray:
-    """What the network is told of each place along one axis: float32 [samples, 32].
+    """The features of each position along one axis: float32 [samples, 32].
 
-    A bare coordinate changes so little from pixel to pixel that fine detail would take forever
-    to learn. Waves make neighbours easy to tell apart: slow ones say roughly where a place is,
-    fast ones exactly.
+    A coordinate itself changes so little from pixel to pixel that fine detail would take very long
+    to learn. Sines and cosines distinguish neighbours: those of low frequency tell roughly where a
+    position is, those of high frequency exactly.
     """
-    places = (np.arange(samples) + 0.5) / samples  # centres of pixels, 0 to 1
-    waves = 2 * np.pi * np.outer(places, np.geomspace(0.5, 256, FREQUENCIES))
+    positions = (np.arange(samples) + 0.5) / samples  # centres of pixels, 0 to 1
+    waves = 2 * np.pi * np.outer(positions, np.geomspace(0.5, 256, FREQUENCIES))
     return np.concatenate([np.sin(waves), np.cos(waves)], axis=1).astype(np.float32)
 
 
 def draw_weights(device: AnyDevice) -> list[Tensor]:
     """Matrices and biases of three hidden layers, and the last matrix.
 
-    Random at first, with a variance that keeps sums as large as what goes into them.
+    The variance of the random initial weights keeps outputs of a layer as large as its inputs.
     """
     weights = []
     for i, (inputs, outputs) in enumerate(itertools.pairwise(SIZES)):
@@ -56,7 +56,7 @@ def draw_weights(device: AnyDevice) -> list[Tensor]:
 
 
 def colours(weights: Sequence[Tensor], features: Tensor) -> Tensor:
-    """The network itself: [places, 64] -> [places, 3], black 0 and white 1."""
+    """The network: [positions, 64] -> [positions, 3], from 0 for black to 1 for white."""
     x = features
     for matrix, bias in zip(weights[:-1:2], weights[1::2], strict=True):
         x = (x @ matrix + bias).leaky_relu(SLOPE)
@@ -66,7 +66,7 @@ def colours(weights: Sequence[Tensor], features: Tensor) -> Tensor:
 def compile_training(
     picture: np.ndarray, weights: list[Tensor], steps: int, device: AnyDevice
 ) -> Program:
-    """One step: look at random pixels, compare, and move every weight a little.
+    """A training step on random pixels.
 
     All of it happens on the device. The step is compiled once, and then only replayed.
     """
@@ -74,8 +74,8 @@ def compile_training(
     across, down = Tensor(table(width), device), Tensor(table(height), device)
     pixels = Tensor(picture.reshape(-1, 3), device)  # uint8 [height * width, 3]
     count = Tensor(np.uint32(0), device)
-    past = count.cast(dtype.f32) * (1 / steps)  # from 0 to 1
-    rate = ((past * math.pi).cos() + 1.0) * (LR / 2)  # big steps first, small ones in the end
+    progress = count.cast(dtype.f32) * (1 / steps)  # from 0 to 1
+    rate = ((progress * math.pi).cos() + 1.0) * (LR / 2)  # cosine schedule, from LR to 0
     optimizer = optim.AdamW(weights, rate)
 
     def step() -> dict[str, Tensor]:
@@ -84,8 +84,8 @@ def compile_training(
             for axis, size in enumerate((height, width))
         )
         features = Tensor.concat([across.gather(column), down.gather(row)], axis=1)
-        wanted = pixels.gather(row * width + column).cast(dtype.f32) * (1 / 255)
-        loss = (colours(weights, features) - wanted).square().mean()
+        target = pixels.gather(row * width + column).cast(dtype.f32) * (1 / 255)
+        loss = (colours(weights, features) - target).square().mean()
         optimizer.step(loss)
         count.assign(count + 1)
         return {"loss": loss}
@@ -94,7 +94,7 @@ def compile_training(
 
 
 def decode(weights: list[Tensor], width: int, height: int, device: AnyDevice) -> np.ndarray:
-    """Ask for every place of a picture of any size: uint8 [height, width, 3]."""
+    """Evaluate the network at all pixels of an image of any size: uint8 [height, width, 3]."""
     across, down = Tensor(table(width), device), table(height)
     rows = Tensor.empty(BAND, down.shape[1], device=device)
 
@@ -115,11 +115,11 @@ def decode(weights: list[Tensor], width: int, height: int, device: AnyDevice) ->
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """How alike two pictures are, in decibels: 20 is recognisable, 40 hard to tell apart."""
+    """Peak signal-to-noise ratio in dB: 20 is recognisable, 40 hard to distinguish."""
     return -10 * math.log10(float(np.mean((a / 255.0 - b / 255.0) ** 2)))
 
 
-# --- and does it work? ---
+# --- comparison with NumPy, and results ---
 
 
 def first_losses(picture: np.ndarray, steps: int, device: AnyDevice) -> list[float]:

@@ -1,9 +1,9 @@
-"""Two linear layers compiled ahead of time: fed, trained and listened to without waiting.
+"""Two linear layers, compiled ahead of time, with inputs and outputs that are sent while steps run.
 
     python examples/linear_layer.py [DEVICE]
 
-The step is compiled once; its graph, its kernels and its memory plan are printed. The host then
-only sends inputs (Feeder), replays the step, and hears of results (Receiver).
+The step is compiled once; its graph, its kernels and its memory plan are printed. Then the host
+only sends inputs (Feeder), replays the step, and receives results (Receiver).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def inputs() -> np.ndarray:
 
 
 def compile_step(net: nn.Sequential, x: Tensor, device: AnyDevice) -> Program:
-    """Gradient descent that pulls all answers to 1."""
+    """Gradient descent that moves all outputs towards 1."""
     optimizer = optim.SGD(net.parameters(), LR)
 
     def step() -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def compile_step(net: nn.Sequential, x: Tensor, device: AnyDevice) -> Program:
 
 
 def numpy_steps(values: list[np.ndarray], x: np.ndarray, steps: int) -> list[float]:
-    """The same by hand in float64, in place; the loss before each step."""
+    """The same in NumPy, in float64 and in place; returns the loss before each step."""
     w, b, v, c = values
     losses = []
     for _ in range(steps):

@@ -1,9 +1,9 @@
-"""Linear regression: shuffled batches, validation with R2, and the weights that were hidden.
+"""Linear regression: shuffled batches, validation with R2, and the recovered weights.
 
     python examples/linear_regression.py [DEVICE]
 
-Targets are a weighted sum of 128 features, a bias and some noise. The data stay on the device;
-the host sends a new order for each epoch, and a step takes the next batch of it.
+Targets are a weighted sum of 128 features, a bias and some noise. The data stay on the device. The
+host sends a new order of the rows for each epoch, and each step takes the next batch of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def squared_error(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
 
 
 def compile_training(layer: nn.Linear, order: Tensor, data: Data, device: AnyDevice) -> Program:
-    """A step on the next batch of `order`; `sum` adds up an epoch's losses."""
+    """A step on the next batch of `order`; `sum` accumulates the losses of an epoch."""
     x, y = Tensor(data.x[:TRAINING], device), Tensor(data.y[:TRAINING], device)
     count = Tensor(np.int32(0), device, name="count")
     total = Tensor(np.float32(0), device, name="total")
@@ -82,7 +82,7 @@ def compile_validation(layer: nn.Linear, data: Data, device: AnyDevice) -> Progr
 
 
 def by_hand(data: Data, orders: list[np.ndarray]) -> tuple[np.ndarray, float]:
-    """The same steps in NumPy and float64: weight [FEATURES, 1] and bias."""
+    """The same steps in NumPy in float64; returns weight [FEATURES, 1] and bias."""
     weight, bias = np.zeros((FEATURES, 1)), 0.0
     for order in orders:
         for rows in order.reshape(BATCHES, BATCH):

@@ -1,10 +1,10 @@
-"""Map, zip, and the guard that keeps a work-item inside of its array.
+"""Map, zip, and the guard that keeps a work-item inside its array.
 
     python examples/map_and_guard.py [DEVICE]
 
-A kernel is what one work-item does. The launch says how many there are (the grid) and how many
-share a group; each asks for its own number. Where there are more of them than elements, those
-left over must do nothing: the last part shows what they overwrite if they are not told.
+A kernel is what one work-item does. The launch determines how many items there are (the grid) and
+how many share a group; each item reads its own index. If there are more items than elements, the
+surplus must do nothing: the last part shows what it overwrites without a guard.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def guard(device: AnyDevice) -> None:
 
 
 def many(device: AnyDevice) -> None:
-    """The usual launch: groups of a fixed size, as many as it takes, and a guard."""
+    """The usual launch: as many groups of a fixed size as necessary, and a guard."""
     size, group = 1000, 256
     items = -(-size // group) * group
     a, b = np.random.default_rng(0).standard_normal((2, size), np.float32)

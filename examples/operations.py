@@ -1,9 +1,9 @@
-"""What a Tensor can do, each operation with its gradient, beside NumPy.
+"""Operations of Tensors and their gradients, compared with NumPy.
 
     python examples/operations.py [DEVICE]
 
-All results and all gradients are outputs of one program. A gradient is checked by differences of
-NumPy's own function in float64, which needs no rule.
+All results and all gradients are outputs of one program. The gradients are compared with finite
+differences of the NumPy functions in float64.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ OPERATIONS: dict[str, Pair] = {
 
 
 def slope_by_differences(function: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarray:
-    """How the sum of the squares of a function's values changes with each element of x."""
+    """The gradient of the sum of a function's squared values by x, from finite differences."""
     found, step = np.empty_like(x), 1e-6
     for place in np.ndindex(*x.shape):
         moved = [x.copy(), x.copy()]
@@ -98,7 +98,7 @@ def differentiated(device: AnyDevice) -> None:
 
 
 def long_sum(device: AnyDevice) -> None:
-    """Many elements are added in two stages: shares of them first, then the shares' sums."""
+    """Many elements are summed in two stages: parts first, then the sums of the parts."""
     array = np.random.default_rng(1).normal(size=300_000).astype(np.float32)
     program = compile(lambda: {"sum": Tensor(array, device, name="many").sum()}, device)
     program.run()
@@ -108,7 +108,7 @@ def long_sum(device: AnyDevice) -> None:
 
 
 def state(device: AnyDevice) -> None:
-    """Where elements lie, going to the device and back, and changing a value that stands there."""
+    """Strides and flat indices, transfers to the device and back, and updates in place."""
     x = Tensor(np.zeros((2, 3), np.float32), device)
     print(f"{x}: strides {x.strides}, element (1, 2) is number {x.flat_index(1, 2)}")
     x.write(np.float32([[1, 2, 3], [4, 5, 6]]))

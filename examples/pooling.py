@@ -1,11 +1,11 @@
-"""A sliding sum, with a halo in local memory, and the reads of global memory really counted.
+"""A sliding sum with a halo in local memory, and counted reads of global memory.
 
     python examples/pooling.py [DEVICE]
 
-out[i] = a[i-2] + a[i-1] + a[i]. Written straight down, each element is fetched three times from
-global memory, which is far away. The second kernel fetches a group's elements once, with two
-more before them (the halo), into local memory that the group shares; a barrier makes everyone
-wait until all of it is there. Both kernels count what they read from `a`.
+out[i] = a[i-2] + a[i-1] + a[i]. Written directly, each element is read three times from global
+memory, which is slow. The second kernel reads a group's elements once, and the two before them (the
+halo), into local memory that the group shares; all items wait at a barrier until everything is
+there. Both kernels count their reads of `a`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def specification(a: np.ndarray) -> np.ndarray:
 
 
 def pool(device: AnyDevice, name: str, a: np.ndarray, group: int) -> int:
-    """Run one of the kernels, compare it, and return how often it read global memory."""
+    """Run a kernel, compare its result, and return its number of reads of global memory."""
     kernel = RawKernel(device, SOURCE, name, GROUP=group)
     out, reads = np.empty_like(a), np.zeros(1, np.int32)
     kernel(-(-a.size // group) * group, group, out, a, a.size, reads)

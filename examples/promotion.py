@@ -1,4 +1,4 @@
-"""What dtype an answer has, selections that become masked loads, and XOR that undoes itself.
+"""Type promotion, selections that become masked loads, and XOR that cancels.
 
 python examples/promotion.py [DEVICE]
 """
@@ -15,7 +15,7 @@ OUTSIDE = 0.0
 
 
 def promotion(device: AnyDevice) -> None:
-    """A Python number takes the Tensor's dtype where it can; two Tensors meet above both."""
+    """A Python number takes the Tensor's dtype if possible; two Tensors are promoted."""
     half = Tensor(np.float16([1.5, 2.5]), device)
     small, large = Tensor(np.int8([1, 2]), device), Tensor(np.uint8([200, 250]), device)
     flags = Tensor(np.array([True, False]), device)
@@ -42,7 +42,7 @@ def promotion(device: AnyDevice) -> None:
 
 
 def folding(device: AnyDevice) -> None:
-    """A selection by position needs no select: outside of it nothing is loaded."""
+    """A selection by position needs no WHERE: nothing is loaded outside of it."""
     array = np.arange(12, dtype=np.float16).reshape(3, 4)
     x = Tensor(array, device, name="x")
     column = Tensor.arange(4, device=device).reshape(1, 4)
@@ -56,7 +56,7 @@ def folding(device: AnyDevice) -> None:
 
 
 def exclusive_or(device: AnyDevice) -> None:
-    """y ^ (y ^ x) is x: neither XOR is left in the graph. x ^ -1 is what ~x is elsewhere."""
+    """y ^ (y ^ x) is x: no XOR remains in the graph. x ^ -1 is the bitwise complement of x."""
     a, b = np.int32([3, -5, 0]), np.int32([12, 7, -1])
     x, y = Tensor(a, device, name="x"), Tensor(b, device, name="y")
     program = compile(lambda: {"back": (y ^ (y ^ x)) * 2, "inverted": x ^ -1}, device)

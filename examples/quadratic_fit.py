@@ -1,9 +1,9 @@
-"""Three parabolas found again from random points: a gradient checked by hand, then trained.
+"""Three parabolas recovered from random points: a gradient checked by hand, then training.
 
     python examples/quadratic_fit.py [DEVICE]
 
-y = A x**2 + B for three numbers x at a time. What is learned is a matrix, whose diagonal should
-become A, and an offset that should become B. The step draws its own x on the device.
+y = A x**2 + B for three numbers x at a time. The parameters are a matrix, whose diagonal should
+become A, and an offset, which should become B. The step draws its own x on the device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def compile_step(device: AnyDevice) -> Program:
 
 
 class ByHand:
-    """The same in NumPy: gradients from pen and paper, AdamW without correction of its bias."""
+    """The same in NumPy: gradients derived by hand, AdamW without bias correction."""
 
     def __init__(self) -> None:
         self.values = [np.zeros((3, 3)), np.zeros((1, 3))]

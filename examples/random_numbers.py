@@ -1,9 +1,9 @@
-"""Random numbers that a device makes from a counter: the same ones everywhere, Gaussian too.
+"""Random numbers from a counter: the same on every device, uniform and Gaussian.
 
     python examples/random_numbers.py [DEVICE]
 
-Nothing is remembered between two draws. Element i of a stream is a hash of i and of the stream's
-seeds, so that thousands of lanes draw at once, and a seed may itself be computed on the device.
+No state is kept between two draws. Element i of a stream is a hash of i and of the stream's seeds,
+so thousands of lanes can draw at once, and a seed may itself be computed on the device.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ COUNT = 20_000
 
 
 def lowbias32(x: np.ndarray) -> np.ndarray:
-    """Chris Wellons' hash of 32 bits, found by a search for the least bias."""
+    """Chris Wellons' 32-bit hash lowbias32, found by a search for the lowest bias."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))
 
 
 def bits_by_hand(count: int, seed: int) -> np.ndarray:
-    """uint32 [count]: the hash of each number's own hash and the seed's."""
+    """uint32 [count]: for each index, the hash of its own hash and that of the seed."""
     mixed = lowbias32(np.uint32([seed]) + np.uint32(0x9E3779B9))
     return lowbias32(lowbias32(np.arange(count, dtype=np.uint32)) + mixed)
 
 
 def normal_by_hand(bits: np.ndarray) -> np.ndarray:
-    """Box and Muller: a radius and an angle from two uniform numbers of 24 bits each."""
+    """Box-Muller transform: a radius and an angle from two uniform numbers of 24 bits each."""
     first, second = (b.astype(np.float64) // 256 * 2.0**-24 for b in (bits, lowbias32(bits)))
     return np.sqrt(-2 * np.log(1 - first)) * np.cos(2 * np.pi * second)
 

@@ -2,10 +2,10 @@
 
     python examples/softmax.py [DEVICE]
 
-A group takes a row. Its lanes load a block as long as the row, rounded up to a power of two:
-what is beyond the row counts as minus infinity, whose exponential is nothing. Strides say where
-the next row and the next column are, so the transpose is the same memory with the two swapped.
-The engine derives softmax from its parts and generates the kernel itself.
+A group processes a row. Its lanes load a block as long as the row, rounded up to a power of two;
+elements beyond the row count as minus infinity, whose exponential is 0. Strides give the distances
+to the next row and the next column, so the transpose is the same memory with swapped strides. The
+engine generates its own kernel from the operations of a softmax, for comparison.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def specification(x: np.ndarray) -> np.ndarray:
 def by_hand(
     device: AnyDevice, x: Tensor, strides: tuple[int, int], rows: int, columns: int
 ) -> None:
-    """Softmax of the matrix that lies in `x` with these strides (in elements)."""
+    """Softmax of the rows of a matrix in `x` with these strides, in elements."""
     block = 1 << (columns - 1).bit_length()
     kernel = RawKernel(device, SOURCE, "row_softmax", BLOCK=block, LANES=LANES)
     y = Tensor.empty(rows, columns, device=device)

@@ -2,10 +2,10 @@
 
     python examples/transformer.py --layers 2
 
-Eight digits go in; at each place the network names the digit that stands there once they are
-sorted. A training step (choice of the batch, forward, cross-entropy, gradients, AdamW) is one
-compiled program that the host only replays. Before it trains for long, the same step is run
-on NumPy too, and the losses of both are compared.
+The input is eight digits; at each position the network predicts the digit that is there after
+sorting. A training step (choice of the batch, forward, cross-entropy, gradients, AdamW) is one
+compiled program that the host only replays. Before the training, the first steps also run on NumPy,
+and the losses are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_RIGHT = 0.8  # share of digits of unseen sequences that must be right afte
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is: small, as where launches and memory matter more than products."""
+    """Sizes of network and data, so small that launches and memory matter more than products."""
 
     layers: int = 1
     batch: int = 32  # sequences
@@ -40,7 +40,7 @@ class Sizes:
 
 
 class Sorter:
-    """Embedded digits and places, encoder layers, and a score for every digit at each place."""
+    """Embeddings of digits and positions, encoder layers, and a score per digit and position."""
 
     def __init__(self, sizes: Sizes, device: AnyDevice) -> None:
         digits, places = (sizes.digits, sizes.features), (sizes.time, sizes.features)
@@ -68,13 +68,13 @@ def draw(sizes: Sizes, batches: int, seed: int) -> np.ndarray:
 
 
 def loss_of(net: Sorter, sequences: Tensor, wanted: Tensor) -> Tensor:
-    """Mean cross-entropy over all places: int [batch, time] twice -> one number."""
+    """Mean cross-entropy over all positions: int [batch, time] twice -> one number."""
     scores = net(sequences)
     return nn.cross_entropy(scores.reshape(-1, scores.shape[-1]), wanted.reshape(-1))
 
 
 def compile_step(net: Sorter, sizes: Sizes, device: AnyDevice, lr: float = 3e-3) -> Program:
-    """A step on the batch whose turn it is; its output `loss` is that before the step."""
+    """A step on the next batch; its output `loss` is the loss before the step."""
     drawn = draw(sizes, BATCHES, seed=0)
     sequences = Tensor(drawn, device, name="sequences")
     wanted = Tensor(np.sort(drawn, axis=-1), device, name="wanted")
@@ -102,14 +102,14 @@ def losses(sizes: Sizes, device: AnyDevice, steps: int) -> np.ndarray:
 
 
 def share_right(net: Sorter, sizes: Sizes, device: AnyDevice) -> float:
-    """Share of digits named right for sequences that were not trained on."""
+    """Fraction of correctly predicted digits in sequences that were not trained on."""
     unseen = draw(sizes, 1, seed=1)[0]
     named = net(Tensor(unseen, device)).numpy().argmax(-1)
     return float((named == np.sort(unseen, axis=-1)).mean())
 
 
 def train(sizes: Sizes, device: AnyDevice, steps: int) -> float:
-    """Train, print the loss now and then, and return the share of digits that are right."""
+    """Train, print the loss regularly, and return the fraction of correct digits."""
     net = Sorter(sizes, device)
     begin = time.perf_counter()
     program = compile_step(net, sizes, device)

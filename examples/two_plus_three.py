@@ -1,4 +1,4 @@
-"""2 + 3 through every layer: expression, Nodes, kernels, instructions, OpenCL C, and the answer.
+"""2 + 3 through every stage: expression, Nodes, kernels, instructions, OpenCL C, and the result.
 
     python examples/two_plus_three.py [DEVICE]
 
@@ -23,7 +23,7 @@ def compile_sum(device: AnyDevice) -> Program:
 
 
 def show_forms(program: Program) -> None:
-    """Every form between the expression and the device."""
+    """Print every form between the expression and the device."""
     for form in ("nodes", "procedure", "memory", "uops"):
         print(f"\n--- {form}\n{program.stages.show(form)}")
     source = program.stages.source
@@ -53,7 +53,7 @@ def main(device: AnyDevice) -> None:
 
 
 def simplified(device: AnyDevice) -> None:
-    """What is known beforehand, changes nothing, or was computed already needs no kernel."""
+    """Constants, operations without effect and repeated expressions need no kernels."""
     x = Tensor([7.0], device, name="x")
     two, three = Tensor.full((1,), 2.0), Tensor.full((1,), 3.0)
 

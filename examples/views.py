@@ -1,4 +1,4 @@
-"""Views and symbolic expressions: movement copies nothing, and indices simplify themselves.
+"""Views and symbolic expressions: movements copy nothing, and indices are simplified.
 
 python examples/views.py [DEVICE]
 """
@@ -21,7 +21,7 @@ def bounds(text: str, x: Expr, wanted: tuple[int, int]) -> None:
 
 
 def expressions() -> None:
-    """What is known of an index before any kernel runs."""
+    """Bounds and simplification of index expressions."""
     a, b = Var("a", 0, 10), Var("b", 0, 10)
     print("with a and b from 0 to 10:")
     bounds("a*10", a * 10, (0, 100))
@@ -39,7 +39,7 @@ def expressions() -> None:
 
 
 def accesses() -> None:
-    """A matrix of 10 x 10 that nobody has made, transposed and flattened."""
+    """A matrix of 10 x 10 without data, transposed and flattened."""
     matrix = Access.of((10, 10))
     steps = {"10 x 10": matrix, "transposed": matrix.permute((1, 0))}
     steps["in four axes"] = steps["transposed"].reshape((5, 2, 5, 2))
@@ -67,7 +67,7 @@ def accesses() -> None:
 
 
 def tensors(device: AnyDevice) -> None:
-    """The same on a device: all movements of one expression are in one kernel's indices."""
+    """The same on a device: all movements of an expression become one kernel's indices."""
     array = np.arange(100, dtype=np.float32).reshape(10, 10)
     x = Tensor(array, device, name="x")
     moved = x.transpose().reshape(100)[::-3].pad((1, 2)).reshape(1, -1).expand(4, 37)

@@ -1,11 +1,11 @@
-"""A weighted sum as a Function of one's own, with hand-written kernels forward and backward.
+"""A weighted sum as a Function, with hand-written kernels forward and backward.
 
     python examples/weighted_sum.py [DEVICE]
 
-y[...] = sum over d of x[..., d] * weight[d]. The forward kernel gives each row a group, which
-walks along the row tile by tile; the backward kernels are of other shapes, as every x gets a
-gradient and every weight a sum over all rows. As part of a Function they take part in autograd.
-The same Function written with Tensors needs no kernels at all: the engine generates them.
+y[...] = sum over d of x[..., d] * weight[d]. The forward kernel processes each row in one group,
+tile by tile. The backward kernels have other shapes, because every x has a gradient, and every
+weight has a sum over all rows. As part of a Function they take part in autograd. The same
+computation with Tensor operations needs no hand-written kernels: the engine generates them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LANES = 64
 
 
 class WeightedSum(Function):
-    """Of x [..., d] by weight [d], with the kernels above, which run as soon as they are called."""
+    """The weighted sum of x [..., d] by weight [d]; its kernels run as soon as they are called."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class WeightedSum(Function):
 
 
 class Derived(Function):
-    """The same as expressions, which are compiled with whatever they are part of."""
+    """The same with Tensor operations, which are compiled with the rest of a step."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Derived(Function):
 
 
 def check(device: AnyDevice, kind: type[Function]) -> None:
-    """Values and gradients of a loss that weighs every answer differently, against NumPy."""
+    """Compare values with NumPy, and gradients of a loss with a weight for each output."""
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((16, 24, 2000)), rng.standard_normal(2000)
     factors = rng.standard_normal((16, 24))
