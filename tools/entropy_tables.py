@@ -1,8 +1,8 @@
-"""Print the integers on which the entropy coder's distributions rest.
+"""Print the integer tables of the entropy coder's distributions.
 
-They are normative: probabilities.py in imgmlp/codec/bitstream and in imgmlp/codec/latent holds
-them as literals, and tests compare them. Decimal arithmetic with 60 digits, rounded once, so that
-every machine prints the same.
+The tables are normative: imgmlp/codec/bitstream/probabilities.py and
+imgmlp/codec/latent/probabilities.py contain them as literals, and tests compare them. They are
+computed with 60 decimal digits and rounded once, so every machine prints the same integers.
 
     python tools/entropy_tables.py
 """

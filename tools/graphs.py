@@ -1,11 +1,11 @@
-"""Random graphs of all that a Tensor can do, compared with NumPy on any device.
+"""Compare random graphs of Tensor operations with NumPy on any device.
 
     python tools/graphs.py --device numpy --count 1000
     python tools/graphs.py --device cpu --lanes group --first 5000 --together 4
 
-Each seed is a graph: see tests/random_graphs.py. One that fails is made smaller and printed as a
-program of its own. Ends with 1 if any did. `--together` puts several into one program, which OpenCL
-compiles faster.
+Each seed gives a graph (tests/random_graphs.py). A failing graph is reduced and printed as a
+program of its own; the exit code is then 1. `--together` compiles several graphs as one program,
+which is faster with OpenCL.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from random_graphs import Maker
 from imgmlp.engine import AnyDevice, open_device
 
 
-def tell(seed: int, graph: Graph, device: AnyDevice, opened: str) -> None:
-    """The program that is left of a graph when nothing more can be left out."""
+def report(seed: int, graph: Graph, device: AnyDevice, opened: str) -> None:
+    """Print the smallest program to which a failing graph can be reduced."""
     kind = faults_of(graph, device)[0].told.partition(":")[0]
 
     def fails(smaller: Graph) -> bool:
@@ -37,7 +37,9 @@ def tell(seed: int, graph: Graph, device: AnyDevice, opened: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="numpy", help="as `imgmlp devices` lists it, or a form")
-    parser.add_argument("--lanes", choices=["one", "group"], help="another mapping than its own")
+    parser.add_argument(
+        "--lanes", choices=["one", "group"], help="replace the device's own mapping"
+    )
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--together", type=int, default=1)
@@ -54,13 +56,13 @@ def main() -> int:
             wanted = [expected(g) for g in graphs]
             faults = faults_on(graphs, wanted, device)
             failed = any(w.faults or f for w, f in zip(wanted, faults, strict=True))
-        except Exception:  # which is told below, of the graph that it comes from
+        except Exception:  # reported below, for the graph that raises it
             failed = True
         alone = [faults_of(graph, device) for graph in graphs] if failed else []
         for seed, graph, found in zip(seeds, graphs, alone, strict=True) if failed else ():
             if found:
                 wrong += 1
-                tell(seed, graph, device, opened)
+                report(seed, graph, device, opened)
         if failed and not any(alone):
             wrong += 1
             print(f"# seeds {first} to {seeds[-1]} fail in one program, and none by itself")

@@ -1,14 +1,14 @@
-"""Encodes small pictures by processes that are killed all the while.
+"""Encode small pictures while the processes that do it are killed at random.
 
     python tools/kill_cluster.py --pictures 500 --kills 200
     python tools/kill_cluster.py --pictures 500 --kills 200 --own
 
-First on a Dask cluster, whose scheduler and workers are killed; with `--own` by the processes that
-the command starts itself, which is killed as well. Real processes, SIGKILL at random moments; what
-was killed is started again, as a supervisor would, and so is a command that failed. In the end
-every picture must have one output that decodes to its digest, with nothing in part beside them:
-only the journal, and hidden files of processes that were lost. There are fewer kills than were
-asked for if all outputs are there before.
+Without `--own`, the command uses a Dask cluster whose scheduler and workers are killed. With it,
+the command and the worker processes that it starts itself are killed. These are real processes,
+which get SIGKILL at random moments. A killed process is restarted, as a supervisor would do, and so
+is a command that failed. In the end, every picture must have one output that decodes to its digest,
+and there must be no partial files: only the journal, and hidden files of killed processes. There
+are fewer kills than requested if all outputs are complete before.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from imgmlp.engine import open_device
 
 WORKERS = 3
 OPTIONS = ["--device", "numpy", "--time", "0.2s", "--json", "--no-progress"]
-PATIENCE = 15.0  # seconds without an output after which another process is killed nevertheless
-TURNS = 10  # times that the command is given, each of which lasts as long as it knows how to go on
+MAX_IDLE_SECONDS = 15.0  # after which a process is killed even if no output was written
+MAX_FAILURES = 10  # of the command, after which it is not restarted any more
 
 
 def draw(folder: Path, count: int) -> None:
-    """Pictures of 16×16, each another one."""
+    """Write pictures of 16×16 pixels, all different."""
     folder.mkdir(parents=True)
     y, x = np.mgrid[:16, :16]
     for number in range(count):
@@ -51,18 +51,18 @@ def draw(folder: Path, count: int) -> None:
 
 
 class Command:
-    """The command that encodes, with processes of its own; it is given again however it ends."""
+    """The encoding command with worker processes of its own; it is restarted until it succeeds."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         given = [*OPTIONS, str(folder / "in"), "--out", str(folder / "out"), *options]
         self._command = [sys.executable, "-m", "imgmlp", "encode", *given]
         self._told, self._log = folder / "told.jsonl", folder / "driver.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.codes: list[int] = []  # of those that ended by themselves
+        self.codes: list[int] = []  # exit codes of commands that were not killed
         self.killed = {"command": 0, "worker": 0}
 
     def keep(self) -> None:
-        """Start it if it is not running, and note how it ended if it did."""
+        """Start the command if it is not running, and record its exit code if it has ended."""
         if self._process is not None and (code := self._process.poll()) is not None:
             if code != -signal.SIGKILL:
                 self.codes.append(code)
@@ -73,11 +73,11 @@ class Command:
 
     @property
     def ended(self) -> bool:
-        """Whether it did all, or does nothing."""
-        return 0 in self.codes or len(self.codes) >= TURNS
+        """Whether the command has succeeded, or has failed too often."""
+        return 0 in self.codes or len(self.codes) >= MAX_FAILURES
 
     def kill(self, chance: random.Random) -> None:
-        """One of its processes that does files, or itself."""
+        """Kill one of the worker processes, or the command itself."""
         if self._process is None or self._process.poll() is not None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):  # one that ended in the meantime
@@ -94,7 +94,7 @@ class Command:
 
 
 class Cluster(Command):
-    """A scheduler and workers, which are started again however they end, and the command."""
+    """A scheduler and workers, which are restarted whenever they end, and the command."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
@@ -127,7 +127,7 @@ class Cluster(Command):
             return subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self, chance: random.Random) -> None:
-        """The scheduler or a worker."""
+        """Kill the scheduler or a worker."""
         name, process = chance.choice(list(self._running.items()))
         if process.poll() is None:
             process.kill()
@@ -148,9 +148,9 @@ def run(
     limit: float = float("inf"),
     own: bool = False,
 ) -> dict[str, object]:
-    """What came of it. Kills are spread over the run: so many for so many outputs.
+    """Encode, kill, and return the results. Kills are distributed evenly over the outputs.
 
-    Ends when the command has, or has failed TURNS times; or after `limit` seconds.
+    Ends when the command has, or has failed MAX_FAILURES times; or after `limit` seconds.
     """
     chance, began = random.Random(seed), time.perf_counter()
     draw(folder / "in", pictures)
@@ -161,7 +161,7 @@ def run(
             processes.keep()
             time.sleep(0.05)
             done, killed = _outputs(folder / "out"), sum(processes.killed.values())
-            if killed < kills and (done >= due or time.monotonic() - last > PATIENCE):
+            if killed < kills and (done >= due or time.monotonic() - last > MAX_IDLE_SECONDS):
                 time.sleep(chance.uniform(0, 0.3))
                 processes.kill(chance)
                 due = (killed + chance.uniform(0.5, 1.5)) * pictures / kills
@@ -177,12 +177,12 @@ def _outputs(folder: Path) -> int:
 
 
 def examine(folder: Path, told: Path) -> dict[str, object]:
-    """What is in the folder of the outputs, and how often each was told to be done."""
+    """Check the output folder, and how often each file was reported as done."""
     device, good, faults = open_device("numpy"), 0, []
     for source in sorted((folder / "in").iterdir()):
         output = folder / "out" / f"{source.stem}.imlp"
         try:
-            open_stored(output).decode(device)  # whose pixels have the file's own digest
+            open_stored(output).decode(device)  # verifies the digest of the pixels
             good += 1
         except Exception as error:
             faults.append(f"{output.name}: {error}")
@@ -200,7 +200,7 @@ def examine(folder: Path, told: Path) -> dict[str, object]:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """What commands printed one after the other: a line for a file, several for an error."""
+    """The JSON objects that the commands printed; an error takes several lines."""
     decoder, place = json.JSONDecoder(), 0
     while place < len(text):
         found, place = decoder.raw_decode(text, place)

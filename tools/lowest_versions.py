@@ -1,9 +1,7 @@
-"""Print the lowest versions that pyproject.toml allows of what imgmlp needs, as pip reads them.
+"""Print the lowest versions of the dependencies that pyproject.toml allows, for pip.
 
-For a virtual environment that has them:
-
-    python tools/lowest_versions.py > lowest.txt
-    pip install -r lowest.txt '.[test]'
+python tools/lowest_versions.py > lowest.txt
+pip install -r lowest.txt '.[test]'
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main() -> None:
-    """Print a line for each."""
+    """Print a line for each dependency."""
     for needed in tomllib.loads(PROJECT.read_text())["project"]["dependencies"]:
         print(needed.replace(">=", "=="))
 

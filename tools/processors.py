@@ -1,20 +1,19 @@
-"""Try the program on processors that are not at hand, as qemu-user emulates them.
+"""Run the program on CPUs that qemu-user emulates.
 
     apt-get install qemu-user && python tools/processors.py
     python tools/processors.py --readme
 
-Each processor trains a small network on a small picture, for so few steps that it ends, and
-encodes, verifies and decodes that picture; most of the time goes into compiling. All of them and
-this machine's own share one home directory, so that machine code which was compiled for one would
-meet the others; and every file must decode here to the pixels that it decoded to there, and this
-machine's file there to the pixels that it decoded to here. Prints a row for each processor, and
-fails if one does.
+Each emulated CPU trains a small network on a small picture for a few steps, and encodes, verifies
+and decodes that picture; most of the time goes into compilation. All of them and this machine
+share one home directory, so that machine code that was cached by one would be found by the others.
+Every file must decode here to the same pixels as there, and this machine's file there to the same
+pixels as here. Prints a row for each CPU, and fails if one fails.
 
-With `--readme` it is the README's first command instead, as it stands there, in a fresh clone with
-an empty home directory. Its 10,000 steps would take an emulated processor a day or more, so it is
-interrupted after some, and must leave both of its files.
+With `--readme`, each CPU runs the README's first command instead, in a fresh clone with an empty
+home directory. Its 10,000 steps would take an emulated CPU a day or more, so it is interrupted
+after some steps, and must leave both of its files.
 
-An emulated processor has no AVX-512. What a step of it takes says nothing about a real one.
+Emulated CPUs have no AVX-512, and their times say nothing about real ones.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ PROCESSORS = {
     "AVX2, but of a family with AVX-512": "Skylake-Server",
     "AVX, no FMA": "SandyBridge",
 }
-# So that processes which the program starts are emulated too, as qemu leaves them to the machine.
+# Makes processes that the program starts run in qemu too; it does not emulate them by itself.
 EMULATE_CHILDREN = """import os, sys
 sys.executable = os.environ["EMULATED_PYTHON"]
 """
@@ -62,12 +61,12 @@ from imgmlp.engine.device.pocl import compiled_for
 info = open_device("cpu").info
 print(compiled_for(info.version) or "?", "|", info.compiled_for or "?")
 """
-STEPS = 8  # after which the README's command is interrupted
-LIMIT = 1800  # seconds a command may take; emulated, they take some hundred
+STEPS_BEFORE_INTERRUPT = 8  # of the README's command
+MAX_COMMAND_SECONDS = 1800  # emulated commands take a few hundred
 
 
 def run(processor: str, arguments: tuple[str, ...], folder: Path) -> str:
-    """What the command printed. Raises subprocess.CalledProcessError."""
+    """Run a command and return its output. Raises subprocess.CalledProcessError."""
     python, env = place(processor, folder)
     done = subprocess.run(
         [python, *arguments],
@@ -77,10 +76,10 @@ def run(processor: str, arguments: tuple[str, ...], folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=LIMIT,
+        timeout=MAX_COMMAND_SECONDS,
         check=False,
     )
-    # qemu tells, for every thread, what of a processor it does not emulate.
+    # qemu reports for every thread which features of the processor it does not emulate.
     lines = [x for x in done.stdout.splitlines() if "TCG doesn't support" not in x]
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, arguments, "\n".join(lines))
@@ -88,7 +87,7 @@ def run(processor: str, arguments: tuple[str, ...], folder: Path) -> str:
 
 
 def place(processor: str, folder: Path, python: str = sys.executable) -> tuple[str, dict[str, str]]:
-    """That Python as a command that runs on the processor, and what its environment is there."""
+    """The command that runs Python on a processor, and its environment."""
     model = PROCESSORS[processor]
     if model:
         python = emulated_python(model, folder / "bin", python)
@@ -98,7 +97,7 @@ def place(processor: str, folder: Path, python: str = sys.executable) -> tuple[s
 
 
 def emulated_python(model: str, folder: Path, python: str) -> str:
-    """A command that runs Python on another processor, and the processes that it starts."""
+    """Write a command that runs Python and its child processes on an emulated processor."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(EMULATE_CHILDREN)
     command = folder / "python"
@@ -108,7 +107,7 @@ def emulated_python(model: str, folder: Path, python: str) -> str:
 
 
 def trial(processor: str, folder: Path) -> str:
-    """All commands on a processor: its names, and the seconds that each took."""
+    """Run all commands on a processor; returns its names and the seconds of each command."""
     names, row = run(processor, ("-c", TELL), folder).splitlines()[-1], []
     for name, arguments in COMMANDS.items():
         started = time.perf_counter()
@@ -131,7 +130,7 @@ def trial(processor: str, folder: Path) -> str:
 
 
 def readme(processor: str, folder: Path) -> str:
-    """The README's first command: seconds until it is installed, steps it did, seconds of these."""
+    """Run the README's first command; returns seconds to install, steps, and their seconds."""
     started = time.perf_counter()
     clone = folder / "clone"
     subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
@@ -149,7 +148,7 @@ def readme(processor: str, folder: Path) -> str:
             said.append(line)
             found = re.match(r"training +([\d,]+)/", line)
             steps = int(found[1].replace(",", "")) if found else steps
-            if steps >= STEPS and not told:
+            if steps >= STEPS_BEFORE_INTERRUPT and not told:
                 told = True
                 training.send_signal(signal.SIGINT)
     row += [str(steps), f"{time.perf_counter() - started:.0f}"]
@@ -184,7 +183,7 @@ def main() -> int:
         for number, (processor, model) in enumerate(PROCESSORS.items()):
             if options.readme and processor == HERE:
                 continue
-            # those that meet share a home directory, those that are new have an empty one
+            # commands share a home directory; --readme needs an empty one for each processor
             folder = Path(name) / (str(number) if options.readme else "shared")
             folder.mkdir(exist_ok=True)
             Image.open(PICTURE).convert("RGB").resize((32, 32)).save(folder / "small.png")

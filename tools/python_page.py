@@ -1,9 +1,10 @@
-"""Fills docs/python.md with what stands in the code: signatures, fields and docstrings.
+"""Write the signatures, fields and docstrings of the public API into docs/python.md.
 
     python tools/python_page.py
 
-Between `<!-- NAME -->` and `<!-- end -->` the page has what NAME says of itself, so that it can be
-read without the code, on a forge too. tests/test_public_api.py fails where the page differs.
+The text between `<!-- NAME -->` and `<!-- end -->` is generated from the code of NAME, so that the
+page can be read without the code, also on a code host. tests/test_public_api.py fails if the page
+is out of date.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ PART = re.compile(r"(<!-- ([\w.]+) -->\n\n).*?<!-- end -->", re.DOTALL)
 
 
 def filled(page: str) -> str:
-    """The page with each part as the code has it now."""
+    """The page with all generated parts up to date."""
     return PART.sub(lambda part: f"{part[1]}{described(part[2])}\n<!-- end -->", page)
 
 
 def described(name: str) -> str:
-    """What is said of a function, a class, or the errors of a module."""
+    """The generated text for a function, a class, or the module of errors."""
     if name == "imgmlp.errors":
         return errors()
     module, _, last = name.rpartition(".")
@@ -50,7 +51,7 @@ def shown(found: ast.FunctionDef | ast.ClassDef, lines: list[str]) -> str:
 
 
 def errors() -> str:
-    """Those that a caller may meet, with their exit codes."""
+    """A table of the errors that a caller may meet, with their exit codes."""
     rows = [
         f"| `{name}` | {error.exit_code} | {' '.join((error.__doc__ or '').split())} |"
         for name, error in vars(imgmlp.errors).items()

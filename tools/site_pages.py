@@ -1,9 +1,9 @@
-"""A hook of MkDocs that brings into the site what documents link to outside of docs/.
+"""MkDocs hook that adds pages for linked files outside docs/ to the site.
 
-On a forge `../imgmlp/engine/compiler.py` leads to the file; the site would have no such page. So
-every file that a document links to becomes one: a document of the repository's top stands among the
-others, code is shown as it is, and the links follow. What is no text is there to be fetched.
-Knows nothing of imgmlp itself.
+On a code host, `../imgmlp/engine/compiler.py` leads to the file; the site would have no such page.
+Every file that a document links to therefore becomes a page, and links are rewritten to it:
+documents at the top of the repository become ordinary pages, code is shown with highlighting, and
+binary files can be downloaded. This module does not import imgmlp.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-TOP = {  # documents beside docs/, and the names of their pages
+TOP = {  # documents outside docs/, and the names of their pages
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """The links of a page, as they lead from where it stands in the site."""
+    """Rewrite the links of a page relative to its position in the site."""
     if page.file.src_uri.startswith("source/"):
         return markdown
     parts = FENCED.split(markdown)
@@ -56,7 +56,7 @@ def _relinked(link: re.Match[str], page: Page) -> str:
 
 
 def _repository_path(uri: str, link: str) -> str:
-    """Where a link leads, from the repository's top; `uri` is the page's own."""
+    """The target of a link, relative to the repository's top; `uri` is the page's own."""
     top = next((name for name, page in TOP.items() if page == uri), None)
     own = top or posixpath.join("docs", uri)
     return posixpath.normpath(posixpath.join(posixpath.dirname(own), link))
@@ -72,7 +72,7 @@ def _page_uri(path: str) -> str:
 
 
 def _add_source(path: str, files: Files, config: MkDocsConfig) -> None:
-    """A page that shows a file; what is not there is left to the strict build to refuse."""
+    """Add a page that shows a file. A missing file is left to the strict build, which fails."""
     uri, file = _page_uri(path), ROOT / path
     if not uri.startswith("source/") or files.get_file_from_path(uri) or not file.is_file():
         return

@@ -203,7 +203,7 @@ def test_workers_and_scheduler_are_killed_and_every_output_is_there_once(tmp_pat
 def test_a_command_that_always_fails_is_not_given_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kill_cluster, "TURNS", 2)
+    monkeypatch.setattr(kill_cluster, "MAX_FAILURES", 2)
     monkeypatch.setattr(kill_cluster.sys, "executable", shutil.which("false"))
     found = kill_cluster.run(tmp_path / "run", pictures=1, kills=1)
     assert found["exit codes"] == [1, 1]
