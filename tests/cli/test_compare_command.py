@@ -21,6 +21,7 @@ from imgmlp.cli.compare import Wanted
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
+from imgmlp.codec.training import passes
 from imgmlp.errors import DeviceError, Interrupted, OutputError, PictureError
 from imgmlp.report import measure, metrics
 from imgmlp.terminal import Terminal
@@ -75,8 +76,12 @@ def test_a_picture_too_long_for_a_codec_is_refused_before_training(
 
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
 def test_a_page_has_every_picture_at_every_rate(
-    two: list[Path], codec: Codec, capsys: pytest.CaptureFixture[str]
+    two: list[Path],
+    codec: Codec,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(passes, "MAX_PASSES", 0)
     assert run(two, codec, as_json=True) == 0
     folder = two[0].parent
     assert {path.name for path in folder.iterdir()} == {"a.png", "b.png", "report.html"}

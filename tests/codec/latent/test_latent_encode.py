@@ -578,6 +578,7 @@ def test_large_pictures_have_fewer_trials_of_single_weights() -> None:
 @pytest.mark.usefixtures("few_trials")
 def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
+    monkeypatch.setattr(passes, "MAX_PASSES", 1)
     monkeypatch.setattr(bit_allocation, "MIN_NETWORK_FRACTION", math.inf)  # or they harden twice
     counts = list[int]()
     hardened = progressive_quantisation.quantise
