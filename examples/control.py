@@ -54,11 +54,11 @@ def collatz(device: AnyDevice) -> None:
     program = compile(step, device)
     print(program.stages.show("procedure"))
     program.run(150)  # the host does not know which branch was taken
-    n, wanted = 27, 0
+    n, expected = 27, 0
     while n != 1:
-        n, wanted = (n * 3 + 1 if n % 2 else n // 2), wanted + 1
+        n, expected = (n * 3 + 1 if n % 2 else n // 2), expected + 1
     print(f"from 27 it takes {program.read('steps')} steps to 1")
-    np.testing.assert_equal(int(program.read("steps")), wanted)
+    np.testing.assert_equal(int(program.read("steps")), expected)
 
 
 def gradients(device: AnyDevice) -> None:

@@ -59,10 +59,10 @@ def slopes(device: AnyDevice) -> None:
 
 def whole_weights(device: AnyDevice) -> None:
     """Train weights that are rounded in the forward pass."""
-    wanted = np.float32([3, -7, 0, 12])
+    expected = np.float32([3, -7, 0, 12])
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(64, 4)).astype(np.float32)
-    x, y = Tensor(inputs, device), Tensor(inputs @ wanted, device)
+    x, y = Tensor(inputs, device), Tensor(inputs @ expected, device)
     weights = Tensor(np.zeros(4, np.float32), device, name="weights")
 
     def step() -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def whole_weights(device: AnyDevice) -> None:
     for i in range(8):
         program.run(4)
         print(f"step {4 * (i + 1):3d}  loss {program.read('loss'):8.3f}  {weights.numpy()}")
-    np.testing.assert_array_equal(np.round(weights.numpy()), wanted)
+    np.testing.assert_array_equal(np.round(weights.numpy()), expected)
 
 
 def main(device: AnyDevice) -> None:

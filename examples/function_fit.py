@@ -70,9 +70,9 @@ def first_losses(device: AnyDevice) -> list[float]:
 def draw(x: np.ndarray, found: np.ndarray) -> None:
     """The target curve (.) and the learned one (o) as text, with x downwards."""
     low, high = target(x).min(), target(x).max()
-    for at, wanted, got in zip(x, target(x), found, strict=True):
+    for at, expected, got in zip(x, target(x), found, strict=True):
         row = [" "] * 61
-        for value, mark in ((wanted, "."), (got, "o")):
+        for value, mark in ((expected, "."), (got, "o")):
             row[int(np.clip((value - low) / (high - low), 0, 1) * 60)] = mark
         print(f"{at:6.2f}  {''.join(row)}  {got:7.3f}")
 

@@ -99,9 +99,11 @@ def main(device: AnyDevice) -> None:
     print(f"on the device: {device.usage.summary()}; replaying allocated nothing")
     np.testing.assert_equal(device.usage.live + device.usage.freed, made)
 
-    wanted = numpy_steps(values, inputs().astype(np.float64), STEPS)
-    np.testing.assert_allclose([heard[i] for i in (0, 100)], [wanted[0], wanted[100]], atol=1e-3)
-    np.testing.assert_equal(wanted[-1] < 1e-4 and heard[500] < 1e-4, True)
+    expected = numpy_steps(values, inputs().astype(np.float64), STEPS)
+    np.testing.assert_allclose(
+        [heard[i] for i in (0, 100)], [expected[0], expected[100]], atol=1e-3
+    )
+    np.testing.assert_equal(expected[-1] < 1e-4 and heard[500] < 1e-4, True)
     for name, array in zip(("first", "first_bias", "second", "second_bias"), values, strict=True):
         np.testing.assert_allclose(program.read(name), array, atol=1e-4)
     print("the parameters are those that NumPy finds in float64, within 1e-4")

@@ -86,13 +86,13 @@ def differentiated(device: AnyDevice) -> None:
     wide = array.astype(np.float64)
     for name, (_, theirs) in OPERATIONS.items():
         y, slope = program.read(name), program.read(f"slope of {name}")
-        wanted = slope_by_differences(theirs, wide)
+        expected = slope_by_differences(theirs, wide)
         size = np.abs(theirs(wide)).max()
         np.testing.assert_allclose(y, theirs(wide), rtol=0, atol=1e-5 * size)
-        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+        np.testing.assert_allclose(slope, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
         shape, apart = (
             str(list(y.shape)),
-            np.abs(slope - wanted).max() / max(1, np.abs(wanted).max()),
+            np.abs(slope - expected).max() / max(1, np.abs(expected).max()),
         )
         print(f"  {name:<20} {shape:<10} slopes differ by {apart:.0e} of the largest")
 
@@ -103,8 +103,8 @@ def long_sum(device: AnyDevice) -> None:
     program = compile(lambda: {"sum": Tensor(array, device, name="many").sum()}, device)
     program.run()
     print(program.stages.show("procedure"))
-    wanted, size = (v.sum(dtype=np.float64) for v in (array, np.abs(array)))
-    np.testing.assert_allclose(program.read("sum"), wanted, rtol=0, atol=1e-6 * size)
+    expected, size = (v.sum(dtype=np.float64) for v in (array, np.abs(array)))
+    np.testing.assert_allclose(program.read("sum"), expected, rtol=0, atol=1e-6 * size)
 
 
 def state(device: AnyDevice) -> None:

@@ -28,8 +28,8 @@ def promotion(device: AnyDevice) -> None:
         "i8 + 0.5": small + 0.5,
         "bool + 1": flags + 1,
     }
-    wanted = [dtype.f16, dtype.f16, dtype.f32, dtype.i8, dtype.i32, dtype.f32, dtype.i32]
-    for (text, value), kind in zip(found.items(), wanted, strict=True):
+    expected = [dtype.f16, dtype.f16, dtype.f32, dtype.i8, dtype.i32, dtype.f32, dtype.i32]
+    for (text, value), kind in zip(found.items(), expected, strict=True):
         print(f"  {text:<12} is {value.dtype.name:<5} {value.numpy()}")
         np.testing.assert_equal(value.dtype.name, kind.name)
     np.testing.assert_array_equal(found["half + 3"].numpy(), np.float16([4.5, 5.5]))

@@ -26,8 +26,8 @@ def compile_step(device: AnyDevice) -> Program:
 
     def step() -> dict[str, Tensor]:
         x = Tensor.uniform((ROWS, 3), count, device)  # other numbers in every step
-        wanted = x.square() * Tensor(A, device) + Tensor(B, device)
-        loss = (x.square() @ matrix + offset - wanted).square().sum()
+        expected = x.square() * Tensor(A, device) + Tensor(B, device)
+        loss = (x.square() @ matrix + offset - expected).square().sum()
         optimizer.step(loss)
         count.assign(count + 1)
         by_matrix, by_offset = loss.gradient([matrix, offset])

@@ -54,9 +54,9 @@ def main(device: AnyDevice) -> None:
     program = compile(step, device)
     for number in (7, 8):
         program.run()
-        wanted = bits_by_hand(COUNT, number)
-        np.testing.assert_array_equal(program.read("bits"), wanted)
-        normal = normal_by_hand(wanted)  # a rounded angle turns the radius by as much
+        expected = bits_by_hand(COUNT, number)
+        np.testing.assert_array_equal(program.read("bits"), expected)
+        normal = normal_by_hand(expected)  # a rounded angle turns the radius by as much
         near = 2 * np.pi * 1e-6 * np.abs(normal).max()
         np.testing.assert_allclose(program.read("normal"), normal, rtol=0, atol=near)
         print(f"seed {number}: {program.read('bits')[:3]} ... are the bits that NumPy finds")

@@ -67,23 +67,23 @@ def draw(sizes: Sizes, batches: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, sizes.digits, shape).astype(np.int32)
 
 
-def loss_of(net: Sorter, sequences: Tensor, wanted: Tensor) -> Tensor:
+def loss_of(net: Sorter, sequences: Tensor, expected: Tensor) -> Tensor:
     """Mean cross-entropy over all positions: int [batch, time] twice -> one number."""
     scores = net(sequences)
-    return nn.cross_entropy(scores.reshape(-1, scores.shape[-1]), wanted.reshape(-1))
+    return nn.cross_entropy(scores.reshape(-1, scores.shape[-1]), expected.reshape(-1))
 
 
 def compile_step(net: Sorter, sizes: Sizes, device: AnyDevice, lr: float = 3e-3) -> Program:
     """A step on the next batch; its output `loss` is the loss before the step."""
     drawn = draw(sizes, BATCHES, seed=0)
     sequences = Tensor(drawn, device, name="sequences")
-    wanted = Tensor(np.sort(drawn, axis=-1), device, name="wanted")
+    expected = Tensor(np.sort(drawn, axis=-1), device, name="expected")
     count = Tensor(np.uint32(0), device, name="count")
     optimizer = optim.AdamW(net.parameters(), lr)
 
     def step() -> dict[str, Tensor]:
         turn = (count % BATCHES).cast(dtype.i32)
-        loss = loss_of(net, sequences.gather(turn), wanted.gather(turn))
+        loss = loss_of(net, sequences.gather(turn), expected.gather(turn))
         optimizer.step(loss)
         count.assign(count + 1)
         return {"loss": loss}

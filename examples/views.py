@@ -15,9 +15,9 @@ from imgmlp.engine.ir.conditions import xor
 from imgmlp.engine.ir.symbolic import Expr, Var
 
 
-def bounds(text: str, x: Expr, wanted: tuple[int, int]) -> None:
+def bounds(text: str, x: Expr, expected: tuple[int, int]) -> None:
     print(f"  {text:<16} = {x!s:<10} in [{x.lo}, {x.hi}]")
-    np.testing.assert_equal((x.lo, x.hi), wanted)
+    np.testing.assert_equal((x.lo, x.hi), expected)
 
 
 def expressions() -> None:
@@ -74,8 +74,8 @@ def tensors(device: AnyDevice) -> None:
     program = compile(lambda: {"y": moved}, device)
     program.run()
     print(f"\nfive movements in one kernel:\n{program.stages.show('procedure')}")
-    wanted = np.broadcast_to(np.pad(array.T.reshape(-1)[::-3], (1, 2)), (4, 37))
-    np.testing.assert_array_equal(program.read("y"), wanted)
+    expected = np.broadcast_to(np.pad(array.T.reshape(-1)[::-3], (1, 2)), (4, 37))
+    np.testing.assert_array_equal(program.read("y"), expected)
     np.testing.assert_equal(program.stages.figures()["launches"], 1)
 
 
