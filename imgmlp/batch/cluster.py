@@ -27,7 +27,7 @@ from distributed.scheduler import KilledWorker
 from distributed.security import Security
 
 from imgmlp.batch.devices import LOCAL
-from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
+from imgmlp.batch.pool import MAX_TRIES, TICK, Records, Seat, Stopping
 from imgmlp.batch.store import is_stored, url
 from imgmlp.batch.work import Record, Task, Work, attempt_elsewhere
 from imgmlp.engine import AnyDevice, open_device
@@ -138,7 +138,7 @@ class Cluster:
                 time.sleep(TICK)
                 for future in [one for one in self._running if one.done()]:
                     for record in self._ended(future, self._running.pop(future)):
-                        full = full or record.no_room
+                        full = full or record.disk_full
                         yield record
                 tick()
         finally:
@@ -181,7 +181,7 @@ class Cluster:
         for task, record in zip(chunk.tasks, records, strict=True):
             if record.interrupted:  # its worker left in good order
                 self._again.append(_Chunk([task], chunk.tries))
-            elif record.elsewhere and chunk.tries < ONCE_MORE:
+            elif record.elsewhere and chunk.tries < MAX_TRIES:
                 self._again.append(_Chunk([task], chunk.tries + 1))
             else:
                 record.task = task
@@ -189,7 +189,7 @@ class Cluster:
 
     def _lost(self, chunk: _Chunk) -> Iterator[Record]:
         """Every worker that was given the chunk is gone: then each of its files alone."""
-        if len(chunk.tasks) > 1 or chunk.tries < ONCE_MORE:
+        if len(chunk.tasks) > 1 or chunk.tries < MAX_TRIES:
             alone = (_Chunk([task], chunk.tries + 1) for task in chunk.tasks)
             self._again.extend(alone)
             return

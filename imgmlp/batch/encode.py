@@ -1,7 +1,8 @@
-"""A picture encoded into its file: the same for one file, for many, and wherever it is done.
+"""Encodes a picture into its file: for one file and for many, in any process.
 
-Until somebody remembers that the file is there, a hidden file beside it holds what was written. So
-the same command knows what it has written itself, and can write it again.
+A hidden file beside the output holds what was written until the journal records the output. So if
+the command is interrupted, it knows the next time that it has written the output itself, and can
+write it again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from imgmlp import image, output_files
-from imgmlp.batch.journal import looked_at
+from imgmlp.batch.journal import status_and_digest
 from imgmlp.batch.leftovers import forget, forget_remembered
 from imgmlp.batch.output import REPLACE, check_task, holds, make_folder, put
 from imgmlp.batch.shortfall import BESIDE, shortfall
@@ -35,23 +36,23 @@ from imgmlp.image import Picture
 from imgmlp.report.live import Live
 from imgmlp.text import duration, size
 
-SHORT = 0.1  # of a time limit, that need not be told
+MIN_TOLD_FRACTION = 0.1  # of a time limit; compiling for longer is announced
 
 
 @dataclass(frozen=True)
 class Result:
-    """A file's bytes, and what there is to tell of them."""
+    """An encoded file and its figures."""
 
     bytes: bytes = field(repr=False)
     metrics: dict[str, Any]
     missed: str | None
     diverged: bool
-    beside: int = 0  # bytes that could be left out, where there are too many
-    before: bool = False  # whether an earlier run had made it
-    took: float = 0.0  # seconds of all of it, compiling and checks as well
+    beside: int = 0  # bytes of metadata, if the file is larger than its target
+    before: bool = False  # whether an earlier run has made it
+    took: float = 0.0  # seconds, including compiling and checks
 
     def facts(self) -> dict[str, Any]:
-        """For JSON, which has no infinity: the PSNR of equal pictures is null."""
+        """The figures for JSON, in which an infinite PSNR is null."""
         facts = dict(self.metrics)
         if math.isinf(facts["psnr"]):
             facts["psnr"] = None
@@ -62,9 +63,9 @@ class Result:
         return facts
 
     def line(self, name: str) -> str:
-        """What there is to say of a file of this name.
+        """The message for the file `name`.
 
-        Raises TargetError or TrainingError if it is only the best that there was.
+        Raises TargetError or TrainingError if it is only the best one that was reached.
         """
         problem = shortfall(name, self.facts(), self.beside)
         if problem is not None:
@@ -77,9 +78,9 @@ class Result:
 
 
 def smaller_source(source: Path, result: Result) -> str | None:
-    """What there is to say of a picture's file that takes no more bytes than what became of it.
+    """A note if the picture's own file is no larger than the encoded one; else None.
 
-    Drawings and text often have such PNGs, which are exact besides. None for pipes.
+    PNGs of drawings and text often are smaller, and they are lossless. None for pipes.
     """
     there = output_files.status(source)
     if there is None or not stat.S_ISREG(there.st_mode) or there.st_size > len(result.bytes):
@@ -89,26 +90,26 @@ def smaller_source(source: Path, result: Result) -> str | None:
 
 @dataclass(eq=False)
 class Encoding:
-    """A picture on its way to its file."""
+    """The encoding of one picture into its file."""
 
     picture: Picture
-    name: str  # of the picture, for people
-    output: Path | None  # None for what is no file, and so has no hidden one beside it
+    name: str  # of the picture, for messages
+    output: Path | None  # None for streams, which have no hidden file
     wanted: Wanted
     device: Callable[[], AnyDevice]
     watch: Watch
-    # Whether the file may be written now; False leaves it as it is. Raises OutputError.
+    # Whether the output may be written now; if not, it is left as it is. Raises OutputError.
     allowed: Callable[[], bool]
     write: Callable[[bytes], None]
-    began: float = field(default_factory=time.perf_counter)  # what a time limit counts from
+    began: float = field(default_factory=time.perf_counter)  # the start of a time limit
     live: Live = field(default_factory=Live)
-    kept: Checkpoint | None = None  # what was written
-    _state: Path | None = None  # of the training
+    kept: Checkpoint | None = None  # the hidden file with what was written
+    _state: Path | None = None  # the checkpoint of the training
 
     def run(self) -> Result | None:
-        """What was written now or before; None if the file is left as it is.
+        """The result, which was written now or before; None if the output is left as it is.
 
-        Raises ImgmlpError: Interrupted once the state is saved, where the watch asks for it.
+        Raises ImgmlpError: Interrupted after the state is saved, if the watch asks to stop.
         """
         picture, wanted = self.picture, self.wanted
         goal, workload = wanted.target(picture.width * picture.height), wanted.training()
@@ -122,16 +123,16 @@ class Encoding:
             if not self.allowed():
                 return None
             with self.watch.saving():
-                result = result or self._trained(goal, choices)
+                result = result or self._train(goal, choices)
                 self.write(result.bytes)
         else:
             output_files.remove_second_name(self.output)
-        forget(self._state)  # where nothing could be kept, or there was no time to
+        forget(self._state)  # unless _keep has removed it
         took = time.perf_counter() - self.began
         return replace(result, beside=beside if len(result.bytes) > goal.value else 0, took=took)
 
     def _announce(self, goal: Goal, beside: int) -> None:
-        """Say what was understood. At once: looking for a device may take seconds."""
+        """Announce the task at once, as opening a device may take seconds."""
         picture, wanted = self.picture, self.wanted
         what = dimensions(picture.width, picture.height, picture.channels)
         asked = f"{goal}, {wanted.codec}, {wanted.work()}"
@@ -140,21 +141,21 @@ class Encoding:
             self.watch.announce(f"{beside:,} of {goal} are taken by {BESIDE}")
 
     def _announce_time(self, goal: Goal, device: AnyDevice) -> None:
-        """Say how long it takes, of which a time limit is told already."""
+        """Announce the estimated time; with a time limit only that of compiling, if it is long."""
         workload = self.wanted.training()
         asked = self.picture, goal, workload, device, self.wanted.codec
         if workload.seconds is None:
             self.watch.announce(f"about {duration(encoder.expected_seconds(*asked))}")
             return
         compiling = encoder.compiling_seconds(*asked)
-        if compiling > SHORT * workload.seconds:
-            told = (
+        if compiling > MIN_TOLD_FRACTION * workload.seconds:
+            message = (
                 f"compiles for about {duration(compiling)} first, only once for pictures like this"
             )
-            self.watch.announce(told)
+            self.watch.announce(message)
 
     def _done_before(self) -> Result | None:
-        """What was made of the picture already, if the command was stopped after that."""
+        """The result of an earlier run that was interrupted after it had encoded the picture."""
         saved = None if self.kept is None else self.kept.load()
         if saved is None or (finished := saved.finished()) is None:
             return None
@@ -164,8 +165,8 @@ class Encoding:
         self._state = next((path for path in beside if path.name == state), None)
         return Result(data, **values, before=True)
 
-    def _trained(self, goal: Goal, choices: str) -> Result:
-        """A file's bytes, which the hidden file holds as well. Raises Interrupted."""
+    def _train(self, goal: Goal, choices: str) -> Result:
+        """Train and encode; the hidden file holds the result as well. Raises Interrupted."""
         picture, codec, workload = self.picture, self.wanted.codec, self.wanted.training()
         state, device = None, self.device()
         if self.output is not None:
@@ -186,9 +187,10 @@ class Encoding:
         return self._keep(result) if run.due(stopping=True) else result
 
     def _keep(self, result: Result) -> Result:
-        """What the hidden file holds from now on: of several that made the same, the first one's.
+        """Store a result in the hidden file; returns what that holds.
 
-        So whoever comes by knows what is written, also by one that seemed to be lost.
+        If several runs encode the same picture, the first result stays, so that all of them write
+        the same bytes.
         """
         assert self.kept is not None
         assert self._state is not None
@@ -214,17 +216,17 @@ class EncodeFile:
     wanted: Wanted
 
     def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
-        """Raises TargetError or TrainingError after the best file is written."""
+        """Raises TargetError or TrainingError after writing the best file."""
         task, wanted, began = record.task, self.wanted, time.perf_counter()
         output = task.output
         assert output is not None
         make_folder(output)
         there = output_files.status(output) is not None
-        if there and not checkpoint.left_beside(output):  # else it may be our own
+        if there and not checkpoint.left_beside(output):  # else a run may have been interrupted
             check_task(task, REPLACE)
-        if task.known:  # what was made with other settings, and is remembered
+        if task.known:  # an output of other settings, which is recorded
             forget_remembered(output, task.known)
-        record.source_status, record.digest = looked_at(task.source)
+        record.source_status, record.digest = status_and_digest(task.source)
         picture = image.load(task.source, True, frame=wanted.frame, strip=wanted.strip)
         record.notes += [f"{task.source}: {note}" for note in picture.notes]
 

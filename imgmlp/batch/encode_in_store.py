@@ -1,7 +1,8 @@
-"""Pictures from anywhere encoded into a store.
+"""Encodes pictures from anywhere into an object store.
 
-A worker fetches a picture, encodes it in a temporary folder and puts the file into the store. Of
-two workers that do one picture the second knows by the note what the first has written.
+A worker fetches a picture, encodes it in a temporary folder and uploads the file. If two workers
+encode the same picture, the second one knows by the note beside the file what the first has
+written.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from imgmlp.image_io.files import endings
 
 @cache
 def _checked(folder: Path) -> None:
-    """`check_writable`, once for each process that writes there, as rights may differ."""
+    """`check_writable`, once for each process, as their permissions may differ."""
     check_writable(folder)
 
 
@@ -75,13 +76,13 @@ class EncodeInStore:
         record.line = _named(record.line, source, made, task)
 
     def _put(self, output: Output, record: Record, data: bytes) -> None:
-        """Write it, unless another worker has done so. Raises OutputError."""
-        there = output.read()  # as it is now
+        """Upload an output, unless another worker has done so. Raises OutputError."""
+        there = output.read()  # it may have changed since the first check
         if self._known(output, there, record) is not None:
             return
         if output.write(data, self._note(record), self.force or there is not None):
             return
-        if self._known(output, output.read(), record) is None:  # by another run of other settings
+        if self._known(output, output.read(), record) is None:  # by a run of other settings
             raise _exists(output)
 
     def _note(self, record: Record) -> dict[str, Any]:
@@ -90,10 +91,9 @@ class EncodeInStore:
         return looks | {"facts": record.facts}
 
     def _known(self, output: Output, there: bytes | None, record: Record) -> dict[str, Any] | None:
-        """What there is to tell of the output if it is this picture's, with these settings.
+        """The facts of an output if it was made of this picture with these settings; else None.
 
-        Raises OutputError if it is somebody else's, or another picture's, and is not to be
-        replaced.
+        Raises OutputError if it was made otherwise and must not be replaced.
         """
         if there is None:
             return None
@@ -112,11 +112,11 @@ def _exists(output: Output) -> OutputError:
 
 
 def _ending(source: Path) -> str:
-    """That of a picture's name, if it is usual: a key may have any, also one that no file can."""
+    """The extension of a picture's name if it is a known one, as those of keys may be invalid."""
     return source.suffix if source.suffix.lower() in endings() else ""
 
 
 def _named(text: str, source: Path, made: Path, task: Task) -> str:
-    """What is said of files in a temporary folder, said of those that they stand for."""
+    """A message about files in the temporary folder, with the names that they stand for."""
     assert task.output is not None
     return text.replace(str(source), url(task.source)).replace(str(made), url(task.output))

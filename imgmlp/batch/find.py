@@ -1,7 +1,7 @@
-"""The files that names, folders, patterns and lists stand for, one after the other.
+"""Finds the files that names, folders, patterns and lists stand for.
 
-Looks at names and at what the file system says of them; opens no file. Nothing of what was found is
-kept, so that there may be any number of them.
+No file is opened. Files are yielded one by one and not kept, so that there may be any number of
+them.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from imgmlp.errors import ImgmlpError, UsageError
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there; a name that no file can have is none."""
+    """Whether a path is an existing folder; False also for invalid names."""
     return os.path.isdir(path)
 
 
 def is_pattern(path: Path) -> bool:
-    """Whether a name stands for others, and is no file's own."""
+    """Whether a name has wildcards and no file has just that name."""
     return glob.has_magic(str(path)) and not os.path.lexists(path)
 
 
 def is_pattern_of_any(path: Path) -> bool:
-    """Whether a name is a pattern, and there is something to tell of what it stands for."""
+    """Whether a name is a pattern that matches something, or whose folders cannot be read."""
     return is_pattern(path) and any(True for _ in _matches(*_split(str(path))))
 
 
 @dataclass(frozen=True)
 class Found:
-    """A file, or a folder that could not be read."""
+    """A file, or a folder that cannot be read."""
 
     path: Path
     name: Path  # relative to the folder whose tree is mirrored
     bytes: int = 0
     mtime: int = 0  # nanoseconds
-    error: ImgmlpError | None = None  # why it cannot be done
+    error: ImgmlpError | None = None  # why it cannot be processed
 
 
 @dataclass
 class Search:
-    """What to look for, and what was passed over on the way."""
+    """What to look for, and counts of what was skipped."""
 
-    endings: Collection[str]  # of names, with the dot, in lower case
+    endings: Collection[str]  # extensions with the dot, in lower case
     recursive: bool = False
-    leave_out: Path | None = None  # a folder whose content is none of the input
-    check: Callable[[Path], None] = lambda _: None  # of what was named itself; raises ImgmlpError
-    others: int = 0  # files with other endings
-    folders: int = 0  # inside of those given, where these alone are wanted
-    links: int = 0  # to folders, which might lead in a circle
+    leave_out: Path | None = None  # a folder to skip, that of the outputs
+    check: Callable[[Path], None] = lambda _: None  # for named files; raises ImgmlpError
+    others: int = 0  # skipped files with other extensions
+    folders: int = 0  # skipped subfolders, unless recursive
+    links: int = 0  # skipped links to folders, which may form a cycle
     left_out: bool = field(default=False)
 
     def find(self, sources: Sequence[Path]) -> Iterator[Found]:
-        """What files, folders and patterns stand for."""
+        """The files that names, folders and patterns stand for."""
         for source in sources:
             if is_folder(source):
                 yield from self._folder(source, source)
@@ -69,18 +69,18 @@ class Search:
                 yield self._named(source, Path(source.name))
 
     def listed(self, names: Iterator[Path], roots: Sequence[Path]) -> Iterator[Found]:
-        """The files of a list, each at the place that it has in one of some sources."""
+        """The files of a list, each with its name relative to the root that contains it."""
         places = [_place(root) for root in roots or [Path()]]
         for path in names:
             whole = os.path.abspath(path)
-            if path == Path():  # as `find .` has it first, which nobody means all of it by
+            if path == Path():  # `find .` prints it first; it does not mean all files
                 hint = "leave it out, or give the folder without a list"
                 error = UsageError("the list names the current folder itself, .", hint=hint)
                 yield Found(path, path, error=error)
                 continue
             below = [top for top, start in places if whole.startswith(os.path.join(start, ""))]
             inside = below + [top for top, start in places if whole == start]
-            if inside and is_folder(path):  # one that could not be read before
+            if inside and is_folder(path):  # from the list of failed ones
                 yield from self._folder(Path(whole), Path(max(inside, key=len)))
                 continue
             if inside:
@@ -108,13 +108,13 @@ class Search:
             yield Found(Path(pattern), Path(pattern), error=error)
 
     def _is_left_out(self, path: Path, top: Path) -> bool:
-        """Whether a match is of what is none of the input, and nobody named."""
+        """Whether a match is in the folder to skip and the pattern does not begin there."""
         if self.leave_out is None or _lies_in(top, self.leave_out):
             return False
         return _lies_in(path, self.leave_out)
 
     def _folder(self, folder: Path, top: Path) -> Iterator[Found]:
-        """A folder's own files, and those of the folders in it, under their names from `top` on."""
+        """The files of a folder and, if recursive, its subfolders; names are relative to `top`."""
         waiting = [folder]
         while waiting:
             here = waiting.pop()
@@ -141,7 +141,7 @@ class Search:
             return
         try:
             status = entry.stat()
-        except OSError:  # a link to nothing, or to itself
+        except OSError:  # a broken link
             if path.suffix.lower() in self.endings:
                 yield _refused(path, path.relative_to(top), "is a broken link")
             return
@@ -153,7 +153,7 @@ class Search:
             yield Found(path, path.relative_to(top), status.st_size, status.st_mtime_ns)
 
     def _named(self, path: Path, name: Path) -> Found:
-        """A file that somebody named, whatever its ending is."""
+        """A file that was named itself, with any extension."""
         try:
             self.check(path)
             status = path.stat()
@@ -173,7 +173,7 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 def _place(source: Path) -> tuple[str, str]:
-    """Absolute: the folder that places are told from, and what a source stands for, or lies in."""
+    """Absolute paths of a root: the folder that names are relative to, and the root itself."""
     whole = os.path.abspath(source)
     if is_folder(source):
         return whole, whole
@@ -184,7 +184,7 @@ def _place(source: Path) -> tuple[str, str]:
 
 
 def _split(pattern: str) -> tuple[Path, list[str]]:
-    """The folder before all wildcards, and the other parts, as pathlib understands them."""
+    """The folder before the first wildcard, and the parts of the pattern from there on."""
     parts = Path(pattern).parts
     fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
     wanted = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts[fixed:]]
@@ -194,25 +194,25 @@ def _split(pattern: str) -> tuple[Path, list[str]]:
 
 
 def _with_all_below(parts: list[str]) -> bool:
-    """Whether a pattern stands for all that lies in what it stands for."""
+    """Whether a pattern also matches everything inside the folders that it matches."""
     return parts[-2:] == ["**", "*"]
 
 
 def _matches(top: Path, parts: list[str]) -> Iterator[Found]:
-    """What a pattern stands for, each once, but what is hidden, unless it names that; and folders
-    on the way there that could not be read.
+    """The matches of a pattern, each once, and folders that cannot be read.
 
-    Not pathlib's, which is silent about those, nor glob's, whose ** follows links to folders, which
-    may lead in a circle.
+    Hidden files match only if the pattern has a hidden part. pathlib's glob would not report
+    unreadable folders, and the ** of the glob module follows links to folders, which may form a
+    cycle.
     """
-    if ".." in parts:  # outputs would not lie in the folder that they are to go into
+    if ".." in parts:  # outputs could leave their folder
         pattern = top.joinpath(*parts)
         hint = "put .. before the wildcards, as in ../*.png"
         error = UsageError(f"{pattern} has .. after its first wildcard", hint=hint)
         yield Found(pattern, pattern, error=error)
         return
     hidden = any(part.startswith(".") for part in parts)
-    waiting = [(top, {0})]  # folders, and the parts of the pattern that come next in them
+    waiting = [(top, {0})]  # folders, each with the indices of the next parts
     while waiting:
         here, after = waiting.pop()
         nexts = _with_skipped(after, parts)
@@ -221,7 +221,7 @@ def _matches(top: Path, parts: list[str]) -> Iterator[Found]:
                 for entry in entries:
                     if entry.name.startswith(".") and not hidden:
                         continue
-                    path, after = here / entry.name, _behind(entry, nexts, parts)
+                    path, after = here / entry.name, _next_parts(entry, nexts, parts)
                     if len(parts) in after:
                         yield Found(path, path.relative_to(top))
                     after.discard(len(parts))
@@ -233,8 +233,8 @@ def _matches(top: Path, parts: list[str]) -> Iterator[Found]:
             yield _unread(here, top, error)
 
 
-def _behind(entry: os.DirEntry[str], nexts: set[int], parts: list[str]) -> set[int]:
-    """The parts that come next in an entry of a folder; beyond the last where it has them all."""
+def _next_parts(entry: os.DirEntry[str], nexts: set[int], parts: list[str]) -> set[int]:
+    """The indices of the next parts inside of an entry; len(parts) if the entry matches."""
     after = {n + 1 for n in nexts if parts[n] != "**" and fnmatch(entry.name, parts[n])}
     if entry.is_dir(follow_symlinks=False):
         after |= {n for n in nexts if parts[n] == "**"}
@@ -242,7 +242,7 @@ def _behind(entry: os.DirEntry[str], nexts: set[int], parts: list[str]) -> set[i
 
 
 def _with_skipped(after: set[int], parts: list[str]) -> set[int]:
-    """Also what follows a `**`, which may stand for no folder."""
+    """The indices, and those behind a `**`, which may stand for no folder."""
     numbers = set(after)
     for number, part in enumerate(parts):
         if number in numbers and part == "**":
@@ -261,9 +261,9 @@ def _refused(path: Path, name: Path, problem: str) -> Found:
 
 
 def names_in(data: bytes) -> Iterator[Path]:
-    """The names in a list: one a line, or with a zero byte after each, as `find -print0` has it.
+    """The names in a list, separated by line ends, or by zero bytes as `find -print0` writes them.
 
-    Windows begins a text with a mark, which is no part of the first name, and tells of UTF-16.
+    A byte order mark, as Windows writes it, is skipped; it may announce UTF-16.
     """
     if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) and b"\0" in data:
         data = data.decode("utf-16", "replace").encode()

@@ -1,7 +1,7 @@
-"""The output of a task: written as a whole, and never over what somebody else wrote or changed.
+"""Writes the output of a task atomically, and never over a file that was changed elsewhere.
 
-Hours may lie between the decision to replace a file and the moment when it is written. So the file
-is compared once more then, with what the journal says of it. Knows no codec.
+Hours may pass between the decision to replace a file and writing it. So the file is compared with
+the journal again just before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REPLACE = "--force replaces it, --skip-existing skips it"
 
 
 def make_folder(output: Path) -> None:
-    """Make the folder that a file goes into. Raises OutputError."""
+    """Create the folder of an output. Raises OutputError."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -27,7 +27,7 @@ def make_folder(output: Path) -> None:
 
 
 def holds(path: Path, data: bytes) -> bool:
-    """Whether a file is just these bytes."""
+    """Whether a file's content is `data`."""
     try:
         return path.stat().st_size == len(data) and path.read_bytes() == data
     except OSError:
@@ -35,9 +35,9 @@ def holds(path: Path, data: bytes) -> bool:
 
 
 def check(path: Path, force: bool, known: str, hint: str) -> None:
-    """Refuse, as an OutputError, a file that must not be replaced.
+    """Raise OutputError if a file exists that must not be replaced; `hint` is the error's hint.
 
-    That is any without `force`, but what has the digest `known`. `hint` says what to do then.
+    With `force` all files may be replaced, otherwise the one whose digest is `known`.
     """
     there = output_files.status(path)
     if force or not known or there is None or not stat.S_ISREG(there.st_mode):
@@ -53,21 +53,21 @@ def check(path: Path, force: bool, known: str, hint: str) -> None:
 
 
 def check_task(task: Task, hint: str) -> None:
-    """The same of a task's output."""
+    """`check` for a task's output."""
     assert task.output is not None
     check(task.output, task.replace, task.known, hint)
 
 
 def put(task: Task, data: bytes, hint: str) -> None:
-    """Have the output of a task be these bytes. Raises OutputError, as `check` does."""
+    """Write the output of a task. Raises OutputError, as `check` does."""
     output = task.output
     assert output is not None
-    there = output_files.status(output) is not None  # if so, it is checked now what it is
+    there = output_files.status(output) is not None  # then check_task decides
     try:
         check_task(task, hint)
         output_files.write_atomically(
             output, lambda stream: stream.write(data), task.replace or there
         )
     except OutputError:
-        if not holds(output, data):  # else another process has written the same in the meantime
+        if not holds(output, data):  # otherwise another process has written the same
             raise

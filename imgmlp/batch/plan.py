@@ -1,7 +1,7 @@
-"""What there is to do for the files of a run, and what is done and unchanged since.
+"""Plans a run over many files: which of them have to be processed, and which are up to date.
 
-Everything about single files lies in a temporary database on the disk, so that memory does not grow
-with their number. Opens no device, and reads no file whose size and time are as they were.
+All data about single files is in a temporary database on disk, so that memory does not grow with
+their number. No device is opened, and no file is read whose size and mtime are unchanged.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ CREATE TABLE todo (weight INTEGER, output BLOB, path BLOB, known TEXT);
 CREATE TABLE failed (path BLOB);
 CREATE TABLE before (path BLOB PRIMARY KEY) WITHOUT ROWID;
 """
-FAILED = "imgmlp-failed.txt"  # a list in the folder of the outputs
-APART = "rename one of them, or give it separately with another --out"
+FAILED = "imgmlp-failed.txt"  # the list of failed files, in the folder of the outputs
+SEPARATE_HINT = "rename one of them, or give it separately with another --out"
 
 Kind = Literal["do", "unchanged", "skipped"]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Where outputs go, what makes them what they are, and what becomes of those that exist."""
+    """Where outputs are written, with which settings, and what happens to existing ones."""
 
-    folder: Path | None  # None where nothing is written
-    naming: Callable[[Path], Path]  # from a file's name in its tree to its output's
+    folder: Path | None  # None if nothing is written
+    naming: Callable[[Path], Path]  # from a file's name in its tree to that of its output
     settings: str = ""  # digest
     force: bool = False
     skip: bool = False
-    journal: bool = True  # whether what was written is remembered in the folder
+    journal: bool = True  # whether the folder has a journal
     weigh: Callable[[Path], int] = lambda _: 1
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do about a file whose output has a name."""
+    """What to do about a file, by the state of its output."""
 
     kind: Kind
-    # What the journal ought to say of it from now on; of what is to be done, the output that is
-    # replaced if it is still as it says.
+    # The updated entry of the journal; for a file to be processed, the entry of the output that may
+    # be replaced if it is unchanged.
     known: Done | None = None
 
 
 def decide(file: Found, output: Path, known: Done | None, rules: Rules) -> Decision:
-    """Whether a file is done already. Raises OutputError, or OSError where it cannot be read."""
+    """Whether a file is up to date. Raises OutputError, or OSError if it cannot be read."""
     try:
         there = output.stat()
     except FileNotFoundError:
@@ -72,14 +72,14 @@ def decide(file: Found, output: Path, known: Done | None, rules: Rules) -> Decis
     except OSError as error:
         problem = f"cannot read {output}: {error.strerror}"
         raise OutputError(problem, hint="choose another place or name for it") from error
-    theirs = Decision("skipped" if rules.skip else "do")
+    unknown = Decision("skipped" if rules.skip else "do")
     if known is None:
-        return theirs
+        return unknown
     kept = there.st_size, there.st_mtime_ns
     if kept != (known.output_bytes, known.output_mtime) and (
         kept[0] != known.output_bytes or digest(output) != known.output_digest
     ):
-        return theirs  # somebody else has written it since
+        return unknown  # it was changed elsewhere
     source = os.path.abspath(file.path)
     looks = source, file.bytes, file.mtime
     same = looks == (known.source, known.bytes, known.mtime)
@@ -90,13 +90,13 @@ def decide(file: Found, output: Path, known: Done | None, rules: Rules) -> Decis
     if same and known.settings == rules.settings:
         return Decision("unchanged", now)
     if rules.skip or (source != known.source and not same):
-        return theirs  # made of another picture
+        return unknown  # it was made of another picture
     return Decision("do", known=known)
 
 
 @contextlib.contextmanager
-def _room() -> Iterator[None]:
-    """Around what uses the temporary database, whose disk may be full."""
+def _database_errors() -> Iterator[None]:
+    """Translate errors of the temporary database, such as a full disk, to OutputError."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -106,17 +106,20 @@ def _room() -> Iterator[None]:
 
 
 class Plan:
-    """The files of a run. Those to do are given largest first, but after all others what failed in
-    the run before, which may have ended early for them."""
+    """The files of a run.
+
+    Tasks come by decreasing size, but after all others those that failed in the previous run, as it
+    may have ended early because of them.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.count = self.weight = 0  # of what is to be done
+        self.count = self.weight = 0  # of the tasks
         self.unchanged = self.skipped = 0
-        self.whole = False  # whether all files were decided on
+        self.whole = False  # whether `make` has finished
         kept = rules.folder if rules.journal else None
         self.journal = None if kept is None else Journal(kept)
-        self._data = sqlite3.connect("")  # a file that has no name
+        self._data = sqlite3.connect("")  # an unnamed temporary file
         weakref.finalize(self, self._data.close)
         self._data.executescript(TABLES)
         self._data.create_function("absolute", 1, os.path.abspath)
@@ -125,15 +128,15 @@ class Plan:
     def make(
         self, files: Iterable[Found], stopping: Callable[[], bool] = lambda: False
     ) -> Iterator[Record]:
-        """Decide on files; gives a record of each of which there is nothing to do.
+        """Decide about all files; yields the records of those that need no processing.
 
-        Ends early where it is asked to stop. Raises OutputError if the journal cannot be read, or
-        there is no room for what is found.
+        Ends early if it is asked to stop. Raises OutputError if the journal cannot be read or the
+        disk is full.
         """
-        with _room():
-            yield from self._made(files, stopping)
+        with _database_errors():
+            yield from self._make(files, stopping)
 
-    def _made(self, files: Iterable[Found], stopping: Callable[[], bool]) -> Iterator[Record]:
+    def _make(self, files: Iterable[Found], stopping: Callable[[], bool]) -> Iterator[Record]:
         for done in () if self.journal is None else self.journal.read():
             self._learn(done)
         self._read_failed()
@@ -155,12 +158,12 @@ class Plan:
         self.whole = True
 
     def tasks(self) -> Iterator[Task]:
-        """What is to be done, in its order. Raises OutputError."""
+        """The tasks, in their order. Raises OutputError."""
         ordered = """
             SELECT weight, output, path, known FROM todo
             ORDER BY path IN (SELECT path FROM before), weight DESC, path
         """
-        with _room():
+        with _database_errors():
             for weight, name, path, known in self._data.execute(ordered):
                 output = self._output(Path(os.fsdecode(name)))
                 yield Task(Path(os.fsdecode(path)), output, self.rules.force, weight, known)
@@ -169,7 +172,7 @@ class Plan:
         return None if self.rules.folder is None else self.rules.folder / name
 
     def _add(self, file: Found) -> Record | None:
-        """Take a file in; of two with one output, the one that is not taken."""
+        """Add a file. If two have the same output, returns a record of the one that is refused."""
         if self.rules.folder is None:
             path = os.fsencode(file.path)
             row = path, path, file.bytes, file.mtime
@@ -180,15 +183,19 @@ class Plan:
         before = self._data.execute("SELECT path FROM found WHERE output = ?", row[:1]).fetchone()
         if before is not None:
             if _absolute(before[0]) == _absolute(row[1]):
-                return None  # it was given twice
+                return None  # the file was given twice
             known = self._known(output)
-            paths = sorted([before[0], row[1]])  # in the same order whenever they are found
+            paths = sorted(
+                [before[0], row[1]]
+            )  # an order that does not depend on which is found first
             paths.sort(key=lambda path: known is None or _absolute(path) != known.source)
             name = url(self.rules.folder / os.fsdecode(output))
             taken, other = (Path(os.fsdecode(path)) for path in paths)
             over = f"would overwrite another file of this run: {url(taken)}"
             problem = f"{name}, the output of {url(other)}, {over}"
-            refused = _refused(replace(file, path=other, error=OutputError(problem, hint=APART)))
+            refused = _refused(
+                replace(file, path=other, error=OutputError(problem, hint=SEPARATE_HINT))
+            )
             if paths[0] == before[0]:
                 return refused
         self._data.execute("INSERT OR REPLACE INTO found VALUES (?, ?, ?, ?)", row)
@@ -204,11 +211,11 @@ class Plan:
         return None if row is None else Done(**json.loads(row[0]))
 
     def _decided(self, file: Found) -> Record | None:
-        """Note what to do about a file; its record if that is nothing."""
+        """Decide about a file: store a task, or return its record if there is nothing to do."""
         output, known = self._output(file.name), self._known(os.fsencode(file.name))
         try:
             decision = Decision("do")
-            if output is not None and not is_stored(output):  # else its worker has a look
+            if output is not None and not is_stored(output):  # for stores, the worker checks
                 decision = decide(file, output, known, self.rules)
                 if decision.kind == "do" and output.exists():
                     _check_other(output, file.path)
@@ -236,13 +243,16 @@ class Plan:
         if (short := shortfall(str(output), decision.known.facts)) is not None:
             record.fail(short)
         if decision.known != known:
-            with contextlib.suppress(OutputError):  # then it is compared again the next time
+            with contextlib.suppress(OutputError):  # then the next run compares it again
                 self.journal.add(decision.known)
         return record
 
     def again(self, record: Record) -> Record:
-        """The record of a file whose output must not be written: as it is, or of a file that is
-        done, if another run has remembered just that output since this one began."""
+        """The record of a task whose output could not be written.
+
+        If another run has made just that output since this one began, the task counts as done.
+        Otherwise the record is returned as it is.
+        """
         task, folder = record.task, self.rules.folder
         if self.journal is None or folder is None or task.output is None:
             return record
@@ -250,12 +260,16 @@ class Plan:
             return record
         try:
             for done in self.journal.read(news=True):
-                if done.output != FAILED:  # whose list is that run's, not this one's to replace
+                if done.output != FAILED:  # the other run's list must not be replaced
                     self._learn(done)
             name, looks = task.output.relative_to(folder), task.source.stat()
             file = Found(task.source, name, looks.st_size, looks.st_mtime_ns)
             decision = decide(file, task.output, self._known(os.fsencode(name)), self.rules)
-        except (OutputError, OSError, sqlite3.Error):  # as of a full disk, which is told anyhow
+        except (
+            OutputError,
+            OSError,
+            sqlite3.Error,
+        ):  # such as a full disk, which is reported elsewhere
             return record
         if decision.kind != "unchanged" or decision.known is None:
             return record
@@ -268,7 +282,7 @@ class Plan:
         return theirs
 
     def remember(self, record: Record) -> None:
-        """Note in the journal that an output is there. Raises OutputError."""
+        """Record an output in the journal. Raises OutputError."""
         task = record.task
         if self.journal is None or self.rules.folder is None or task.output is None:
             return
@@ -290,13 +304,13 @@ class Plan:
             self.journal.add(done)
         self._learn(done)
 
-    @_room()
+    @_database_errors()
     def failed(self, source: Path) -> None:
-        """Note that a file has no output. Raises OutputError."""
+        """Record that a file failed. Raises OutputError."""
         self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
 
     def _read_failed(self) -> None:
-        """Learn what the list of the run before names, if it is there and nobody changed it."""
+        """Read the list of the previous run, if it exists and was not changed."""
         known = self._known(os.fsencode(FAILED))
         if known is None or self.rules.folder is None:
             return
@@ -306,28 +320,28 @@ class Plan:
                 rows = ((os.fsencode(name),) for name in names_in(data))
                 self._data.executemany("INSERT OR IGNORE INTO before VALUES (?)", rows)
 
-    @_room()
+    @_database_errors()
     def list_failed(self, whole: bool = True) -> Path | None:
-        """Write the list of those that failed; returns it, or None if none did.
+        """Write the list of failed files; returns its path, or None if no file failed.
 
-        The list keeps what it has of files that this run did not look at, as it was of others, and
-        that are there still. If the run ended early, which is not `whole`, it keeps all, which may
-        be left to do. Raises OutputError, also for a list that is somebody else's.
+        Files of the previous list stay in it if this run did not examine them and they still exist.
+        If this run ended early (not `whole`), all of them stay. Raises OutputError, also for a list
+        that was changed elsewhere.
         """
         folder = self.rules.folder
         if folder is None or not folder.is_dir():
             return None
         path, failed = folder / FAILED, self._failures()
         if not (failed or whole):
-            return None  # it stays as it is
+            return None  # the list is left as it is
         self._keep_others(whole)
         known = self._known(os.fsencode(FAILED))
         own, there = "" if known is None else known.output_digest, path.exists()
         if not self._failures():
-            if path.is_file() and digest(path) == own:  # else it is somebody else's
+            if path.is_file() and digest(path) == own:  # else it was changed elsewhere
                 path.unlink(missing_ok=True)
             return None
-        if is_special(path):  # which would be written into, and may wait for ever
+        if is_special(path):  # writing might block for ever
             raise OutputError(f"{path} is a pipe or a device", hint="remove it")
         check(path, self.rules.force, own, "rename it, or give --force")
         write_atomically(path, self._write_failed, self.rules.force or there)
@@ -341,7 +355,7 @@ class Plan:
         return int(count)
 
     def _keep_others(self, whole: bool) -> None:
-        """Let those of the list before count as failed that are to stay in it."""
+        """Add files of the previous list that are to stay in it to the failed ones."""
         kept = "SELECT path FROM before WHERE path NOT IN (SELECT path FROM failed)"
         if whole:
             looked = "SELECT absolute(path) FROM found"
@@ -349,22 +363,23 @@ class Plan:
         self._data.execute(f"INSERT INTO failed {kept}")
 
     def _write_failed(self, stream: BinaryIO) -> None:
-        ends = "instr(path, x'0a') OR instr(path, x'0d')"  # of lines, for one system or another
+        ends = (
+            "instr(path, x'0a') OR instr(path, x'0d')"  # characters that end a line on some system
+        )
         (odd,) = self._data.execute(f"SELECT count(*) FROM failed WHERE {ends}")
-        end = b"\0" if odd[0] else b"\n"  # a name may hold anything but a zero
+        end = b"\0" if odd[0] else b"\n"  # names cannot contain a zero byte
         for (name,) in self._data.execute("SELECT path FROM failed"):
             stream.write(name + end)
 
 
 def _check_other(output: Path, source: Path) -> None:
-    """Refuse, as an OutputError, to write a file over itself."""
+    """Raise OutputError if an output would be written over its source."""
     if os.path.samefile(output, source):
-        raise OutputError(f"{output} would overwrite itself", hint=APART)
+        raise OutputError(f"{output} would overwrite itself", hint=SEPARATE_HINT)
 
 
 def _may_be_there(path: bytes) -> bool:
-    """Whether there is a file of this name, told from the folder that this is run in; of what is in
-    a store nobody asks."""
+    """Whether a file exists, relative to the current folder; True for all in object stores."""
     return is_stored(Path(os.fsdecode(path))) or os.path.lexists(path)
 
 

@@ -1,9 +1,9 @@
-"""Many files done by one process, or by several that each have a device; all fed from one queue.
+"""Carries out tasks in this process, or in several processes that each have a device.
 
-A process that ends by itself takes one file with it, which is tried once more elsewhere, after all
-others. Each has an executor of its own, so that the others do not suffer, and gets one file at a
-time. Beside files and records only numbers in shared memory go between them: no lock that a killed
-process may hold.
+If a process crashes, its file is tried once more on another one, after all other files. Each
+process has its own executor and one file at a time, so that a crash affects no other. Apart from
+tasks and records, only numbers in shared memory are exchanged, so that a killed process cannot
+hold a lock.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ from imgmlp.errors import (
 )
 from imgmlp.interrupt import ignore_signals
 
-TICK = 0.1  # seconds between two looks at what the processes tell
-# Processes in a row whose device fails or that end by themselves, each with another file, before a
-# place is given up.
-PATIENCE = 3
-ONCE_MORE = 2  # times that a file is tried
-# What libraries that NumPy may multiply with take their number of threads from.
-THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-_STOP, _END = 1, 2  # what the processes are asked for: to save and stop, or to end at once
-_SPAWN = multiprocessing.get_context("spawn")  # no driver survives a fork
+TICK = 0.1  # seconds between two checks of the processes
+# Failures of a slot's device or process in a row, with different files, after which it is given up.
+MAX_FAILURES = 3
+MAX_TRIES = 2  # of a file
+# Environment variables with the number of threads of the libraries that NumPy may multiply with.
+THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_STOP, _END = 1, 2  # requests to the processes: to save and stop, or to end at once
+_SPAWN = multiprocessing.get_context("spawn")  # OpenCL drivers do not survive a fork
 
 Stopping = Callable[[], bool]
 Records = Generator[Record, None, None]
@@ -51,7 +55,7 @@ Records = Generator[Record, None, None]
 
 @dataclass(frozen=True)
 class Seat:
-    """What a process is doing now."""
+    """What a process is doing."""
 
     device: str
     file: str = ""  # empty if it is idle
@@ -62,16 +66,17 @@ class Seat:
 
 @dataclass
 class _Queue:
-    """Files that wait, and those that are to be tried once more."""
+    """Tasks that wait, and failed ones that are tried again."""
 
     fresh: Iterator[Task]
-    again: deque[Record] = field(default_factory=deque)  # of how they failed
-    tries: dict[Task, int] = field(default_factory=dict)  # of those that failed, and only these
+    again: deque[Record] = field(default_factory=deque)  # of failed tasks that will be tried again
+    tries: dict[Task, int] = field(default_factory=dict)  # of failed tasks
 
     def next(self, device: str, others: bool) -> Task | None:
-        """A file for a device; `others` says whether there are other ones to try it on.
+        """The next task for a device; `others` says whether there are other devices.
 
-        Those that failed come last, so that files that end processes keep no other from being done.
+        Failed tasks come last, on another device if possible, so that files that crash processes do
+        not hold up the others.
         """
         task = next(self.fresh, None)
         if task is not None:
@@ -82,10 +87,10 @@ class _Queue:
                 return record.task
         return None
 
-    def once_more(self, record: Record) -> bool:
-        """Whether a file that failed may be tried elsewhere; then it will be."""
+    def try_again(self, record: Record) -> bool:
+        """Queue a failed task again; returns False if it was tried too often."""
         self.tries[record.task] = self.tries.get(record.task, 1) + 1
-        if self.tries[record.task] > ONCE_MORE:
+        if self.tries[record.task] > MAX_TRIES:
             return False
         self.again.append(record)
         return True
@@ -95,9 +100,9 @@ class _Queue:
 
 
 def run_here(work: Work, tasks: Iterator[Task], device: str, watch: Watch) -> Records:
-    """Do files in this process, one after the other.
+    """Carry out tasks in this process, one after the other.
 
-    Ends early where it is asked to stop, or where the others would fail as well.
+    Ends early if it is request to stop, or if all others would fail as well.
     """
     opened = cache(lambda: keep_open(open_device(device)))
     for task in tasks:
@@ -106,7 +111,7 @@ def run_here(work: Work, tasks: Iterator[Task], device: str, watch: Watch) -> Re
         record = attempt(work, task, opened, watch)
         record.device = device
         yield record
-        if record.exit_code == DeviceError.exit_code or record.no_room or record.interrupted:
+        if record.exit_code == DeviceError.exit_code or record.disk_full or record.interrupted:
             return
 
 
@@ -114,49 +119,49 @@ def run_here(work: Work, tasks: Iterator[Task], device: str, watch: Watch) -> Re
 
 
 class Pool:
-    """A process for each of some devices; one may be named several times."""
+    """A process for each entry of `devices`, which may name a device several times."""
 
     def __init__(self, work: Work, devices: Sequence[str], note: Callable[[str], None]) -> None:
         self._note = note
         on_numpy = [device for device in devices if _is_numpy(device)]
         share = max(1, child.available_cores() // max(1, len(on_numpy)))
-        # Those of several processes would keep each other from the cores.
+        # Helping compilers of several processes would compete for the cores.
         beside = {child.COMPILERS_VARIABLE: "0"} if len(devices) > 1 else {}
         variables = {name: _threads(share if name in on_numpy else 1) | beside for name in devices}
         with _starting():
-            self._asked = _SPAWN.RawValue("i", 0)
-            self._slots = [_Slot(work, one, self._asked, variables[one]) for one in devices]
+            self._request = _SPAWN.RawValue("i", 0)
+            self._slots = [_Slot(work, one, self._request, variables[one]) for one in devices]
 
     def seats(self) -> list[Seat]:
         """What each process is doing."""
         return [slot.seat() for slot in self._slots]
 
     def run(self, tasks: Iterator[Task], stopping: Stopping, tick: Callable[[], None]) -> Records:
-        """Do files; records come as files end. `tick` is called several times a second.
+        """Carry out tasks; yields their records as they end. `tick` is called every TICK seconds.
 
-        Ends early where it is asked to stop, no device is left or the disk is full. Raises
-        OutOfMemoryError if the system has no room for so many processes, as the constructor does.
+        Ends early if it is request to stop, no device is left or the disk is full. Raises
+        OutOfMemoryError if the system cannot start so many processes, as the constructor does.
         """
         queue, full, records = _Queue(tasks), False, list[Record]()
         try:
             while True:
                 if stopping():
-                    self._asked.value = _STOP
-                if not (self._asked.value or full):
+                    self._request.value = _STOP
+                if not (self._request.value or full):
                     self._hand_out(queue)
-                yield from records  # while the processes have work again
+                yield from records  # after the processes have new work
                 busy = {slot.future: slot for slot in self._slots if slot.future is not None}
                 if not busy:
-                    if not (self._asked.value or full):
-                        yield from queue.again  # no place is left to try them on
+                    if not (self._request.value or full):
+                        yield from queue.again  # no device is left to try them on
                     return
                 ended, _ = wait(busy, timeout=TICK, return_when=FIRST_COMPLETED)
                 finished = [self._ended(busy[future], queue) for future in ended]
                 records = [record for record in finished if record is not None]
-                full = full or any(record.no_room for record in records)
+                full = full or any(record.disk_full for record in records)
                 tick()
         except BaseException:
-            self._asked.value = _END
+            self._request.value = _END
             raise
         finally:
             for slot in self._slots:
@@ -172,28 +177,28 @@ class Pool:
                         slot.start(task)
 
     def _ended(self, slot: _Slot, queue: _Queue) -> Record | None:
-        """The record of a file that a process has done, or cannot do; None if another one may."""
+        """The record of an ended task; None if it will be tried again."""
         record = slot.result(queue.tries)
-        if slot.died and self._asked.value:
+        if slot.crashed and self._request.value:
             record.fail(Interrupted("stopped"))
             return record
-        if slot.deaths >= PATIENCE:
+        if slot.failures >= MAX_FAILURES:
             slot.given_up = True
             self._note(f"a process on {slot.device} was given up: {record.problem}")
-        if record.elsewhere or slot.died:
+        if record.elsewhere or slot.crashed:
             alive = any(not one.given_up for one in self._slots)
-            if alive and queue.once_more(record):
+            if alive and queue.try_again(record):
                 return None
         return record
 
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Around what takes of the system what processes need."""
+    """Translate OSErrors of starting processes to OutOfMemoryError."""
     try:
         yield
     except OSError as error:
-        if lacks_working_folder(error):  # which processes are told
+        if lacks_working_folder(error):  # main() explains it
             raise
         problem = f"cannot start so many processes: {error.strerror or error}"
         hint = "use fewer --jobs, or allow more files with `ulimit -n`, processes with `ulimit -u`"
@@ -201,37 +206,36 @@ def _starting() -> Iterator[None]:
 
 
 def _threads(count: int) -> dict[str, str]:
-    """What has NumPy use so many for its products."""
-    return dict.fromkeys(THREADS, str(count))
+    """Environment variables that limit NumPy's products to so many threads."""
+    return dict.fromkeys(THREAD_VARIABLES, str(count))
 
 
 def _is_numpy(device: str) -> bool:
-    """Whether NumPy computes there, with all threads that it may have."""
+    """Whether a device is NumPy, whose products use several threads."""
     if device == "auto":
         return all(info.kind == "numpy" for info in list_devices())
     return device.startswith("numpy")
 
 
 @contextmanager
-def _usual(variables: Mapping[str, str]) -> Iterator[None]:
-    """Processes that are started in the meantime have these environment variables, unless the user
-    says otherwise."""
-    mine = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(mine)
+def _default_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within the context, set environment variables for new processes, unless the user has."""
+    unset = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(unset)
     try:
         yield
     finally:
-        for name in mine:
+        for name in unset:
             del os.environ[name]
 
 
 class _Slot:
-    """A process, which is started when there is a file for it, and anew when it has ended."""
+    """A process that is started when there is a task for it, and again after it has ended."""
 
-    def __init__(self, work: Work, device: str, asked: Any, variables: Mapping[str, str]) -> None:
-        self.device, self.given_up, self.died, self.deaths = device, False, False, 0
+    def __init__(self, work: Work, device: str, request: Any, variables: Mapping[str, str]) -> None:
+        self.device, self.given_up, self.crashed, self.failures = device, False, False, 0
         self.future: Future[Record] | None = None
-        self._work, self._asked, self._variables = work, asked, variables
+        self._work, self._request, self._variables = work, request, variables
         self._numbers = _SPAWN.RawArray("d", 3)  # step, steps and PSNR
         self._task: Task | None = None
         self._executor: ProcessPoolExecutor | None = None
@@ -240,39 +244,43 @@ class _Slot:
         self._task, self._numbers[:] = task, [0.0] * len(self._numbers)
         try:
             self.future = self._submit(task)
-        except BrokenProcessPool:  # it ended while it had no file, which harms none
+        except BrokenProcessPool:  # it ended while it was idle
             self.close()
             self.future = self._submit(task)
 
     def _submit(self, task: Task) -> Future[Record]:
-        with _usual(self._variables):
-            return self._ready().submit(_do, task)
+        with _default_variables(self._variables):
+            return self._ready().submit(_carry_out, task)
 
     def _ready(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            given = self._work, self.device, self._numbers, self._asked
+            given = self._work, self.device, self._numbers, self._request
             self._executor = ProcessPoolExecutor(1, _SPAWN, _prepare, given)
         return self._executor
 
     def result(self, failed: Container[Task]) -> Record:
-        """What became of the file; of files that failed before, their own fault is no device's."""
+        """The record of the task.
+
+        A crash does not count against the device if the task is in `failed`, so that it may be the
+        file's fault.
+        """
         assert self.future is not None
         assert self._task is not None
         try:
             record = self.future.result()
-            self.died = False
+            self.crashed = False
         except BrokenProcessPool:
             record = Record(self._task)
             problem = f"{self._task.source}: its process on {self.device} died"
             hint = "its driver may have failed, or memory ran out: try `imgmlp devices --check`"
             record.fail(TrainingError(problem, hint=hint))
-            self.died = True
-        if self.died or record.exit_code == DeviceError.exit_code:
-            if not (self.died and self._task in failed):
-                self.deaths += 1
-            self.close()  # a device that failed once may work in a new process only
+            self.crashed = True
+        if self.crashed or record.exit_code == DeviceError.exit_code:
+            if not (self.crashed and self._task in failed):
+                self.failures += 1
+            self.close()  # after a failure, a device may only work in a new process
         else:
-            self.deaths = 0
+            self.failures = 0
         record.device = self.device
         self.future = self._task = None
         return record
@@ -289,44 +297,44 @@ class _Slot:
             self._executor = None
 
 
-# --- inside of such a process ---
+# --- in a process of the pool ---
 
 
-_own: dict[str, Any] = {}  # what the process was started with
+_process: dict[str, Any] = {}  # the arguments of _prepare
 
 
-def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
-    ignore_signals()  # they are for the process that started it, which tells
+def _prepare(work: Work, device: str, numbers: Any, request: Any) -> None:
+    ignore_signals()  # the parent handles them
     opened = cache(lambda: keep_open(open_device(device)))
-    util.Finalize(None, end_well, exitpriority=-100)  # after all others
-    _own.update(work=work, device=opened, numbers=numbers, asked=asked, preparing=False)
-    threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
+    util.Finalize(None, exit_quickly, exitpriority=-100)  # after all other finalizers
+    _process.update(work=work, device=opened, numbers=numbers, request=request, preparing=False)
+    threading.Thread(target=_exit_with_parent, args=(request,), daemon=True).start()
 
 
-def end_well() -> None:
-    if sys.exc_info()[0] is None:  # otherwise Python tells what went wrong
+def exit_quickly() -> None:
+    if sys.exc_info()[0] is None:  # otherwise Python reports the error
         announce_exit()
 
 
-def _leave_with(asked: Any) -> None:
-    """End when the process that started this one has ended, or asks for it; where it asks to save
-    what there is, and only compiles so far, as well."""
+def _exit_with_parent(request: Any) -> None:
+    """Exit when the parent has ended or asks for it, also if it asks to save and stop while this
+    process is still preparing, as there is nothing to save yet."""
     parent = multiprocessing.parent_process()
-    while parent is not None and parent.is_alive() and asked.value != _END:
-        if asked.value == _STOP and _own["preparing"]:
+    while parent is not None and parent.is_alive() and request.value != _END:
+        if request.value == _STOP and _process["preparing"]:
             break
         parent.join(TICK)
     os._exit(1)
 
 
-def _do(task: Task) -> Record:
-    numbers, asked = _own["numbers"], _own["asked"]
+def _carry_out(task: Task) -> Record:
+    numbers, request = _process["numbers"], _process["request"]
 
     def tell(*now: float) -> None:
         numbers[:] = now
 
     def prepare(begins: bool) -> None:
-        _own["preparing"] = begins
+        _process["preparing"] = begins
 
-    given = _own["work"], task, _own["device"], lambda: bool(asked.value), tell, prepare
+    given = _process["work"], task, _process["device"], lambda: bool(request.value), tell, prepare
     return attempt_elsewhere(*given)

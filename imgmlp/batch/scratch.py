@@ -1,6 +1,6 @@
-"""A temporary folder for one file, which a process that is killed leaves for the next to remove.
+"""Temporary folders for single files. If a process is killed, the next one removes its folder.
 
-It is locked as long as somebody works in it. Knows neither codecs nor stores.
+A folder is locked as long as a process works in it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from imgmlp.errors import OutputError
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing is swept
+except ImportError:  # Windows, where no folders are removed
     fcntl = None  # type: ignore[assignment]
 
-START = "imgmlp-store-"  # of the folders' names
+PREFIX = "imgmlp-store-"  # of the folders' names
 
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """A new one, gone afterwards. Raises OutputError."""
-    swept()
+    """A new folder, which is removed at the end of the context. Raises OutputError."""
+    remove_abandoned()
     while True:
         with writing():
-            path = Path(tempfile.mkdtemp(prefix=START))
+            path = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
             with _locked(path, wait=True):
-                if path.exists():  # nobody took it for a dead one's before it was locked
+                if path.exists():  # else another process removed it before it was locked
                     yield path
                     return
         finally:
@@ -41,7 +41,7 @@ def folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Around what is written there. Raises OutputError, which says what to do."""
+    """Translate OSErrors of writing there to OutputError."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def writing() -> Iterator[None]:
 
 
 def unwritable(error: BaseException) -> OutputError:
-    """What there is to tell where it cannot be written into."""
+    """The error to raise if a folder cannot be written to."""
     reason = getattr(error, "strerror", None) or error
     problem = f"cannot write into the worker's temporary folder {tempfile.tempdir or ''}: {reason}"
     hint = "free some space there, or start the worker with another folder in TMPDIR"
@@ -57,26 +57,29 @@ def unwritable(error: BaseException) -> OutputError:
 
 
 @cache
-def swept() -> None:
-    """Remove, once for each process, what others have left that were killed."""
+def remove_abandoned() -> None:
+    """Remove the folders of killed processes, once per process."""
     with contextlib.suppress(OSError):
-        for path in Path(tempfile.gettempdir()).glob(f"{START}*"):
-            with _locked(path, wait=False) as held:
-                if held:
+        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            with _locked(path, wait=False) as is_locked:
+                if is_locked:
                     shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _locked(path: Path, wait: bool) -> Iterator[bool]:
-    """While a folder is locked; whether it is, as it may be gone or another's, or know no locks."""
-    handle, held = -1, False
+    """Lock a folder within the context; yields whether it is locked.
+
+    It is not if it was removed, another process holds it, or the system has no locks.
+    """
+    handle, is_locked = -1, False
     if fcntl is not None:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
+            is_locked = True
     try:
-        yield held
+        yield is_locked
     finally:
         if handle >= 0:
             os.close(handle)

@@ -1,5 +1,8 @@
-"""What is wrong with a file that was written all the same: told of a new one, and of one that is
-remembered. Knows its facts only."""
+"""The error of a file that was written although it misses its target.
+
+It depends on the file's facts only, so that it is the same for a new file and for one that is known
+from the journal.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ ADVICE = "try another target, a higher --effort or more --time"
 
 
 def shortfall(name: str, facts: Mapping[str, Any], beside: int = 0) -> ImgmlpError | None:
-    """A TargetError or TrainingError of a file that is only the best there was.
+    """The TargetError or TrainingError of a file that is only the best one; None if it is good.
 
-    `beside` are bytes that could be left out, where there are too many.
+    `beside` are the bytes of metadata that could be left out if there are too many.
     """
     if facts.get("diverged"):
         problem = f"training of {name} was given up: its loss kept diverging"
@@ -24,7 +27,7 @@ def shortfall(name: str, facts: Mapping[str, Any], beside: int = 0) -> ImgmlpErr
         return None
     missed = str(facts["missed"])
     advice = ADVICE
-    if not facts.get("steps") and "bytes" in missed:  # of one colour, the smallest that there is
+    if not facts.get("steps") and "bytes" in missed:  # a file of one colour, the smallest possible
         advice = "a file of this picture cannot be smaller"
     if beside:
         advice = f"{beside:,} bytes of it are taken by {BESIDE}"

@@ -1,7 +1,7 @@
-"""Places in a store, such as S3, and what is read and written there: through fsspec.
+"""Reads and writes object stores, such as S3, through fsspec.
 
-A file is written as a whole, and before it a note of what it is going to be, by which it is known
-to whoever comes by. Knows no codec and no cluster.
+A file is written in one operation. Before it, a note is written that describes it, so that other
+processes can tell how the file was made.
 """
 
 from __future__ import annotations
@@ -19,41 +19,40 @@ from typing import Any
 from imgmlp.batch.find import Found
 from imgmlp.errors import OutputError, UsageError
 
-NOTES = ".imgmlp"  # a folder beside the outputs
-# As pathlib leaves it; one letter is a drive.
+NOTES = ".imgmlp"  # the folder of the notes, beside the outputs
+# The begin of an address as pathlib leaves it. A single letter would be a drive.
 SCHEME = re.compile(r"\A([a-z][a-z0-9+.-]+):/+(?=[^/])")
-HERE = ("file", "local")  # schemes of this machine's files
-RIGHTS = "check the bucket's name, your permissions and your credentials"
+LOCAL_SCHEMES = ("file", "local")
+ACCESS_HINT = "check the bucket's name, your permissions and your credentials"
 
 
 def is_stored(path: Path) -> bool:
-    """Whether it is a place in a store, such as s3://bucket/folder."""
+    """Whether a path is an address in a store, such as s3://bucket/folder."""
     return SCHEME.match(path.as_posix()) is not None
 
 
 def check_scheme(path: Path) -> None:
-    """Refuse, as a UsageError, an address of this machine's files: what pathlib leaves of it could
-    mean another place."""
+    """Raise UsageError for a URL of a local file, as pathlib may have changed its meaning."""
     scheme = SCHEME.match(path.as_posix())
-    if scheme is not None and scheme[1] in HERE:
+    if scheme is not None and scheme[1] in LOCAL_SCHEMES:
         raise UsageError(
             f"{scheme[1]}:// is not an object store", hint="give a plain path, such as /a/folder"
         )
 
 
 def url(path: Path) -> str:
-    """The address that pathlib has taken a slash of; a plain path as it is."""
+    """The address of a path, with the slash that pathlib has removed; of a local path itself."""
     return SCHEME.sub(r"\1://", path.as_posix(), count=1)
 
 
 def found(source: Path, endings: Collection[str], recursive: bool) -> Iterator[Found]:
-    """The pictures in a folder of a store, or one that is named itself."""
+    """The pictures in a folder of a store, or the one that is named itself."""
     try:
-        files, top = _opened(source)
+        files, top = _file_system(source)
         entries = {top: files.info(top)} if files.isfile(top) else _entries(files, top, recursive)
-    except Exception as error:  # each kind of store has errors of its own
+    except Exception as error:  # each kind of store raises its own errors
         problem = f"cannot read {url(source)}: {_reason(error)}"
-        yield Found(source, Path(source.name), error=UsageError(problem, hint=RIGHTS))
+        yield Found(source, Path(source.name), error=UsageError(problem, hint=ACCESS_HINT))
         return
     protocol = url(source).partition("://")[0]
     for name, entry in sorted(entries.items()):
@@ -65,7 +64,7 @@ def found(source: Path, endings: Collection[str], recursive: bool) -> Iterator[F
 
 
 def _unreachable(protocol: str, name: str) -> UsageError | None:
-    """Why a file is left out whose name no path can be, as that of a folder without a name."""
+    """The error for a name that cannot be a path, such as one with an empty part; else None."""
     if posixpath.normpath(name) == name:
         return None
     problem = f"{protocol}://{name.lstrip('/')} has a part that is empty, . or .. in its name"
@@ -80,37 +79,37 @@ def _entries(files: Any, top: str, recursive: bool) -> dict[str, Any]:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, as an OutputError, a place where nothing can be written."""
+    """Raise OutputError if nothing can be written to a folder of a store."""
     try:
-        files, top = _opened(folder)
-        # Of a name that no other process has, which would remove it meanwhile.
+        files, top = _file_system(folder)
+        # A unique name, as another process may remove its own probe at the same time.
         probe = posixpath.join(top, NOTES, f"probe-{uuid.uuid4()}")
         files.pipe_file(probe, b"")
         files.rm_file(probe)
     except Exception as error:
         problem = f"cannot write into {url(folder)}: {_reason(error)}"
-        raise OutputError(problem, hint=RIGHTS) from error
+        raise OutputError(problem, hint=ACCESS_HINT) from error
 
 
 class Output:
-    """A file in a store, and the notes of those that wrote it or were about to."""
+    """An output in a store, and the notes about its possible contents."""
 
     def __init__(self, path: Path) -> None:
         self.url = url(path)
-        self._files, self._name = _opened(path)
+        self._files, self._name = _file_system(path)
 
     def read(self) -> bytes | None:
-        """Its bytes, if it is there. Raises OutputError."""
+        """Its bytes; None if it does not exist. Raises OutputError."""
         try:
             return bytes(self._files.cat_file(self._name))
         except FileNotFoundError:
             return None
         except Exception as error:
             problem = f"cannot read {self.url}: {_reason(error)}"
-            raise OutputError(problem, hint=RIGHTS) from error
+            raise OutputError(problem, hint=ACCESS_HINT) from error
 
     def note(self, data: bytes) -> dict[str, Any] | None:
-        """Who wrote just these bytes, if somebody has noted it."""
+        """The note about an output with these bytes; None if there is none."""
         try:
             note = json.loads(self._files.cat_file(self._note(data)))
         except (FileNotFoundError, ValueError, RecursionError):
@@ -119,15 +118,15 @@ class Output:
         return note if whole and isinstance(note["facts"], dict) else None
 
     def write(self, data: bytes, note: dict[str, Any], replace: bool) -> bool:
-        """Write it as a whole. Raises OutputError.
+        """Write the output and its note. Raises OutputError.
 
-        Without `replace` whatever has come there stays, and False is returned, as far as the store
-        can tell at that moment.
+        Without `replace`, an existing output stays and False is returned. (Stores without an atomic
+        creation may still overwrite one that is created at the same moment.)
         """
         try:
             self._files.pipe_file(self._note(data), json.dumps(note).encode())
             if not replace:
-                with contextlib.suppress(Exception):  # or it does not know how, and is asked
+                with contextlib.suppress(Exception):  # it exists, or the store does not support it
                     self._files.pipe_file(self._name, data, mode="create")
                     return True
                 if self._files.exists(self._name):
@@ -135,7 +134,7 @@ class Output:
             self._files.pipe_file(self._name, data)
         except Exception as error:
             problem = f"cannot write {self.url}: {_reason(error)}"
-            raise OutputError(problem, hint=RIGHTS) from error
+            raise OutputError(problem, hint=ACCESS_HINT) from error
         return True
 
     def _note(self, data: bytes) -> str:
@@ -144,21 +143,21 @@ class Output:
 
 
 def fetched(source: Path) -> bytes:
-    """The bytes of a picture, here or in a store. Raises UsageError."""
+    """The bytes of a local picture or one in a store. Raises UsageError."""
     try:
         if not is_stored(source):
             return source.read_bytes()
-        files, name = _opened(source)
+        files, name = _file_system(source)
         return bytes(files.cat_file(name))
     except Exception as error:
         problem = f"cannot read {url(source)}: {_reason(error)}"
-        raise UsageError(problem, hint=RIGHTS) from error
+        raise UsageError(problem, hint=ACCESS_HINT) from error
 
 
-def _opened(path: Path) -> tuple[Any, str]:
-    """The file system of a place in a store, and its name in there; listings are never old ones.
+def _file_system(path: Path) -> tuple[Any, str]:
+    """The fsspec file system of an address, without cached listings, and the name in it.
 
-    Not by fsspec's `url_to_fs`, to which :: in a name separates the addresses of a chain.
+    fsspec's `url_to_fs` is not used, because it takes :: in a name for a chain of addresses.
     """
     import fsspec
 

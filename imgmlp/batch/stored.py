@@ -1,4 +1,4 @@
-"""Compressed files of a run over many: decoded into pictures, or verified."""
+"""What a run over many compressed files does with each: decode it into a picture, or verify it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imgmlp import image
-from imgmlp.batch.journal import looked_at
+from imgmlp.batch.journal import status_and_digest
 from imgmlp.batch.output import EXTENSION, make_folder, put
 from imgmlp.batch.work import Record, Watch
 from imgmlp.codec.decoder import Size, Stored, open_stored
@@ -21,23 +21,23 @@ from imgmlp.text import duration, enumeration, size
 
 ENDINGS = (EXTENSION, ".npz")
 REPLACE = "--force replaces it"
-PIXELS_PER_BYTE = 16  # of a file with half a bit a pixel
+PIXELS_PER_BYTE = 16  # of a file of half a bit per pixel
 
 
 def decoded_name(name: Path) -> Path:
-    """The picture of a file with this name, told by its ending."""
+    """The name of the picture of a compressed file, by the extension of its name."""
     return name.with_suffix(".decoded.png" if name.suffix.lower() == EXTENSION else ".png")
 
 
 def weigh(path: Path) -> int:
-    """About how many pixels a compressed file has, told by its size."""
+    """An estimate of a compressed file's pixels, by its size."""
     with contextlib.suppress(OSError):
         return path.stat().st_size * PIXELS_PER_BYTE
     return 1
 
 
 def inexact(stored: Stored, size: Size | None) -> str | None:
-    """What there is to say of a picture at this size, if it is not the one that was encoded."""
+    """A note if a picture at this size is not exactly the encoded one; else None."""
     if not stored.exact or size in (None, (stored.width, stored.height)):
         return None
     return "rendered at another size, in floating point: not the exact picture"
@@ -55,7 +55,7 @@ class DecodeFile:
         began, task = time.perf_counter(), record.task
         assert task.output is not None
         make_folder(task.output)
-        record.source_status, record.digest = looked_at(task.source)
+        record.source_status, record.digest = status_and_digest(task.source)
         stored = open_stored(task.source)
         size = self.size
         if self.scale is not None:
@@ -76,9 +76,9 @@ class DecodeFile:
 
 
 def sound(stored: Stored, device: Callable[[], AnyDevice], name: str) -> str:
-    """What there is to say of a file of this name that is sound, also its pixels.
+    """Verify a file, its pixels too if they are exact; returns a line that describes it.
 
-    Raises FormatError if it is not, and as the device does.
+    Raises FormatError if it is damaged, and what the device raises.
     """
     if stored.exact:
         stored.decode(device())
@@ -89,10 +89,10 @@ def sound(stored: Stored, device: Callable[[], AnyDevice], name: str) -> str:
 
 @dataclass(frozen=True)
 class VerifyFile:
-    """Compares the checksums of files, and the pixels of compact ones with those encoded."""
+    """Verifies the checksums of files, and that .imlp files decode to the encoded pixels."""
 
     def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
-        """Raises ImgmlpError if a file is not sound."""
+        """Raises ImgmlpError for a damaged file."""
         source = record.task.source
         record.facts = {"sound": False}
         record.line = sound(open_stored(source), device, str(source))

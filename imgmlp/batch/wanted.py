@@ -1,4 +1,4 @@
-"""What a user asks of an encoder, for any picture: a target, how long to try, and what is kept."""
+"""The options of `imgmlp encode` that hold for all pictures of a command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class Wanted:
-    """Targets as they were given, at most one of them; and how long to try."""
+    """At most one target, as text or numbers of the command line, and the other choices."""
 
     quality: float | None = None
     bpp: float | None = None
@@ -33,23 +33,23 @@ class Wanted:
     strip: bool = False
 
     def target(self, pixels: int) -> Goal:
-        """Of a picture with so many pixels. Raises UsageError."""
+        """The target for a picture of `pixels` pixels. Raises UsageError."""
         return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.lmbda)
 
     def training(self) -> Workload:
-        """Raises UsageError."""
+        """The amount of training. Raises UsageError."""
         if self.time is not None and self.effort is not None:
             raise UsageError("--effort and --time are both given", hint="choose one of them")
         seconds = None if self.time is None else parse_time(self.time)
         return encoder.workload(self.codec, self.effort, seconds)
 
     def check(self) -> None:
-        """Refuse, as a UsageError, what no picture could be encoded with."""
+        """Raise UsageError for choices that are invalid for any picture."""
         self.target(1)
         self.training()
 
     def work(self) -> str:
-        """How long to try, for people, as far as it is said before the codec has a look."""
+        """A description of the amount of training, before the codec has seen the picture."""
         if self.time is not None:
             return f"about {duration(parse_time(self.time))}"
         usual = target.DEFAULT_EFFORT if self.codec == "mlp" else None
@@ -57,7 +57,7 @@ class Wanted:
         return "usual effort" if level is None else f"effort {level}"
 
     def digest(self) -> str:
-        """Stands for all of it, the same in any version of this program that has these names."""
+        """A digest of all choices, which is the same in all versions with the same fields."""
         chosen = asdict(self).items()
         given = {name: value for name, value in chosen if value is not None and value is not False}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""One file to do, what became of it, and what whoever does it may expect of its surroundings.
+"""Tasks, one for each file of a run, their records, and the interface of what carries them out.
 
-Plain values that can be sent to another process. Knows no codec.
+All are plain values that can be sent to another process.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from imgmlp.errors import (
 if TYPE_CHECKING:
     from imgmlp.codec.training.run import Progress
 
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
 class Task:
-    """A file to do."""
+    """A file to be processed."""
 
     source: Path
-    output: Path | None = None  # None where nothing is written
-    replace: bool = False  # whether the output is replaced, whatever it is
-    weight: int = 1  # how much work it is, in no unit
-    known: str = ""  # digest of the output that is replaced if it is still the same
+    output: Path | None = None  # None if nothing is written
+    replace: bool = False  # whether to replace any existing output
+    weight: int = 1  # relative amount of work
+    known: str = ""  # digest of an output that may be replaced if it is unchanged
 
 
 @dataclass
 class Record:
-    """What became of a file."""
+    """The result of a task."""
 
     task: Task
     facts: dict[str, Any] = field(default_factory=dict)  # for JSON
-    line: str = ""  # what a person is told of a file that is done
+    line: str = ""  # the message for a file that is done
     notes: list[str] = field(default_factory=list)
     problem: str | None = None
     hint: str = ""
     exit_code: int = 0
-    written: bool = False  # whether the output is there, as it should be or as it could be
-    no_room: bool = False  # whether the disk is full, so that others would fail as well
-    state: Path | None = None  # a hidden file that holds the output, until it is remembered
-    source_status: tuple[int, int] = (0, 0)  # bytes and mtime, before it was read
-    digest: str = ""  # of the source's bytes, where something was written
-    made: str = ""  # digest of the output's bytes
-    trace: str = ""  # where it went wrong
-    device: str = ""  # the name of the device that it was given to
+    written: bool = False  # whether the output was written; it may have missed the target
+    disk_full: bool = False  # whether the disk is full, so that other tasks would fail too
+    state: Path | None = None  # hidden file with the output, to be removed once it is recorded
+    source_status: tuple[int, int] = (0, 0)  # (bytes, mtime in ns) before it was read
+    digest: str = ""  # of the source, if something was written
+    made: str = ""  # digest of the output
+    trace: str = ""  # the traceback of the problem
+    device: str = ""  # its name
 
     @property
     def interrupted(self) -> bool:
@@ -68,45 +68,45 @@ class Record:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it failed for want of a device or of its memory, which another one may have."""
+        """Whether it failed because of the device or its memory, so that another may do it."""
         return self.exit_code in (DeviceError.exit_code, OutOfMemoryError.exit_code)
 
     def fail(self, error: ImgmlpError) -> None:
         self.problem, self.hint, self.exit_code = str(error), error.hint, error.exit_code
         self.trace = "".join(traceback.format_exception(error))
         cause = error.__cause__
-        self.no_room = isinstance(cause, OSError) and cause.errno in NO_ROOM
+        self.disk_full = isinstance(cause, OSError) and cause.errno in FULL_DISK_ERRORS
 
 
 class Watch(Protocol):
-    """Who is told of a file's progress, and may stop it."""
+    """Receives a task's progress, and may stop it."""
 
     def announce(self, text: str) -> None:
-        """Something worth knowing while it is being done."""
+        """Show a message while the task runs."""
 
     def note(self, text: str) -> None:
-        """Something worth knowing, also afterwards."""
+        """Show a message that stays, and keep it for the record."""
 
     def training(self, steps: int) -> AbstractContextManager[Callable[[Progress], None]]:
-        """Around a training of so many steps; what it gives is called as it goes on."""
+        """A context around a training of `steps` steps; it yields the callback for progress."""
 
     def stopping(self) -> bool:
-        """Whether to stop, once what was reached is saved."""
+        """Whether to save the state and stop."""
 
     def saving(self) -> AbstractContextManager[object]:
-        """Around work that saves its state when it is asked to stop."""
+        """A context around work that saves its state when it is asked to stop."""
 
 
 class Work(Protocol):
-    """What is done with each file. It can be sent to another process."""
+    """What a run does with each file. It can be sent to another process."""
 
     def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
-        """Do `record.task`, and say in the record what became of it. Raises ImgmlpError."""
+        """Carry out `record.task` and fill in the record. Raises ImgmlpError."""
 
 
 @dataclass
-class _Told:
-    """The watch of a process that nobody sees: what there is to say goes elsewhere."""
+class _CallbackWatch:
+    """The watch in a child process: it passes everything on by callbacks."""
 
     asked: Callable[[], bool]
     tell: Callable[[int, int, float], None]
@@ -144,26 +144,27 @@ def attempt_elsewhere(
     tell: Callable[[int, int, float], None] = lambda *_: None,
     preparing: Callable[[bool], None] = lambda _: None,
 ) -> Record:
-    """Do one file in a process that was started for that; its notes are in the record.
+    """`attempt` in a child process; notes go into the record.
 
-    `stopping` says whether to stop; `tell` is given step, steps and PSNR as training goes on,
-    `preparing` whether it has not begun yet, so that there is nothing to save.
+    `stopping()` says whether to stop. `tell(step, steps, psnr)` is called during training.
+    `preparing(True)` is called while a training is prepared, and `preparing(False)` once it runs,
+    from when on there is a state to save.
     """
-    watch = _Told(stopping, tell, preparing)
+    watch = _CallbackWatch(stopping, tell, preparing)
     record = attempt(work, task, device, watch)
     record.notes += [f"{url(task.source)}: {note}" for note in watch.notes]
     return record
 
 
 def attempt(work: Work, task: Task, device: Callable[[], AnyDevice], watch: Watch) -> Record:
-    """Do one file, whatever becomes of it. Raises KeyboardInterrupt alone."""
+    """Carry out a task; errors go into the record. Raises KeyboardInterrupt only."""
     record = Record(task)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ImgmlpWarning)
         try:
             work(record, device, watch)
-        except Exception as error:  # also a fault, which the other files need not suffer from
+        except Exception as error:  # a bug must not stop the other tasks
             record.fail(problem_of(error))
-    told = [one for one in caught if issubclass(one.category, ImgmlpWarning)]
-    record.notes += [f"warning: {one.message}" for one in told]
+    caught_here = [one for one in caught if issubclass(one.category, ImgmlpWarning)]
+    record.notes += [f"warning: {one.message}" for one in caught_here]
     return record

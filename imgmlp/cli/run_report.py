@@ -45,7 +45,7 @@ class RunReport:
     missed: int = 0  # whose output is there, and not what was asked for
     known: int = 0  # likewise, of those that were done before
     advice: set[str] = field(default_factory=set)  # of these
-    no_room: bool = False
+    disk_full: bool = False
     code: int = 0  # of the last that failed or missed
     began: float = field(default_factory=time.perf_counter)
 
@@ -79,7 +79,7 @@ class RunReport:
             return
         self.done += 1
         self.weight += record.task.weight
-        self.no_room = self.no_room or record.no_room
+        self.disk_full = self.disk_full or record.disk_full
         if record.written:
             try:
                 self.plan.remember(record)
@@ -130,7 +130,7 @@ class RunReport:
         """
         left = self.plan.count - self.done
         whole = self.plan.whole and not left
-        again = self._list_failed(whole) if whole or not self.no_room else None
+        again = self._list_failed(whole) if whole or not self.disk_full else None
         if self.plan.whole and not self.files and not left:
             if listed:  # by a command that looks for news, and there may be none
                 self.terminal.note("the list names no files: there is nothing to do")
@@ -169,7 +169,7 @@ class RunReport:
         self.terminal.note(f"{', '.join(parts)}   {duration(time.perf_counter() - self.began)}")
 
     def _ended_early(self, left: int) -> ImgmlpError:
-        if self.no_room:
+        if self.disk_full:
             problem = f"the disk is full: {_files(left)} left to do"
             return OutputError(problem, hint="free some space; then the same command continues")
         problem = f"no device is left to work on: {_files(left)} left to do"

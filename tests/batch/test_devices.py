@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from imgmlp.batch import devices
-from imgmlp.batch.devices import MOST, is_several, named, processes
+from imgmlp.batch.devices import MAX_PROCESSES_PER_GPU, is_several, named, processes
 from imgmlp.engine import DeviceInfo, open_device
 from imgmlp.errors import DeviceError, UsageError
 
@@ -87,7 +87,7 @@ def test_numpy_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_small_pictures_share_a_gpu_and_large_ones_do_not() -> None:
     both = [("0:0", True), ("1:0", False)]
     small, large = (processes(both, None, side**2, 99) for side in (64.0, 4000.0))
-    assert sorted(small) == ["0:0"] * MOST + ["1:0"]
+    assert sorted(small) == ["0:0"] * MAX_PROCESSES_PER_GPU + ["1:0"]
     assert small[:2] == large == ["0:0", "1:0"]  # each device before any has a second one
     assert processes(both, None, 256.0**2, 99).count("0:0") == 8
     assert processes(both, 2, 4000.0**2) == ["0:0", "1:0"] * 2
@@ -106,4 +106,4 @@ def test_cores_that_this_process_may_not_use_do_not_count(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     assert processes([("0:0", True)], None, 64.0**2) == ["0:0"] * 2
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert processes([("0:0", True)], None, 64.0**2) == ["0:0"] * MOST
+    assert processes([("0:0", True)], None, 64.0**2) == ["0:0"] * MAX_PROCESSES_PER_GPU

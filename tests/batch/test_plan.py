@@ -11,7 +11,7 @@ from conftest import stops_after
 
 from imgmlp.batch import journal as journals
 from imgmlp.batch import plan as planning
-from imgmlp.batch.encode import looked_at
+from imgmlp.batch.encode import status_and_digest
 from imgmlp.batch.find import Found, Search, names_in
 from imgmlp.batch.plan import FAILED, Plan, Rules
 from imgmlp.batch.work import Record, Task
@@ -48,7 +48,7 @@ def work(plan: Plan) -> list[str]:
         task.output.parent.mkdir(exist_ok=True)
         task.output.write_bytes(task.source.read_bytes()[::-1])
         record = Record(task, {"figure": 1}, written=True)
-        record.source_status, record.digest = looked_at(task.source)
+        record.source_status, record.digest = status_and_digest(task.source)
         record.made = digest(task.output)
         plan.remember(record)
         names.append(task.source.name)

@@ -15,7 +15,7 @@ from drivers import files, left_by_a_killed
 from works import WAIT, Acting, fail_between_files, tries
 
 from imgmlp import child
-from imgmlp.batch.pool import PATIENCE, Pool, run_here
+from imgmlp.batch.pool import MAX_FAILURES, Pool, run_here
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutOfMemoryError
 
@@ -146,7 +146,7 @@ def test_a_device_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None
     tasks = files(tmp_path, "no device once", "no device once", "good")
     records, _ = run(tasks)
     assert [record.problem for record in records] == [None] * 3
-    tasks = files(tmp_path, *["no device"] * (PATIENCE + 2))
+    tasks = files(tmp_path, *["no device"] * (MAX_FAILURES + 2))
     for left in tmp_path.glob("*.try*"):
         left.unlink()
     records, notes = run(tasks, ["numpy"])
@@ -157,32 +157,34 @@ def test_a_device_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None
 
 
 def test_files_that_end_their_process_keep_no_other_from_being_done(tmp_path: Path) -> None:
-    tasks = files(tmp_path, *["die"] * (PATIENCE - 1), "good", "good")
+    tasks = files(tmp_path, *["die"] * (MAX_FAILURES - 1), "good", "good")
     records, notes = run(tasks, ["numpy"])
-    assert [record.problem is None for record in records] == [False] * (PATIENCE - 1) + [True] * 2
-    assert [tries(task.source) for task in tasks] == [2] * (PATIENCE - 1) + [1] * 2
+    assert [record.problem is None for record in records] == [False] * (MAX_FAILURES - 1) + [
+        True
+    ] * 2
+    assert [tries(task.source) for task in tasks] == [2] * (MAX_FAILURES - 1) + [1] * 2
     assert notes == []
 
 
 def test_a_second_end_with_the_same_file_does_not_speak_against_a_place(tmp_path: Path) -> None:
     """However many there are in a row, as all that failed come last."""
-    tasks = files(tmp_path, *["die", "good"] * (PATIENCE + 1))
+    tasks = files(tmp_path, *["die", "good"] * (MAX_FAILURES + 1))
     _, notes = run(tasks, ["numpy"])
-    assert [tries(task.source) for task in tasks] == [2, 1] * (PATIENCE + 1)
+    assert [tries(task.source) for task in tasks] == [2, 1] * (MAX_FAILURES + 1)
     assert notes == []
 
 
 def test_where_no_process_is_left_all_files_that_ended_one_are_told(tmp_path: Path) -> None:
-    tasks = files(tmp_path, *["die"] * (PATIENCE + 1))
+    tasks = files(tmp_path, *["die"] * (MAX_FAILURES + 1))
     records, notes = run(tasks, ["numpy"])
-    assert [record.task for record in records] == tasks[:PATIENCE]  # the other was not begun
+    assert [record.task for record in records] == tasks[:MAX_FAILURES]  # the other was not begun
     assert all("died" in (record.problem or "") for record in records)
     assert len(notes) == 1
 
 
 def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
     records, _ = run(files(tmp_path, "full", "good", "good"), ["numpy"])
-    assert [record.no_room for record in records] == [True]
+    assert [record.disk_full for record in records] == [True]
 
 
 def test_a_request_to_stop_reaches_the_processes(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from imgmlp.errors import OutputError
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where temporary folders go, in a process that has not looked there yet."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    scratch.swept.cache_clear()
+    scratch.remove_abandoned.cache_clear()
     yield tmp_path
-    scratch.swept.cache_clear()
+    scratch.remove_abandoned.cache_clear()
 
 
 def test_it_is_gone_afterwards_whatever_happened_in_it(place: Path) -> None:
@@ -29,14 +29,14 @@ def test_it_is_gone_afterwards_whatever_happened_in_it(place: Path) -> None:
 
 @pytest.mark.skipif(scratch.fcntl is None, reason="there are no locks here")
 def test_what_was_left_is_removed_and_what_is_used_stays(place: Path) -> None:
-    left = place / f"{scratch.START}left"
-    others = [place / "others", place / f"{scratch.START}link"]
+    left = place / f"{scratch.PREFIX}left"
+    others = [place / "others", place / f"{scratch.PREFIX}link"]
     with scratch.folder() as used:
         left.mkdir()
         (left / "picture.png").touch()
         others[0].mkdir()
         others[1].symlink_to(others[0])
-        scratch.swept.cache_clear()  # as a process does that starts
+        scratch.remove_abandoned.cache_clear()  # as a process does that starts
         with scratch.folder() as other:
             assert sorted(place.iterdir()) == sorted([used, other, *others])
             assert used != other

@@ -286,7 +286,7 @@ def test_a_full_temporary_folder_is_not_said_to_be_the_store(
         with monkeypatch.context() as patch:
             patch.setattr(place, name, refuse)
             record = encode("a.png")
-        assert (record.exit_code, record.no_room, record.written) == (8, True, False)
+        assert (record.exit_code, record.disk_full, record.written) == (8, True, False)
         told = f"the worker's temporary folder {tempfile.gettempdir()}: No space left on device"
         assert told in (record.problem or "")
         assert "TMPDIR" in record.hint
@@ -441,7 +441,7 @@ def test_what_is_told_elsewhere_names_places_by_their_addresses(capsys: Any) -> 
 def test_two_processes_may_try_at_once_whether_they_can_write(
     bucket: Any, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, tried = store._opened, []
+    opened, tried = store._file_system, []
 
     def meanwhile(path: Path) -> tuple[Any, str]:
         files, name = opened(path)
@@ -456,7 +456,7 @@ def test_two_processes_may_try_at_once_whether_they_can_write(
         monkeypatch.setattr(files, "pipe_file", pipe_file)
         return files, name
 
-    monkeypatch.setattr(store, "_opened", meanwhile)
+    monkeypatch.setattr(store, "_file_system", meanwhile)
     store.check_writable(out)
     assert len(set(tried)) == 2
     assert bucket.find("made/x") == []

@@ -65,5 +65,5 @@ class Acting:
 def fail_between_files() -> None:
     """What a fault of a process itself comes to, in a process of its own."""
     keep_open(object())
-    util.Finalize(None, pool.end_well, exitpriority=-100)
+    util.Finalize(None, pool.exit_quickly, exitpriority=-100)
     raise ZeroDivisionError

@@ -42,7 +42,7 @@ class Here:
                 return
             yield (record := attempt(self.work, task, lambda: open_device(self.device), Quiet()))
             tick()
-            if record.no_room:
+            if record.disk_full:
                 return
 
 

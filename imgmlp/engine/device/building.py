@@ -178,7 +178,7 @@ class KernelBuilding(HostCopies):
                 self.finish()  # so that nobody has to wait for earlier work while we hold the lock
                 place = cache_folder()
                 if place is None or not has_space(place):
-                    raise driver_errors.no_room(place)
+                    raise driver_errors.disk_full(place)
                 stack.enter_context(locked(place / LOCK_NAME))
             began = time.process_time()  # of this process's threads, including the driver's
             yield

@@ -83,7 +83,7 @@ def build_failure(source: str, log: str, info: DeviceInfo) -> DeviceError:
     )
 
 
-def no_room(place: Path | None) -> DeviceError:
+def disk_full(place: Path | None) -> DeviceError:
     """The error where compiled kernels cannot be written, which would end the process."""
     where = "anywhere" if place is None else f"to {place}"
     return DeviceError(

@@ -20,7 +20,7 @@ from imgmlp.engine import open_device
 from imgmlp.engine.device import discover, probe, trial
 from imgmlp.engine.device.base import DeviceInfo
 from imgmlp.engine.device.discover import find
-from imgmlp.engine.device.driver_errors import build_failure, no_room
+from imgmlp.engine.device.driver_errors import build_failure, disk_full
 from imgmlp.engine.device.numpy_device import numpy_info
 from imgmlp.engine.device.probe import Outcome
 from imgmlp.errors import DeviceError, ImgmlpError, ImgmlpWarning, OutOfMemoryError
@@ -330,7 +330,7 @@ def test_what_the_driver_does_wrong_lasts(
     "error",
     [
         OutOfMemoryError("64 bytes do not fit"),
-        no_room(None),
+        disk_full(None),
         build_failure("", "clBuildProgram failed: OUT_OF_HOST_MEMORY", numpy_info()),
     ],
     ids=["memory of the device", "disk", "memory"],
