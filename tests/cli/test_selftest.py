@@ -43,7 +43,7 @@ def test_what_was_found_is_forgotten_by_a_check(imgmlp: Command, tmp_path: Path)
     another = kept.with_name("probe-0123456789abcdef.json")
     for options, gone in ((cpu, {kept}), ((), {kept, another})):
         for path in (kept, another):
-            path.write_text('{"problem": "made up", "believed": 86400}')
+            path.write_text('{"problem": "made up", "lifetime": 86400}')
         assert "made up" in imgmlp("devices", *cpu, env=env, check=6).stderr
         assert "made up" not in imgmlp("devices", "--check", *options, env=env).stdout
         assert {path for path in (kept, another) if not path.exists()} == gone
