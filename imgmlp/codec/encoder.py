@@ -17,9 +17,9 @@ from imgmlp.codec.mlp.rounding_search import smallest
 from imgmlp.codec.training import target
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft
-from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.time_estimate import Work
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError, ImgmlpError
 from imgmlp.image import Picture
@@ -81,7 +81,7 @@ def compiling_seconds(
 ) -> float:
     """The part of `expected_seconds` that compiles programs not yet in the cache."""
     programs = _work(codec, picture, wanted, workload, device).programs
-    return CompileTimes(device).expected(programs)
+    return CompileTimes(device).expected_seconds(programs)
 
 
 def _work(
@@ -89,7 +89,7 @@ def _work(
 ) -> Work:
     if _is_even(picture) or (wanted.kind == "bytes" and wanted.value < smallest(picture)):
         pixels = picture.width * picture.height
-        return Work(0, 0, beside=PLAIN_SECONDS_PER_PIXEL * pixels)  # no training
+        return Work(0, 0, fixed_seconds=PLAIN_SECONDS_PER_PIXEL * pixels)  # no training
     of = estimate.work if codec == "mlp" else latent.estimate_work
     return of(picture, wanted, workload, device)
 

@@ -17,11 +17,15 @@ from imgmlp.codec.encoder import encode
 from imgmlp.codec.latent.training import buckets, forms
 from imgmlp.codec.mlp import estimate, rate_model
 from imgmlp.codec.mlp.rounding_search import Rounding, paid_weights
-from imgmlp.codec.training.compile_times import PROCESSORS, UNKNOWN, CompileTimes
+from imgmlp.codec.training.compile_times import (
+    CPU_COMPILE_SECONDS,
+    DEFAULT_COMPILE_SECONDS,
+    CompileTimes,
+)
 from imgmlp.codec.training.draft import Draft
-from imgmlp.codec.training.pace import READY
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload, workload
+from imgmlp.codec.training.time_estimate import SETUP_SECONDS
 from imgmlp.codec.training.trainer import Trainer
 from imgmlp.engine import open_device
 from imgmlp.errors import ImgmlpError
@@ -91,7 +95,7 @@ def test_nobody_asks_whether_to_stop_before_training_has_begun(
 def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
+    monkeypatch.setattr("imgmlp.codec.training.time_estimate.estimate_speed", lambda _: 1e10)
     small, large = (Picture(_uneven(n, n)) for n in (64, 512))
     device = open_device("numpy")
 
@@ -105,7 +109,7 @@ def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     limited = encoder.workload(codec, None, 7.0)
     assert encoder.expected_seconds(small, quality, limited, device, codec) == 7.0
     even = Picture(np.full((512, 512, 3), 9, np.uint8))  # which is not trained
-    soon = READY + encoder.PLAIN_SECONDS_PER_PIXEL * 512 * 512
+    soon = SETUP_SECONDS + encoder.PLAIN_SECONDS_PER_PIXEL * 512 * 512
     assert guessed(even, 4, lmbda) == soon
     assert encoder.expected_seconds(even, quality, limited, device, codec) == soon
 
@@ -128,7 +132,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
-    monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
+    monkeypatch.setattr("imgmlp.codec.training.time_estimate.estimate_speed", lambda _: 1e10)
     device = _processor()
 
     def guessed(picture: Picture) -> float:
@@ -144,9 +148,9 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     for programs, took in ((steps, 6.0), (decoding, 3.0)):
         for program in programs:
             device.compiling += took
-            times.note(program)
+            times.record(program)
     warm = guessed(picture)
-    assert cold - warm == pytest.approx(len(steps | decoding) * UNKNOWN)
+    assert cold - warm == pytest.approx(len(steps | decoding) * DEFAULT_COMPILE_SECONDS)
     larger = Picture(_uneven(640, 64))
     assert guessed(larger) - warm < 2  # the same network, with the same programs
     device.info.driver = "another"
@@ -164,9 +168,9 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
         return encoder.compiling_seconds(picture, Goal("lambda", 1e-3), work, device, "latent")
 
     times = CompileTimes(device)
-    assert compiling(80, 96) == PROCESSORS["latent step"]
+    assert compiling(80, 96) == CPU_COMPILE_SECONDS["latent step"]
     device.compiling += 20.0
-    times.note(
+    times.record(
         buckets.TrainingSetup((80, 96, 3), device, True).step_program(
             forms.widths((80, 96, 3), 1e9)
         )
@@ -175,7 +179,7 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     assert compiling(256, 384) == 20.0  # as what is of its kind took
     device.compiling += 30.0
     widths = forms.widths((400, 400, 3), 1e9, quick=True)
-    times.note(buckets.TrainingSetup((400, 400, 3), device, True).step_program(widths))
+    times.record(buckets.TrainingSetup((400, 400, 3), device, True).step_program(widths))
     assert compiling(256, 400) == compiling(700, 600) == 0.0
 
 
@@ -206,7 +210,7 @@ def test_nothing_is_trained_for_fewer_bytes_than_any_file_has(
     found = encode(*given, device, codec=codec)
     assert found.missed is not None
     assert len(found.bytes) < 64
-    assert encoder.expected_seconds(*given, device, codec) == pytest.approx(READY, rel=0.01)
+    assert encoder.expected_seconds(*given, device, codec) == pytest.approx(SETUP_SECONDS, rel=0.01)
 
 
 def test_a_run_that_could_not_go_on_says_so_whatever_the_file(

@@ -15,15 +15,15 @@ from imgmlp.codec.float_mlp.fit import Fitted, Stopped, TrainingStep, fit
 from imgmlp.codec.training.chunked import assemble, at_once, fill, fitting
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.memory_limits import Way, explain, smaller_picture, within_memory
-from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.pixels import pixel_features
 from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.time_estimate import Work
 from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype
 from imgmlp.errors import OutOfMemoryError
 from imgmlp.image import Picture, check_size, psnr
 
 Array = np.ndarray[Any, Any]
-# Of the time that pace.py takes operations for: steps of so many pixels keep cores busier. It was a
+# Of the time that time_estimate.py gives: steps of so many pixels keep cores busier. It was a
 # third with PoCL on an AMD EPYC of family 26, and more with NumPy.
 BUSIER = 0.5
 PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers is some 50 MB
@@ -74,7 +74,7 @@ def train(
     fitted = within_memory(work, lambda error: _too_large(error, settings, device, picture))
     found = weights(fitted.parameters)
     pixels = decode(found, device)
-    compiled.note(_program(settings, channels))
+    compiled.record(_program(settings, channels))
     quality = psnr(picture.pixels, pixels)
     return Trained(found, pixels, quality, fitted.steps, fitted.seconds, fitted.stopped)
 

@@ -206,7 +206,7 @@ class _Encoder:
 
     def _note(self, program: str) -> None:
         """That it is compiled."""
-        self.lengths.compiled.note(program)
+        self.lengths.compiled.record(program)
 
     def _learn(self, found: Trial, first: Trial) -> None:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""

@@ -7,8 +7,8 @@ from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rounding_search import paid_weights
 from imgmlp.codec.mlp.size_search import MAX_PILOTS, neighbours_to_try, pilot_weights
-from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.target import Goal, Kind, Workload
+from imgmlp.codec.training.time_estimate import Work
 from imgmlp.engine import AnyDevice, NumpyDevice
 from imgmlp.image import Picture
 

@@ -34,11 +34,11 @@ from imgmlp.codec.mlp.size_search import (
 )
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.compile_times import CompileTimes
-from imgmlp.codec.training.pace import usual_speed
 from imgmlp.codec.training.passes import AIMED_BYTES_FRACTION
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import DEFAULT_EFFORT_STEPS, Goal, Kind, Workload
+from imgmlp.codec.training.time_estimate import typical_speed
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.image import Picture
 
@@ -327,7 +327,7 @@ class Lengths:
     def _checking(self, shape: Shape) -> float:
         """Seconds to check a file; compiles its program unless that is done."""
         seconds = self.rounding.seconds(shape, self.budget(shape) / shape.parameters)
-        self.compiled.note(self._decoding_program(shape))
+        self.compiled.record(self._decoding_program(shape))
         return seconds
 
     def _decoding_program(self, shape: Shape) -> str:
@@ -344,7 +344,7 @@ class Lengths:
             trial = self._begun(shape, MlpTrainerState(10**6, 0.0, wider=wider))
             most = min(0.5, self._left() / 100)
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
-            self.compiled.note(step_program(shape, wider, self.device, steps=0))
+            self.compiled.record(step_program(shape, wider, self.device, steps=0))
         return self.paces[shape, wider]
 
     def note_pace(self, trainer: MlpTrainer) -> None:
@@ -360,7 +360,7 @@ class Lengths:
     def _likely_pace(self, shape: Shape) -> float:
         """Seconds per step, estimated by the largest network that was measured, if any was."""
         if not self.paces:
-            return 6 * shape.parameters * BATCH / usual_speed(self.device)
+            return 6 * shape.parameters * BATCH / typical_speed(self.device)
         tried = max((s for s, _ in self.paces), key=lambda s: s.parameters)
         bucket_parameters = [
             buckets.training_shape(one, self.device).parameters for one in (shape, tried)
@@ -372,7 +372,7 @@ class Lengths:
     def _compiling(self, shape: Shape) -> float:
         """Estimated seconds to compile the programs of a network in a limited time."""
         step = step_program(shape, self.workload.wider, self.device, steps=0)
-        return self.compiled.expected((step, self._decoding_program(shape)))
+        return self.compiled.expected_seconds((step, self._decoding_program(shape)))
 
     def budget(self, shape: Shape) -> float:
         """Bits of all weights: BITS_PER_WEIGHT of those that the target needs, or those left of the

@@ -17,7 +17,7 @@ from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
 from imgmlp.codec.float_mlp.fit import LISTEN
 from imgmlp.codec.training.chunked import at_once
-from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
+from imgmlp.codec.training.compile_times import DEFAULT_COMPILE_SECONDS, CompileTimes
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import OutOfMemoryError, UsageError
@@ -162,7 +162,7 @@ def test_how_long_training_takes_is_told_by_what_is_left_and_was_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
-    monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e9)
+    monkeypatch.setattr("imgmlp.codec.training.time_estimate.estimate_speed", lambda _: 1e9)
     info = SimpleNamespace(
         platform="p", name="n", driver="d", version="v", compiled_for="c", kind="cpu"
     )
@@ -173,5 +173,5 @@ def test_how_long_training_takes_is_told_by_what_is_left_and_was_compiled(
     assert whole.operations / 2 == pytest.approx(half.operations, rel=0.01)
     before, times = whole.seconds(device), CompileTimes(device)
     device.compiling = 3.0
-    times.note(whole.programs[0])
-    assert before - whole.seconds(device) == pytest.approx(UNKNOWN)
+    times.record(whole.programs[0])
+    assert before - whole.seconds(device) == pytest.approx(DEFAULT_COMPILE_SECONDS)

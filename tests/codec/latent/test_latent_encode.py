@@ -1280,7 +1280,7 @@ def test_short_runs_have_small_networks_where_compiling_takes_long(
     assert forms.widths((64, 64, 3), math.inf) == forms.ICON_WIDTHS == pretrained.HIDDEN_WIDTHS[4]
     picture, wanted, work = Picture(pixels), Goal("lambda", 1e-3), latent.workload(1, None)
     found, noted = run_plan.RunPlan(picture, wanted, work, cpu, Run()), list[str]()
-    found._compile_times = SimpleNamespace(note=noted.append)  # type: ignore[assignment]
+    found._compile_times = SimpleNamespace(record=noted.append)  # type: ignore[assignment]
     flat = SimpleNamespace(numpy=lambda: None)
     nothing = lambda _: None  # noqa: E731
     step: Any = SimpleNamespace(flat=flat, judge=nothing, steer=nothing, pace=lambda _: 1.0)

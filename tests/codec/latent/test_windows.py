@@ -751,7 +751,7 @@ def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
     found, device = list[tuple[str, float]](), open_device("numpy")
     picture = Picture(np.zeros((*size, 3), np.uint8))
     made = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(300), device, Run())
-    times: Any = SimpleNamespace(note_speed=lambda *told: found.append(told))
+    times: Any = SimpleNamespace(record_speed=lambda *told: found.append(told))
     monkeypatch.setattr(made, "_compile_times", times)
     step: Any = SimpleNamespace(bucket=bucket, windows=[0])
     made.costs.step_seconds = 1e-3

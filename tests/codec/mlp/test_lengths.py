@@ -83,7 +83,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     )  # whatever the steps really take
     monkeypatch.setattr("imgmlp.codec.mlp.lengths.MIN_TIMED_STEPS", 20)
     monkeypatch.setattr("imgmlp.codec.mlp.lengths.SMALL_NETWORK_WEIGHTS", 200)
-    monkeypatch.setattr("imgmlp.codec.mlp.lengths.usual_speed", lambda _: 6 * 1024 / 1e-3)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.typical_speed", lambda _: 6 * 1024 / 1e-3)
     monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: 1e-3 * shape.parameters)
     notes: list[str] = []
     arguments = Picture(small_pixels()), Goal("bytes", 20_000), Workload(1, seconds=10)
@@ -104,7 +104,7 @@ def test_where_the_time_is_short_no_other_network_is_compiled(
         return _Encoder(*arguments, open_device("numpy"), Run())
 
     assert not begun(10).lengths.known_enough()
-    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
+    monkeypatch.setattr(CompileTimes, "expected_seconds", lambda *_: 5.0)
     assert begun(10).lengths.known_enough()  # without a single short run
     assert not begun(4).lengths.fits()
     assert begun(1000).lengths.fits()
@@ -498,7 +498,7 @@ def test_after_training_for_a_time_nothing_more_is_compiled(
     monkeypatch.setattr(integer_inference, "corner", corner)
     monkeypatch.setattr(integer_inference._Piece, "__init__", piece)
     monkeypatch.setattr(Trainer, "run", run)
-    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
+    monkeypatch.setattr(CompileTimes, "expected_seconds", lambda *_: 5.0)
     limited = Workload(1, seconds=3)
     found = encode(Picture(small_pixels()), wanted, limited, open_device("numpy"))
     assert happened[0] == "compiled"
@@ -512,7 +512,7 @@ def test_after_training_for_a_time_nothing_more_is_compiled(
 def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
+    monkeypatch.setattr(CompileTimes, "expected_seconds", lambda *_: 5.0)
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=10)
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
     encoder.lengths.searched = True
@@ -525,7 +525,9 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     encoder.lengths.afford()
     assert encoder.sizes.shape() == shape
     assert encoder.lengths.budget(shape) == 4000 * MIN_BITS_PER_WEIGHT
-    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 0.0)  # another was compiled before
+    monkeypatch.setattr(
+        CompileTimes, "expected_seconds", lambda *_: 0.0
+    )  # another was compiled before
     encoder.sizes.weights, encoder.sizes.size = 500.0, None
     encoder.lengths.afford()
     assert encoder.sizes.shape() == rate_model.network_shape(500.0, 3)
@@ -539,7 +541,7 @@ def test_a_network_is_so_small_that_its_steps_and_its_checks_fit(
     wanted: Goal, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which of a large picture are most of what there is time for."""
-    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 0.0)
+    monkeypatch.setattr(CompileTimes, "expected_seconds", lambda *_: 0.0)
     monkeypatch.setattr(Lengths, "_likely_pace", lambda _, shape: 1e-6 * shape.parameters)
     limited = Workload(100, seconds=20)
     encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run())

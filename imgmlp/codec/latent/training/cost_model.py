@@ -26,8 +26,8 @@ from imgmlp.codec.latent.training.effort import (
 )
 from imgmlp.codec.latent.training.forms import is_quick, operations_of, widths
 from imgmlp.codec.latent.training.windows import JUDGED_PIXELS
-from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.time_estimate import Work
 from imgmlp.engine import AnyDevice, NumpyDevice
 from imgmlp.image import Picture
 

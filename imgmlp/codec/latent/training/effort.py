@@ -23,9 +23,9 @@ from imgmlp.codec.latent.training.picture_analysis import extra_grids
 from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.schedule import FULL_ANNEALING
 from imgmlp.codec.latent.training.windows import JUDGED_PIXELS
-from imgmlp.codec.training.pace import usual_speed
 from imgmlp.codec.training.passes import MAX_PASSES
 from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.time_estimate import typical_speed
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import UsageError
 from imgmlp.image import Picture
@@ -237,7 +237,7 @@ def expected_steps(shape: tuple[int, ...], workload: Workload, device: AnyDevice
 
 def _steps_in(shape: tuple[int, ...], seconds: float, device: AnyDevice) -> float:
     """Steps that a typical device of this kind takes in so many seconds."""
-    return seconds * usual_speed(device) / (shape[0] * shape[1] * operations_of(shape))
+    return seconds * typical_speed(device) / (shape[0] * shape[1] * operations_of(shape))
 
 
 def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:

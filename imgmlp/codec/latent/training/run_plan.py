@@ -179,7 +179,7 @@ class RunPlan:
         self.costs.judging_seconds = time.perf_counter() - began
         quick = is_quick(self.setup.device, self.setup.is_short)
         hidden = widths(self.setup.shape, math.inf, quick)
-        self._compile_times.note(self.setup.step_program(hidden, self.hyperlatents))
+        self._compile_times.record(self.setup.step_program(hidden, self.hyperlatents))
         return step_seconds
 
     def _note_speed(self, step: LatentStep) -> None:
@@ -190,7 +190,7 @@ class RunPlan:
         operations = pixels * operations_of(shape, extra_grids=extra)
         if is_gpu(self.setup.device) and operations >= MIN_OPERATIONS_TO_RATE_GPU:
             speed = operations / self.costs.step_seconds
-            self._compile_times.note_speed(speed_kind(len(step.windows) > 1), speed)
+            self._compile_times.record_speed(speed_kind(len(step.windows) > 1), speed)
 
     def run_seconds(self, steps: int) -> float:
         """Seconds of a whole run with all its passes."""
