@@ -201,6 +201,25 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
 
 
 @pytest.mark.usefixtures("few_trials")
+def test_a_run_that_is_stopped_in_a_pass_keeps_the_best_file_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no pass makes a better one, which is judged here by the fewest steps."""
+    monkeypatch.setattr(latent._Encoder, "_distance", lambda _, made: made.metrics["steps"])
+    target, checkpoint, steps = Goal("bytes", 420), Checkpoint(tmp_path / "c", "k"), list[int]()
+    best = run(target)
+    assert best.metrics["steps"] == 30
+
+    def stop() -> bool:
+        return bool(steps) and steps[-1] > 30
+
+    stopped = Run(lambda p: steps.append(p.step), stop, checkpoint=checkpoint)
+    with pytest.raises(Interrupted, match=r"stopped after 3\d of 3\d steps"):
+        run(target, run=stopped)
+    assert run(target, run=Run(checkpoint=checkpoint)).bytes == best.bytes
+
+
+@pytest.mark.usefixtures("few_trials")
 def test_a_run_that_is_done_again_may_be_stopped_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
