@@ -29,7 +29,7 @@ dask = pytest.importorskip("dask", reason=WITHOUT)
 distributed = pytest.importorskip("distributed", reason=WITHOUT)
 
 from imgmlp.batch import cluster as clusters  # noqa: E402
-from imgmlp.batch.cluster import CHUNK, FILL, Cluster  # noqa: E402
+from imgmlp.batch.cluster import CHUNK_PIXELS, MAX_CHUNK_TASKS, Cluster  # noqa: E402
 from tools import kill_cluster  # noqa: E402
 
 
@@ -102,7 +102,7 @@ def test_a_worker_with_another_version_is_refused(
 
 @pytest.mark.usefixtures("local")
 def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
-    tasks = files(tmp_path, "full", *["good"] * (3 * CHUNK))
+    tasks = files(tmp_path, "full", *["good"] * (3 * MAX_CHUNK_TASKS))
     records = run(opened(), tasks)
     assert 1 <= len(records) < len(tasks)
 
@@ -131,7 +131,7 @@ def test_local_workers_end_with_the_command(tmp_path: Path) -> None:
 
 
 def test_no_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "ANSWER", 0.5)
+    monkeypatch.setattr(clusters, "ANSWER_TIMEOUT", 0.5)
     with socket.socket() as silent:  # answers nobody
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -173,18 +173,20 @@ def test_a_cluster_without_workers_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_small_files_travel_together() -> None:
-    small = [Task(Path(str(number)), weight=1) for number in range(CHUNK + 1)]
-    large = [Task(Path("large"), weight=FILL)] * 2
+    small = [Task(Path(str(number)), weight=1) for number in range(MAX_CHUNK_TASKS + 1)]
+    large = [Task(Path("large"), weight=CHUNK_PIXELS)] * 2
     chunks = list(clusters._chunks(iter([*large, *small])))
-    assert [len(chunk.tasks) for chunk in chunks] == [1, 1, CHUNK, 1]
+    assert [len(chunk.tasks) for chunk in chunks] == [1, 1, MAX_CHUNK_TASKS, 1]
 
 
 def test_a_task_means_the_same_in_any_folder(tmp_path: Path) -> None:
-    sent = clusters._sent(Task(Path("a.png"), Path("out/a.imlp"), replace=True, weight=3))
+    sent = clusters._with_absolute_paths(
+        Task(Path("a.png"), Path("out/a.imlp"), replace=True, weight=3)
+    )
     here = Path.cwd()
     assert sent == Task(here / "a.png", here / "out/a.imlp", replace=True, weight=3)
     stored = Path("s3://bucket/a.png")
-    assert clusters._sent(Task(stored)).source == stored
+    assert clusters._with_absolute_paths(Task(stored)).source == stored
 
 
 def test_workers_and_scheduler_are_killed_and_every_output_is_there_once(tmp_path: Path) -> None:
