@@ -1,7 +1,7 @@
 """Runs over many files: `encode` and `decode` with --out, and `verify` of folders.
 
-Names come from the command line or a list. How files are found, planned and done is in
-`imgmlp.batch`, what is told of them in `run_report`.
+Names come from the command line or a list. `imgmlp.batch` finds the files, plans the run and
+carries it out; `run_report` prints its results.
 """
 
 from __future__ import annotations
@@ -40,40 +40,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What files there are, and where they are worked on."""
+    """The files of a command, and the devices to process them on."""
 
     sources: list[Path]
     listed: Path | None = None
     recursive: bool = False
-    device: str | None = None  # as it was given for this command
+    device: str | None = None  # the option; None if it was not given
     jobs: int | None = None
     as_json: bool = False
     cluster: str | None = None
 
     @property
     def spec(self) -> str:
-        """The devices; without any for this command those of the environment."""
+        """The devices: the option, or else those of the environment variable."""
         return self.device or os.environ.get("IMGMLP_DEVICE") or "auto"
 
     @property
     def one(self) -> str:
-        """The device of what is done on one; the environment may name several."""
+        """The device of commands that use one, as the environment variable may name several."""
         return self.device or first_of(self.spec)
 
     @property
     def where(self) -> str:
-        """The devices of the processes that do it; a cluster's workers have one each."""
+        """The devices of the processes; a cluster's workers have one each."""
         return self.spec if self.cluster is None else self.one
 
     @property
     def many(self) -> bool:
-        """Whether it can be meant for a run over many files only."""
+        """Whether the options or names are only valid for a run over many files."""
         spread = devices.is_several(self.device or "") or self.jobs is not None
         spread = spread or self.cluster is not None or any(map(store.is_stored, self.sources))
-        return spread or self.listed is not None or self.recursive or any(map(_many, self.sources))
+        return (
+            spread
+            or self.listed is not None
+            or self.recursive
+            or any(map(_is_folder_or_pattern, self.sources))
+        )
 
     def check(self) -> None:
-        """Raises UsageError, or DeviceError for what names no device anywhere."""
+        """Raise UsageError or DeviceError for an invalid request."""
         if STANDARD in self.sources:
             hint = "name its output with -o instead of --out"
             raise UsageError("- is standard input, whose output has no name in a folder", hint=hint)
@@ -88,9 +93,9 @@ class Request:
         self._check_places()
 
     def check_without_folder(self) -> None:
-        """The same where there is no --out; then refuse, as a UsageError, that there is none.
+        """Raise UsageError for a request of many files without --out.
 
-        Of a file that is alone, what was given for many.
+        For a single file, the error names the option that is for many files only.
         """
         if not self._is_alone():
             self.check()
@@ -104,13 +109,13 @@ class Request:
         raise UsageError(f"{option} is for many files only", hint="leave it out, or give --out DIR")
 
     def _is_alone(self) -> bool:
-        """Whether one file is given, by its name."""
+        """Whether a single file is named."""
         if self.listed is not None or self.recursive or len(self.sources) != 1:
             return False
-        return not _many(self.sources[0]) and not store.is_stored(self.sources[0])
+        return not _is_folder_or_pattern(self.sources[0]) and not store.is_stored(self.sources[0])
 
     def _check_places(self) -> None:
-        """Refuse devices, processes or a cluster that cannot be meant. Raises as `check`."""
+        """Raise UsageError or DeviceError for invalid devices, jobs or cluster."""
         if self.cluster is not None and devices.is_several(self.device or ""):
             hint = "start a worker for each device, with its name in IMGMLP_DEVICE"
             raise UsageError("each worker of a cluster uses one device", hint=hint)
@@ -136,7 +141,7 @@ class Request:
         return search.listed(names_in(data), self.sources)
 
 
-def _many(source: Path) -> bool:
+def _is_folder_or_pattern(source: Path) -> bool:
     return find.is_folder(source) or find.is_pattern_of_any(source)
 
 
@@ -149,7 +154,7 @@ def _list(path: Path) -> bytes:
 
 
 def check_out(request: Request, folder: Path | None) -> None:
-    """Refuse, before any work, where nothing can be written. Raises ImgmlpError."""
+    """Raise ImgmlpError, before any work, if --out is missing or cannot be written to."""
     if folder is None:
         request.check_without_folder()
         return
@@ -161,11 +166,11 @@ def check_out(request: Request, folder: Path | None) -> None:
 
 
 def run(terminal: Terminal, request: Request, search: Search, rules: Rules, work: Work) -> int:
-    """Do what is to be done of the files; returns the exit code. Raises ImgmlpError."""
+    """Process the files; returns the exit code. Raises ImgmlpError."""
     try:
         return _run(terminal, request, search, rules, work)
     except ImgmlpError as error:
-        if request.as_json:  # the last of the lines
+        if request.as_json:  # as the last line
             terminal.answered = True
             print_data(json.dumps(error.facts()))
         raise
@@ -190,15 +195,15 @@ def _run(terminal: Terminal, request: Request, search: Search, rules: Rules, wor
 def _work(
     terminal: Terminal, request: Request, plan: Plan, work: Work, told: RunReport, stop: StopRequest
 ) -> None:
-    """Have the files of a plan done. Raises ImgmlpError before any is, if none can be."""
-    named = [(request.one, False)]  # which its workers have, and not this machine
+    """Process the files of a plan. Raises ImgmlpError if none can be processed."""
+    named = [(request.one, False)]  # of the workers; this machine may not have it
     if request.cluster in (None, devices.LOCAL):
         named = devices.named(request.where)
     seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
-    if plan.count > 1:  # at once, as the first of them may take a while
+    if plan.count > 1:  # before the first file, which may take a while
         terminal.note(f"{plan.count:,} files to do, {_places(request, seats)}")
     with _cluster(request, work, len(seats)) as cluster:
-        if plan.journal is not None:  # told once, and not of every file
+        if plan.journal is not None:  # once, instead of an error for every file
             make_folder(plan.journal.path)
             check_output(plan.journal.path, force=True)
         with terminal.files(plan.count) as told.show:
@@ -219,7 +224,7 @@ def _work(
 
 
 def _places(request: Request, seats: Sequence[str]) -> str:
-    """Where they are done, for people."""
+    """A description of where the files are processed."""
     if request.cluster not in (None, devices.LOCAL):
         return f"on the workers of {request.cluster}"
     named = [name for name in dict.fromkeys(seats) if name != "auto"]
@@ -245,7 +250,7 @@ def _cluster(request: Request, work: Work, processes: int) -> Iterator[Cluster |
 
 
 class _Watch:
-    """The watch of the only file of a run, which is done in this process."""
+    """The watch of a run's only file, which is processed in this process."""
 
     def __init__(self, told: RunReport, stop: StopRequest, device: str) -> None:
         self._told, self._stop = told, stop

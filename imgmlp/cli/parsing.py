@@ -1,4 +1,4 @@
-"""What several commands do with their arguments: options are checked, and pictures read."""
+"""Parses options that several commands share, and reads pictures."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from imgmlp.terminal import Terminal
 
 
 def training_settings(preset: str, **chosen: float | str | None) -> Settings:
-    """A preset with what the user chose in place of its values. Raises UsageError."""
+    """A preset in which the given settings replace its own. Raises UsageError."""
     given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     return replace(PRESETS[preset], **given)
 
 
 def parse_scale(scale: float | None) -> None:
-    """Refuse, as a UsageError, a factor that is not above 0 and finite."""
+    """Raise UsageError for a factor that is not above 0 and finite."""
     if scale is not None and not 0 < scale < math.inf:
         raise UsageError(f"--scale is {scale:g}", hint="use a number above 0, like 2 or 0.5")
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
-    """(width, height) of text such as 640x480. Raises UsageError."""
+    """(width, height) from text such as 640x480. Raises UsageError."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d{1,10})[xX×](\d{1,10})", text, re.ASCII)
@@ -43,7 +43,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 def load_picture(
     terminal: Terminal, path: Path, alpha: bool, frame: int | None, strip: bool
 ) -> Picture:
-    """A picture from a file, a pipe or standard input; tells what was changed on the way in."""
+    """A picture from a file, a pipe or standard input; prints notes on conversions."""
     name, data = files.named(path), files.read(path) if files.is_stream(path) else None
     if data is not None:
         check_not_compressed(path, files.named(path), data)

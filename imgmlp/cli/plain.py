@@ -1,7 +1,7 @@
-"""Decoding that is asked for in plain words, which begins without Typer.
+"""A fast path for simple `decode` commands, which run without Typer.
 
-To load Typer, and pydantic with it, takes a fifth of the time in which a photograph is decoded.
-`commands` has the same options; whatever is not quite plain goes there, also to have an error told.
+Loading Typer, and pydantic with it, takes a fifth of the time of decoding a photograph. `commands`
+has the same options; anything else, errors included, is left to it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
 
-GLOBS = os.name == "nt"  # names with a * are the command's to look up, which Typer does
+EXPANDS_WILDCARDS = os.name == "nt"  # on Windows, Typer expands wildcards in names
 
 
 def work(words: Sequence[str]) -> Callable[[Terminal], int] | None:
-    """What does the work of a command, if its words are `decode FILE... [-o PICTURE] [--force]`.
+    """A function that runs the command, if its words are `decode FILE... [-o PICTURE] [--force]`.
 
-    It returns the exit code, and raises ImgmlpError.
+    The function returns the exit code and raises ImgmlpError.
     """
-    if words[:1] != ["decode"] or GLOBS:
+    if words[:1] != ["decode"] or EXPANDS_WILDCARDS:
         return None
     sources: list[Path] = []
     output: Path | None = None
@@ -47,6 +47,6 @@ def _decode(sources: list[Path], output: Path | None, force: bool, terminal: Ter
     from imgmlp.cli.decode import Outputs, run
     from imgmlp.cli.folders import Request
 
-    raise_on_signals()  # once all is loaded, as in `options.terminal_of`
+    raise_on_signals()  # after loading modules, as in `options.terminal_of`
     shield_children()
     return run(terminal, Request(sources), Outputs(output, force=force))

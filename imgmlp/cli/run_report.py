@@ -1,4 +1,4 @@
-"""What a run over many files tells: of each as it ends, how far it is, and what came of it."""
+"""Reports a run over many files: each file as it ends, the progress, and a summary."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from imgmlp.text import duration, print_data, quoted
 
 @dataclass(eq=False)
 class RunReport:
-    """What was told so far."""
+    """Prints the report of a run and counts what it has printed."""
 
     terminal: Terminal
     plan: Plan
     as_json: bool
     show: FilesShown = lambda *_: None
     seats: Callable[[], list[Seat]] = list
-    files: int = 0  # that were told of
-    done: int = 0  # of those that there was to do
-    weight: int = 0  # likewise
+    files: int = 0  # that were reported
+    done: int = 0  # tasks that have ended
+    weight: int = 0  # of these tasks
     good: int = 0
     failed: int = 0
-    missed: int = 0  # whose output is there, and not what was asked for
-    known: int = 0  # likewise, of those that were done before
-    advice: set[str] = field(default_factory=set)  # of these
+    missed: int = 0  # whose output was written but misses the target
+    known: int = 0  # the same, of files that were done in an earlier run
+    advice: set[str] = field(default_factory=set)  # for these files
     disk_full: bool = False
-    code: int = 0  # of the last that failed or missed
+    code: int = 0  # exit code of the last file that failed or missed
     began: float = field(default_factory=time.perf_counter)
 
     def passed_over(self, search: Search) -> None:
-        """Say what was not looked at, and what needs no work."""
+        """Report what was skipped, and what needs no work."""
         note, plan = self.terminal.note, self.plan
         if plan.unchanged:
             note(f"{_files(plan.unchanged)} done before, and unchanged since")
-        if self.known:  # also with -q: the exit code says so each time
+        if self.known:  # also with -q, as it determines the exit code
             same = self.advice.pop() if len(self.advice) == 1 else ADVICE
             hint = f"the best files were written; {same}"
             problem = f"{_files(self.known)} done before missed the target"
@@ -74,7 +74,7 @@ class RunReport:
             note(f"{problem}; the outputs that they record count as unknown")
 
     def finished(self, record: Record) -> None:
-        """Tell of a file that there was to do, and remember its output."""
+        """Report an ended task and record its output."""
         if record.interrupted:
             return
         self.done += 1
@@ -84,7 +84,7 @@ class RunReport:
             try:
                 self.plan.remember(record)
                 forget(record.state)
-            except OutputError as error:  # its hidden file says so as well
+            except OutputError as error:  # the next run recognises it by its hidden file
                 record.notes.append(f"{record.task.output} could not be recorded as done: {error}")
         else:
             record = self.plan.again(record)
@@ -92,7 +92,7 @@ class RunReport:
         self.draw()
 
     def tell(self, record: Record) -> None:
-        """Tell of a file, whether there was anything to do or not."""
+        """Report a file, whether or not there was anything to do."""
         self.files += 1
         for note in record.notes:
             self.terminal.note(note)
@@ -106,7 +106,7 @@ class RunReport:
 
     def _problem(self, record: Record) -> None:
         self.code = record.exit_code
-        if record.facts.get("unchanged"):  # it was told when it was done
+        if record.facts.get("unchanged"):  # it was reported when it was done
             self.known += 1
             self.advice.add(record.hint.partition("; ")[2])
             return
@@ -124,15 +124,15 @@ class RunReport:
         self.show(self.done, self.failed, share, self.seats())
 
     def end(self, stopped: bool, listed: bool, recursive: bool) -> int:
-        """Sum up; returns the exit code. Raises ImgmlpError for what ended the run early.
+        """Print the summary; returns the exit code. Raises ImgmlpError if the run ended early.
 
-        The files were `listed`, or looked for in folders, `recursive` or not.
+        `listed` says that the files came from a list, `recursive` that subfolders were searched.
         """
         left = self.plan.count - self.done
         whole = self.plan.whole and not left
         again = self._list_failed(whole) if whole or not self.disk_full else None
         if self.plan.whole and not self.files and not left:
-            if listed:  # by a command that looks for news, and there may be none
+            if listed:  # a list of new files may well be empty
                 self.terminal.note("the list names no files: there is nothing to do")
                 return 0
             hint = "to use a file of any extension, name the file itself"
@@ -141,7 +141,7 @@ class RunReport:
             raise UsageError("no files were found", hint=hint)
         if self.done > 1 or (self.failed and self.files > 1):
             self._sum_up()
-        # If all failed, that is what this command did; if files are left, it does these as well.
+        # Not if all files failed, or if files are left: then the same command does just that.
         if again is not None and whole and self.failed < self.files:
             note = f"to retry only the files that failed, add --files-from {quoted(again)}"
             self.terminal.note(note)
@@ -182,13 +182,13 @@ def _files(count: int) -> str:
 
 
 def _entry(record: Record) -> Entry:
-    """A file for JSON."""
+    """The entry of a file in the JSON output."""
     task = record.task
     entry: Entry = {"file": url(task.source)}
     if task.output is not None:
         entry["output"] = url(task.output)
     entry |= {"problem": record.problem} | record.facts
-    if task.output is not None:  # as of one file alone, whose name is in the entry
+    if task.output is not None:  # without the file's name, which the entry has
         name = f"{url(task.source)}: "
         entry["notes"] = [note.removeprefix(name) for note in record.notes]
     if record.problem is not None:

@@ -1,6 +1,6 @@
-"""A command as it was typed, read by Typer: what it says is wrong becomes an error of ours.
+"""Runs the command line through Typer and translates its errors to ImgmlpError.
 
-Only `commands` and `options` know Typer beside this module.
+Only this module, `commands` and `options` import Typer.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from imgmlp.errors import Interrupted, OutputError, UsageError, problem_of
 from imgmlp.terminal import Terminal
 from imgmlp.text import quoted
 
-INSTALL = "--install-completion"
+INSTALL_OPTION = "--install-completion"
 
 
 def run(terminal: Terminal) -> int:
-    """Do what the process was asked for; returns the exit code. Raises ImgmlpError."""
+    """Run the command of this process; returns the exit code. Raises ImgmlpError."""
     try:
         code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
     except typer.TyperException as error:
         if not error.format_message():
-            return error.exit_code  # the help was shown instead
+            return error.exit_code  # help was printed
         raise _usage(error) from error
     except OSError as error:
-        if INSTALL not in sys.argv[1:]:
+        if INSTALL_OPTION not in sys.argv[1:]:
             raise
         problem = f"cannot install completion: {error.strerror}: {error.filename}"
         hint = "--show-completion prints a script for your shell"
-        raise OutputError(problem, hint=hint) from error  # Typer asks nothing
+        raise OutputError(problem, hint=hint) from error  # Typer does not catch it
     if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
         raise problem_of(KeyboardInterrupt())
     return code if isinstance(code, int) else 0
 
 
 def _usage(error: typer.TyperException) -> UsageError:
-    """What Typer says, without the words of Pydantic's in it."""
-    problem = error.format_message().replace("Value error, ", "")  # as Pydantic begins it
+    """Typer's message without Pydantic's wording."""
+    problem = error.format_message().replace("Value error, ", "")  # Pydantic's prefix
     problem = re.sub("Input should be a valid integer.*", "it is not a whole number", problem)
     problem = re.sub("Input should be a valid number.*", "it is not a number", problem)
     return UsageError(problem, hint=_hint(error))

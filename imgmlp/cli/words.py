@@ -1,6 +1,6 @@
-"""What words of a command mean that are looked at before Typer reads them, or beside it.
+"""Helpers for the words of a command line before Typer parses them.
 
-Loads nothing that Python has not loaded.
+This module imports nothing that Python has not loaded by itself.
 """
 
 from __future__ import annotations
@@ -9,28 +9,31 @@ import os
 
 
 def options_in(words: list[str]) -> list[str]:
-    """Those words of a command that may be options."""
+    """The words of a command that may be options: those before --."""
     return words[: words.index("--")] if "--" in words else words
 
 
 def with_dash_as_file(words: list[str]) -> list[str]:
-    """Words of a command in which `./-` has its whole path, as the shells' custom is: it is the
-    file of this name, and a Path of it would be `-`, which is standard input or output."""
-    return [_whole(word) for word in words]
+    """The words of a command, with absolute paths for `./-`.
+
+    By convention `./-` is a file named -. pathlib would shorten it to `-`, which is standard input
+    or output.
+    """
+    return [_with_absolute_dash(word) for word in words]
 
 
-def _whole(word: str) -> str:
+def _with_absolute_dash(word: str) -> str:
     option, equals, name = "", "", word
     if word.startswith("--"):
         option, equals, name = word.partition("=")
     elif word.startswith("-o"):
         option, name = word[:2], word[2:]
     parts = name.replace(os.sep, "/").split("/")
-    dash = parts[0] == "." and [part for part in parts if part not in (".", "")] == ["-"]
-    return f"{option}{equals}{os.path.abspath(name)}" if dash else word
+    is_dash = parts[0] == "." and [part for part in parts if part not in (".", "")] == ["-"]
+    return f"{option}{equals}{os.path.abspath(name)}" if is_dash else word
 
 
 def first_of(spec: str) -> str:
-    """One of the devices that --device names, for what is done on one."""
+    """The first of the devices that --device names, for commands that use one."""
     name = spec.split(",", maxsplit=1)[0].strip()
     return {"all": "auto", "gpus": "gpu"}.get(name.lower(), name)

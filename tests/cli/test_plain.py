@@ -75,7 +75,7 @@ def test_all_else_is_typers(asked: list[str]) -> None:
 def test_names_with_a_star_are_typers_where_the_shell_leaves_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plain, "GLOBS", True)
+    monkeypatch.setattr(plain, "EXPANDS_WILDCARDS", True)
     assert plain.work(["decode", "*.imlp"]) is None
 
 
