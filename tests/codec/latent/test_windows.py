@@ -48,7 +48,7 @@ from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.engine import AnyDevice, memory_needed, open_device
+from imgmlp.engine import AnyDevice, Tensor, memory_needed, open_device
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import Interrupted, OutOfMemoryError
 from imgmlp.image import Picture, psnr
@@ -143,6 +143,15 @@ def test_one_window_is_trained_as_the_whole_picture_is(
     for each in (step, parted):
         each.flat.write(flat)
     assert_alike(parted.picture(), step.picture())
+
+
+@pytest.mark.parametrize("kind", [WindowStep, WindowedStep])
+def test_making_a_step_computes_nothing_and_reads_nothing_back(
+    kind: type[WindowStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its masks are parts of an array on the device, which a program of their own would cut out."""
+    monkeypatch.setattr(Tensor, "numpy", lambda _: pytest.fail("read"))
+    kind(picture(40, 50), 0, open_device("numpy"), STARTED, window=WINDOW)
 
 
 def test_every_latent_belongs_to_one_window() -> None:

@@ -103,7 +103,8 @@ class LatentStep(ForwardPass, Resumable):
 
         self._make_constants(pixels)
         self._make_parameters()
-        self.latents = Tensor(np.zeros_like(self.latent_mask.numpy()), device, name="latents")
+        latents = np.zeros((self.plane.rows, self.plane.pitch), np.float32)
+        self.latents = Tensor(latents, device, name="latents")
         self.count = Tensor(np.uint32(0), device, name="count")  # steps done
         self._current_control = Control(0.0)
         values = self._current_control.array(1, 1, 0.0)
