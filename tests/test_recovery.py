@@ -107,10 +107,11 @@ def test_a_kill_leaves_no_partial_file_and_loses_little(
     picture = tmp_path / "p.png"
     y, x = np.mgrid[:8, :8]
     Image.fromarray((x * 20 + y * 10).astype(np.uint8)).save(picture)
-    begun = time.monotonic()
-    whole = start(picture, *options, "-o", "whole.imlp")
-    assert whole.wait(120) == 0, whole.communicate()[1]
-    seconds = time.monotonic() - begun
+    for _ in range(2):  # the second one finds every kernel compiled, as those to be killed do
+        begun = time.monotonic()
+        whole = start(picture, *options, "--force", "-o", "whole.imlp")
+        assert whole.wait(120) == 0, whole.communicate()[1]
+        seconds = time.monotonic() - begun
     expected = (tmp_path / "whole.imlp").read_bytes()
     written = picture.with_suffix(".imlp")
     finished = 0

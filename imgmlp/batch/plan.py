@@ -30,7 +30,7 @@ from imgmlp.output_files import digest, is_special, write_atomically
 TABLES = """
 CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;
 CREATE TABLE found (output BLOB PRIMARY KEY, path BLOB, bytes INTEGER, mtime INTEGER) WITHOUT ROWID;
-CREATE TABLE todo (weight INTEGER, output BLOB, path BLOB, known TEXT);
+CREATE TABLE tasks (weight INTEGER, output BLOB, path BLOB, known TEXT);
 CREATE TABLE failed (path BLOB);
 CREATE TABLE before (path BLOB PRIMARY KEY) WITHOUT ROWID;
 """
@@ -153,14 +153,14 @@ class Plan:
             file = Found(Path(os.fsdecode(path)), name, count, mtime)
             if (record := self._decided(file)) is not None:
                 yield record
-        counted = "SELECT count(*), coalesce(sum(weight), 0) FROM todo"
+        counted = "SELECT count(*), coalesce(sum(weight), 0) FROM tasks"
         self.count, self.weight = self._data.execute(counted).fetchone()
         self.whole = True
 
     def tasks(self) -> Iterator[Task]:
         """The tasks, in their order. Raises OutputError."""
         ordered = """
-            SELECT weight, output, path, known FROM todo
+            SELECT weight, output, path, known FROM tasks
             ORDER BY path IN (SELECT path FROM before), weight DESC, path
         """
         with _database_errors():
@@ -228,7 +228,7 @@ class Plan:
             replaced = decision.known.output_digest if decision.known is not None else ""
             row = os.fsencode(file.name), os.fsencode(file.path), replaced
             weight = max(1, self.rules.weigh(file.path))
-            self._data.execute("INSERT INTO todo VALUES (?, ?, ?, ?)", (weight, *row))
+            self._data.execute("INSERT INTO tasks VALUES (?, ?, ?, ?)", (weight, *row))
             return None
         record = Record(Task(file.path, output), written=True)
         if decision.kind == "skipped":
