@@ -425,6 +425,26 @@ def test_gradients_of_a_whole_step_are_differences(
             )
 
 
+@pytest.mark.parametrize("size", [(12, 20), (24, 40)])
+def test_the_gradient_of_networks_has_at_most_the_norm_that_is_for_a_pixel(
+    size: tuple[int, int],
+) -> None:
+    """Times the pixels, which it is summed over; a smaller one stays as it is."""
+    noise = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8)
+    step = LatentStep(noise, 1, open_device("numpy"), NARROW)
+    most = control.MAX_GRADIENT_NORM * noise[:, :, 0].size
+    for spread, is_clipped in ((30.0, True), (0.1, False)):
+        step.write_grids([np.rint(spread * draw(*grid.shape)) for grid in step.grids()])
+        step.adam.first[0].write(np.zeros(step.flat.shape, np.float32))
+        step.steer(Control(1e-3, noise_scale=0.0))
+        step.run(1)
+        moved = float(np.linalg.norm(step.adam.first[0].numpy())) / (1 - control.NETWORK_BETA1)
+        if is_clipped:
+            assert moved == pytest.approx(most, rel=1e-4)
+        else:
+            assert moved < 0.9 * most
+
+
 @pytest.mark.parametrize("lanes", ["one", "group"])
 @pytest.mark.parametrize("hyper", [False, True])
 def test_a_room_for_more_changes_nothing_that_a_file_would_have(
