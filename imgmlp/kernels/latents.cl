@@ -41,16 +41,18 @@ static int8 activation(int8 x) {
 }
 
 // Computes a hidden layer: values[k] = activation(sum of VALUE * weights, >> shift, rounded). VALUE is an
-// expression for input n. A row of biases follows the INPUTS rows of weights.
-#define LAYER(INPUTS, VALUE, weights, shift, values)                              \
-  {                                                                               \
-    int8 sums_[VECTORS];                                                          \
-    for (int k = 0; k < VECTORS; ++k) sums_[k] = (weights)[(INPUTS) * VECTORS + k]; \
-    for (int n = 0; n < (INPUTS); ++n) {                                          \
-      const int value_ = VALUE;                                                   \
-      for (int k = 0; k < VECTORS; ++k) sums_[k] += value_ * (weights)[n * VECTORS + k]; \
-    }                                                                             \
-    for (int k = 0; k < VECTORS; ++k)                                             \
+// expression for input n. A row of biases follows the INPUTS rows of weights. The loops over vectors are
+// unrolled so that the sums stay in registers.
+#define FOR_EACH_VECTOR _Pragma("unroll") for (int k = 0; k < VECTORS; ++k)
+#define LAYER(INPUTS, VALUE, weights, shift, values)                                \
+  {                                                                                 \
+    int8 sums_[VECTORS];                                                            \
+    FOR_EACH_VECTOR sums_[k] = (weights)[(INPUTS) * VECTORS + k];                   \
+    for (int n = 0; n < (INPUTS); ++n) {                                            \
+      const int value_ = VALUE;                                                     \
+      FOR_EACH_VECTOR sums_[k] += value_ * (weights)[n * VECTORS + k];              \
+    }                                                                               \
+    FOR_EACH_VECTOR                                                                 \
       ((int8 *)(values))[k] = activation((sums_[k] + (1 << (shift) >> 1)) >> (shift)); \
   }
 
@@ -115,7 +117,7 @@ __kernel void imgmlp_latents(__global ulong *state, __global WORD *words, int co
         LAYER(NEIGHBOURS + MAPS, INPUT, weights, shift0, hidden)
         LAYER(HIDDEN_WIDTH, hidden[n], weights1, shift1, values)
         int8 means = 0, scales = 0;
-        for (int k = 0; k < VECTORS; ++k) {
+        FOR_EACH_VECTOR {
           means += ((int8 *)values)[k] * weights2[k];
           scales += ((int8 *)values)[k] * weights2[VECTORS + k];
         }
