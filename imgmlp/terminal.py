@@ -50,7 +50,7 @@ class Terminal:
         self.quiet = False
         self.verbosity = 0
         self.progress = True
-        self.answered = False  # whether JSON was printed to stdout, so that errors need not be
+        self.has_printed_json = False  # JSON on stdout already reports the errors
         self._console = _console(stderr=True)
 
     def note(self, text: str) -> None:

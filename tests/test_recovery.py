@@ -21,7 +21,7 @@ from PIL import Image
 from imgmlp.batch.journal import NAME
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.decoder import open_stored
-from imgmlp.codec.training.checkpoint import left_beside, remembered
+from imgmlp.codec.training.checkpoint import left_beside, of_written_result
 from imgmlp.engine import open_device
 
 # The command, but with short runs that are saved often.
@@ -29,7 +29,7 @@ COMMAND = """
 import sys
 from imgmlp.codec.latent.training import effort, initialisation, latent_trainer, schedule
 from imgmlp.codec.training import checkpoint, target
-checkpoint.KEEP_SECONDS, target.DEFAULT_EFFORT_STEPS = 0.0, 3200
+checkpoint.SAVE_INTERVAL, target.DEFAULT_EFFORT_STEPS = 0.0, 3200
 effort.MIN_EFFORT_STEPS, latent_trainer.MIN_CHECK_INTERVAL = 60, 1
 effort.MAX_UNCONDITIONAL_PASSES = 1
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1"]
@@ -159,7 +159,7 @@ def test_a_run_killed_at_any_point_goes_on_bit_for_bit(
         assert killed.returncode == -signal.SIGKILL
         names = [left.name for left in left_beside(written)]
         assert names
-        assert bool(remembered(written, digest, names)) is (point == 0)
+        assert bool(of_written_result(written, digest, names)) is (point == 0)
         again = start(picture, *options)
         error = again.communicate(timeout=600)[1]
         assert again.returncode == 0, error
@@ -187,7 +187,7 @@ def test_what_a_kill_left_half_written_of_a_state_goes_with_the_next_run(
 TRAIN = """
 import sys
 from imgmlp.codec.training import checkpoint
-checkpoint.KEEP_SECONDS = 0.0
+checkpoint.SAVE_INTERVAL = 0.0
 sys.argv[0] = "imgmlp"
 from imgmlp.cli import main
 main()

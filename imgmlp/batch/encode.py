@@ -18,7 +18,7 @@ from typing import Any
 
 from imgmlp import image, output_files
 from imgmlp.batch.journal import status_and_digest
-from imgmlp.batch.leftovers import forget, forget_remembered
+from imgmlp.batch.leftovers import forget, forget_recorded
 from imgmlp.batch.output import REPLACE, check_task, holds, make_folder, put
 from imgmlp.batch.shortfall import BESIDE, shortfall
 from imgmlp.batch.wanted import Wanted
@@ -99,12 +99,12 @@ class Encoding:
     device: Callable[[], AnyDevice]
     watch: Watch
     # Whether the output may be written now; if not, it is left as it is. Raises OutputError.
-    allowed: Callable[[], bool]
+    may_write: Callable[[], bool]
     write: Callable[[bytes], None]
     began: float = field(default_factory=time.perf_counter)  # the start of a time limit
     live: Live = field(default_factory=Live)
-    kept: Checkpoint | None = None  # the hidden file with what was written
-    _state: Path | None = None  # the checkpoint of the training
+    result_checkpoint: Checkpoint | None = None  # holds the result until the run is over
+    _training_checkpoint: Path | None = None
 
     def run(self) -> Result | None:
         """The result, which was written now or before; None if the output is left as it is.
@@ -117,17 +117,17 @@ class Encoding:
         self._announce(goal, beside)
         choices = f"{wanted.codec} {goal!r} {workload!r}"
         if self.output is not None:
-            self.kept = checkpoint.of_finished(self.output, picture, choices)
+            self.result_checkpoint = checkpoint.of_result(self.output, picture, choices)
         result = self._done_before()
         if result is None or self.output is None or not holds(self.output, result.bytes):
-            if not self.allowed():
+            if not self.may_write():
                 return None
             with self.watch.saving():
                 result = result or self._train(goal, choices)
                 self.write(result.bytes)
         else:
             output_files.remove_second_name(self.output)
-        forget(self._state)  # unless _keep has removed it
+        forget(self._training_checkpoint)  # unless _save_result has removed it
         took = time.perf_counter() - self.began
         return replace(result, beside=beside if len(result.bytes) > goal.value else 0, took=took)
 
@@ -156,24 +156,25 @@ class Encoding:
 
     def _done_before(self) -> Result | None:
         """The result of an earlier run that was interrupted after it had encoded the picture."""
-        saved = None if self.kept is None else self.kept.load()
-        if saved is None or (finished := saved.finished()) is None:
+        saved = None if self.result_checkpoint is None else self.result_checkpoint.load()
+        result = None if saved is None else saved.result()
+        if result is None:
             return None
-        data, values = finished
-        state = values.pop(checkpoint.STATE, None)
+        data, values = result
+        name = values.pop(checkpoint.TRAINING_CHECKPOINT, None)
         beside = [] if self.output is None else checkpoint.left_beside(self.output)
-        self._state = next((path for path in beside if path.name == state), None)
+        self._training_checkpoint = next((path for path in beside if path.name == name), None)
         return Result(data, **values, before=True)
 
     def _train(self, goal: Goal, choices: str) -> Result:
-        """Train and encode; the hidden file holds the result as well. Raises Interrupted."""
+        """Train and encode; the result is also saved in a checkpoint. Raises Interrupted."""
         picture, codec, workload = self.picture, self.wanted.codec, self.wanted.training()
         state, device = None, self.device()
         if self.output is not None:
-            state = checkpoint.of(self.output, picture, device, choices)
-            self._state = state.path
-            if (others := checkpoint.others(self.output, state)) is not None:
-                self.watch.note(others)
+            state = checkpoint.of_training(self.output, picture, device, choices)
+            self._training_checkpoint = state.path
+            if (note := checkpoint.note_on_others(self.output, state)) is not None:
+                self.watch.note(note)
         self._announce_time(goal, device)
         run = Run(None, self.watch.stopping, self.watch.note, state, began=self.began)
         key = "" if state is None else state.key
@@ -184,28 +185,28 @@ class Encoding:
             made = encoder.encode(picture, goal, workload, device, run, codec)
             view.end(f"Done: {len(made.bytes):,} bytes, {made.metrics['psnr']:.2f} dB", made.pixels)
         result = Result(made.bytes, made.metrics, made.missed, made.diverged)
-        return self._keep(result) if run.due(stopping=True) else result
+        return self._save_result(result) if run.should_save(stopping=True) else result
 
-    def _keep(self, result: Result) -> Result:
-        """Store a result in the hidden file; returns what that holds.
+    def _save_result(self, result: Result) -> Result:
+        """Save a result in its checkpoint; returns the result that the checkpoint holds.
 
         If several runs encode the same picture, the first result stays, so that all of them write
         the same bytes.
         """
-        assert self.kept is not None
-        assert self._state is not None
+        assert self.result_checkpoint is not None
+        assert self._training_checkpoint is not None
         values = {"metrics": result.metrics, "missed": result.missed, "diverged": result.diverged}
-        values[checkpoint.STATE] = self._state.name
+        values[checkpoint.TRAINING_CHECKPOINT] = self._training_checkpoint.name
         try:
-            self.kept.save(Snapshot.of_finished(result.bytes, values), replace=False)
+            self.result_checkpoint.save(Snapshot.of_result(result.bytes, values), replace=False)
         except OutputError as error:
-            own = self._state
+            own = self._training_checkpoint
             if (first := self._done_before()) is not None:
                 forget(own)
                 return first
             self.watch.note(f"no checkpoints are written: {error}")
             return result
-        forget(self._state)
+        forget(self._training_checkpoint)
         return result
 
 
@@ -225,12 +226,12 @@ class EncodeFile:
         if there and not checkpoint.left_beside(output):  # else a run may have been interrupted
             check_task(task, REPLACE)
         if task.known:  # an output of other settings, which is recorded
-            forget_remembered(output, task.known)
+            forget_recorded(output, task.known)
         record.source_status, record.digest = status_and_digest(task.source)
         picture = image.load(task.source, True, frame=wanted.frame, strip=wanted.strip)
         record.notes += [f"{task.source}: {note}" for note in picture.notes]
 
-        def allowed() -> bool:
+        def may_write() -> bool:
             check_task(task, REPLACE)
             output_files.check_output(output, force=True)
             return True
@@ -239,14 +240,16 @@ class EncodeFile:
             put(task, data, REPLACE)
 
         encoding = Encoding(
-            picture, str(task.source), output, wanted, device, watch, allowed, write, began
+            picture, str(task.source), output, wanted, device, watch, may_write, write, began
         )
         result = encoding.run()
         assert result is not None
         checkpoint.remove_stale(output)
         record.written, record.facts = True, result.facts()
         record.made = hashlib.sha256(result.bytes).hexdigest()
-        record.state = None if encoding.kept is None else encoding.kept.path
-        if (told := smaller_source(task.source, result)) is not None:
-            record.notes.append(told)
+        record.state = (
+            None if encoding.result_checkpoint is None else encoding.result_checkpoint.path
+        )
+        if (note := smaller_source(task.source, result)) is not None:
+            record.notes.append(note)
         record.line = result.line(str(output))

@@ -19,7 +19,7 @@ from typing import BinaryIO, Literal
 
 from imgmlp.batch.find import Found, names_in
 from imgmlp.batch.journal import Done, Journal
-from imgmlp.batch.leftovers import forget_remembered
+from imgmlp.batch.leftovers import forget_recorded
 from imgmlp.batch.output import check
 from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.store import is_stored, url
@@ -276,7 +276,7 @@ class Plan:
         theirs = Record(task, decision.known.facts, f"{task.output}   done by another run")
         theirs.written, theirs.notes, theirs.device = True, record.notes, record.device
         theirs.made = decision.known.output_digest
-        forget_remembered(task.output, theirs.made)
+        forget_recorded(task.output, theirs.made)
         if (short := shortfall(str(task.output), theirs.facts)) is not None:
             theirs.fail(short)
         return theirs

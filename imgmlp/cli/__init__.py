@@ -1,8 +1,8 @@
-"""The command line: its entry, and an exit code for whatever happens.
+"""The command line: its entry point, and an exit code for every outcome.
 
-`plain` does at once what needs no Typer; `typed` has that read what was typed. `commands` holds
-every command's name, options and help; what a command does is in the file of its name, which is
-imported when it runs. Nothing but `__main__` imports this. May import batch, bench, child, codec,
+`plain` runs simple commands without Typer, `typed` all others with it. `commands` holds the names,
+options and help of all commands; the module of a command's name does its work and is imported when
+it runs. Only `__main__` imports this package. May import batch, bench, child, codec,
 ending, engine, facts, image, image_io, imgmlp, interrupt, metadata, output_files, report,
 terminal, text.
 """
@@ -13,7 +13,7 @@ import contextlib
 import json
 import sys
 
-from imgmlp import ending  # first, as the others have something to write
+from imgmlp import ending  # first: it must be there before anything is written
 from imgmlp.cli import plain
 from imgmlp.cli.words import options_in, with_dash_as_file
 from imgmlp.errors import ImgmlpError, OutputError, UsageError, problem_of
@@ -25,8 +25,10 @@ __all__ = ["main"]
 
 
 def main(began: float | None = None) -> None:
-    """Run the command line and leave with its exit code. `began` is when the process did, if not
-    now."""
+    """Run the command line and leave with its exit code.
+
+    `began` is when the process started, a time of `time.perf_counter`; the default is now.
+    """
     guard_streams()
     terminal = Terminal(began)
     terminal.show_warnings()
@@ -34,10 +36,10 @@ def main(began: float | None = None) -> None:
         try:
             code = _run(terminal)
         except Exception as error:
-            code = _told(terminal, problem_of(error))
+            code = _report(terminal, problem_of(error))
         ignore_signals()
-    except KeyboardInterrupt as order:  # also one that came while something else was told
-        code = _told(terminal, problem_of(order))
+    except KeyboardInterrupt as interrupt:  # perhaps while another error was printed
+        code = _report(terminal, problem_of(interrupt))
     ending.leave(code)
 
 
@@ -53,18 +55,18 @@ def _run(terminal: Terminal) -> int:
 
         work = typed.run
     code = work(terminal)
-    if sys.stdout is not None:  # closed, which is no matter to what writes files
+    if sys.stdout is not None:  # it is if the parent process has closed it
         sys.stdout.flush()  # help is still in its buffer
     return code
 
 
-def _told(terminal: Terminal, problem: ImgmlpError) -> int:
-    """Say what is wrong, also as JSON where that was asked for; returns the exit code."""
+def _report(terminal: Terminal, problem: ImgmlpError) -> int:
+    """Print an error, with --json also as JSON; returns the exit code."""
     code = terminal.fail(problem)
     words = options_in(sys.argv[1:])
-    asked = any(word == "--json" or word.startswith("--json=") for word in words)
-    if asked and not terminal.answered:
-        with contextlib.suppress(OutputError):  # which is told by now, or matters less
+    json_wanted = any(word == "--json" or word.startswith("--json=") for word in words)
+    if json_wanted and not terminal.has_printed_json:
+        with contextlib.suppress(OutputError):  # it was printed before, or matters less
             print_data(json.dumps(problem.facts(), indent=2))
     return code
 

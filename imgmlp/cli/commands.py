@@ -111,7 +111,7 @@ def train(
         seed=seed,
         precision=precision,
     )
-    outputs = Outputs.chosen(output, png, live)
+    outputs = Outputs.of_options(output, png, live)
     run(opened, image, outputs, settings, device, force, frame, strip)
 
 

@@ -1,7 +1,7 @@
-"""`imgmlp compare`: pictures by imgmlp and by other codecs, on one page.
+"""`imgmlp compare`: a page that compares imgmlp with other codecs on pictures.
 
-Until the page is written, hidden files beside it hold what imgmlp has encoded, so that the same
-command goes on where it was stopped.
+Until the page is written, checkpoints beside it hold what imgmlp has encoded, so that the same
+command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from imgmlp.report.measure import RATES, Job, Measured
 from imgmlp.terminal import Terminal
 from imgmlp.text import size
 
-ENDING = ".html"
-EXTRA = "pip install blazediff-ssim pillow-jxl-plugin"
+EXTENSION = ".html"
+INSTALL_COMMAND = "pip install blazediff-ssim pillow-jxl-plugin"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How imgmlp is asked."""
+    """How imgmlp is to encode."""
 
-    rates: tuple[float, ...]  # bits a pixel; none for the usual ones
+    rates: tuple[float, ...]  # bits per pixel; none for RATES
     effort: int | None = None
     codec: Codec = DEFAULT_CODEC
     frame: int | None = None
 
-    def chosen(self) -> list[float]:
-        """Rising, each once. Raises UsageError."""
+    def sorted_rates(self) -> list[float]:
+        """The rates in rising order, each once. Raises UsageError."""
         rates = sorted(set(self.rates or RATES))
         if len(rates) < 2:
             hint = "give --bpp several times"
@@ -68,17 +68,19 @@ def run(
     as_json: bool,
 ) -> int:
     """Measure pictures and write the page; returns the exit code. Raises Interrupted."""
-    rates, workload = wanted.chosen(), encoder.workload(wanted.codec, wanted.effort, None)
+    rates, workload = wanted.sorted_rates(), encoder.workload(wanted.codec, wanted.effort, None)
     if not metrics.available():
-        raise UsageError(f"compare needs {metrics.PACKAGE} for SSIM and MS-SSIM", hint=EXTRA)
+        raise UsageError(
+            f"compare needs {metrics.PACKAGE} for SSIM and MS-SSIM", hint=INSTALL_COMMAND
+        )
     _check_output(sources, output, force, as_json)
-    sources = _once(terminal, sources)
+    sources = _without_duplicates(terminal, sources)
 
     @cache
     def job() -> Job:
         device = keep_open(open_device(device_spec))
         terminal.note(device.info.describe())
-        return Job(wanted.codec, workload, device, rates, _others(terminal))
+        return Job(wanted.codec, workload, device, rates, _other_codecs(terminal))
 
     stages, jobs = len(sources) * len(rates), list[files.Job]()
     try:
@@ -86,19 +88,19 @@ def run(
             report = _Report(terminal, output, force, wanted, job, show, stop)
             jobs += [report.job(source) for source in sources]
             code = files.one_by_one(terminal, jobs, False, stop.requested)
-        if report.measured and code != DeviceError.exit_code:  # which leaves some to go on with
+        if report.measured and code != DeviceError.exit_code:
             _write(report, job(), jobs)
-        elif any(one.path.exists() for one in report.kept):
-            more = "the same command continues from there"
-            terminal.note(f"no page was written; what was encoded is kept: {more}")
+        elif any(one.path.exists() for one in report.checkpoints):
+            hint = "the same command continues from there"
+            terminal.note(f"no page was written; what was encoded is kept: {hint}")
     finally:
-        if as_json and jobs:  # once it is known whether the page was written
-            files.answer(terminal, jobs)
+        if as_json and jobs:  # only now is it known whether the page was written
+            files.print_entries(terminal, jobs)
     return code
 
 
 def _write(report: _Report, job: Job, jobs: list[files.Job]) -> None:
-    """Write the page; where that fails, all the pictures on it have failed. Raises ImgmlpError."""
+    """Write the page; if that fails, all pictures on it count as failed. Raises ImgmlpError."""
     try:
         report.write(job)
     except (KeyboardInterrupt, Exception) as error:
@@ -109,19 +111,19 @@ def _write(report: _Report, job: Job, jobs: list[files.Job]) -> None:
 
 
 def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool) -> None:
-    """Refuse, as UsageError or OutputError, a page that could not be written where it should."""
+    """Raise UsageError or OutputError if the page cannot be written to its place."""
     files.check_names(sources, None)
     if output == STANDARD:
         files.check_json(as_json, "page")
         files.check_terminal("a page", "imgmlp compare photo.png -o - > report.html")
         return
-    pictures.check_ending(output, ENDING)
+    pictures.check_ending(output, EXTENSION)
     output_files.check_distinct([output], sources, "choose another name for the page")
     output_files.check_output(output, force)
 
 
-def _once(terminal: Terminal, sources: list[Path]) -> list[Path]:
-    """Each picture once, by the first of its names."""
+def _without_duplicates(terminal: Terminal, sources: list[Path]) -> list[Path]:
+    """The pictures without those that are given twice, perhaps by different paths."""
     sources_by_place: dict[Path, Path] = {}
     for source in sources:
         place = output_files.resolved(source)
@@ -131,30 +133,30 @@ def _once(terminal: Terminal, sources: list[Path]) -> list[Path]:
     return list(sources_by_place.values())
 
 
-def _others(terminal: Terminal) -> dict[str, classic.Classic]:
-    """The other codecs that are there; says which are not."""
+def _other_codecs(terminal: Terminal) -> dict[str, classic.Classic]:
+    """The other codecs that Pillow can write here; prints a note on those that it cannot."""
     codecs = classic.usable()
     for key, codec in classic.CODECS.items():
         if key not in codecs:
-            extra = f"; `{EXTRA}` adds it" if codec.format == "JXL" else ""
+            extra = f"; `{INSTALL_COMMAND}` adds it" if codec.format == "JXL" else ""
             terminal.note(f"{codec.name} is left out, as Pillow cannot write it here{extra}")
     return codecs
 
 
 @dataclass(eq=False)
 class _Report:
-    """Pictures on their way to one page."""
+    """The measurement of all pictures for one page."""
 
     terminal: Terminal
     output: Path
     force: bool
     wanted: Wanted
-    what: Callable[[], Job]
+    job_of_run: Callable[[], Job]
     show: Callable[..., None]
     stop: StopRequest
     measured: list[Measured] = field(default_factory=list)
-    kept: list[Checkpoint] = field(default_factory=list)
-    unfinished: bool = False  # whether some of these are of a picture that is not on the page
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    has_unfinished: bool = False  # whether checkpoints belong to a picture that is not on the page
 
     def job(self, source: Path) -> files.Job:
         entry: Entry = {"file": str(source), "problem": None}
@@ -166,15 +168,15 @@ class _Report:
         return files.Job(entry, do, lambda: files.check_picture(source))
 
     def _measure(self, source: Path, picture: Picture) -> Measured:
-        name, job = files.named(source), self.what()
+        name, job = files.named(source), self.job_of_run()
         what = dimensions(picture.width, picture.height, picture.channels)
         self.terminal.detail(f"{name}  {what}")
         run_of = self._runs(name, picture, job)
-        before = len(self.kept)
+        before = len(self.checkpoints)
         try:
             measured = measure.measure(job, name, picture, run_of)
         except Exception:
-            self.unfinished |= any(one.path.exists() for one in self.kept[before:])
+            self.has_unfinished |= any(one.path.exists() for one in self.checkpoints[before:])
             raise
         self.measured.append(measured)
         return measured
@@ -183,25 +185,27 @@ class _Report:
         def run_of(rate: float, goal: Goal) -> Run:
             stage = f"{name} at {rate:g} bpp"
             self.show(stage)
-            self.stop.begin()  # files of before are kept
+            self.stop.begin()  # earlier files are in checkpoints
 
             def tell(progress: Progress) -> None:
                 state = f"{progress.step:,}/{progress.steps:,}  {progress.psnr:.1f} dB"
                 self.show(f"{stage}  {state}", progress.step / progress.steps)
 
-            heard = tell, self.stop.requested, self.terminal.detail
-            if files.is_stream(self.output):  # beside which there is no place for a state
-                return Run(*heard)
+            callbacks = tell, self.stop.requested, self.terminal.detail
+            if files.is_stream(self.output):  # a stream has no folder for checkpoints
+                return Run(*callbacks)
             choices = f"compare {job.codec} {goal!r} {job.workload!r}"
-            own = checkpoint.of(self.output, picture, job.device, choices)
-            self.kept.append(own)
-            return Run(*heard, own)
+            own = checkpoint.of_training(self.output, picture, job.device, choices)
+            self.checkpoints.append(own)
+            return Run(*callbacks, own)
 
         return run_of
 
     def write(self, job: Job) -> None:
-        """The page, after which nothing needs to be kept, unless another one is to have a picture
-        more. Raises OutputError."""
+        """Write the page, and remove the checkpoints unless a picture has failed.
+
+        Raises OutputError.
+        """
         about = page.About(
             codec=job.codec,
             effort=self.wanted.effort,
@@ -218,12 +222,12 @@ class _Report:
             output_files.write_atomically(
                 self.output, lambda stream: stream.write(text), self.force
             )
-        if self.unfinished:
-            more = "the same command with --force continues from there"
-            self.terminal.note(f"what was encoded is kept, as a picture failed: {more}")
+        if self.has_unfinished:
+            hint = "the same command with --force continues from there"
+            self.terminal.note(f"what was encoded is kept, as a picture failed: {hint}")
         else:
-            for one in self.kept:
-                one.remove(self.output)
+            for own in self.checkpoints:
+                own.remove(self.output)
         if len(text) > MOST:
             advice = "browsers load it slowly; fewer pictures or rates make it smaller"
             self.terminal.note(f"the page is larger than {size(MOST)}: {advice}")

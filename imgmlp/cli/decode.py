@@ -42,7 +42,7 @@ class Outputs:
 
     def check_choices(self) -> None:
         """Refuse, as a UsageError, options that contradict each other."""
-        files.check_one_place(self.file, self.folder)
+        files.check_single_output(self.file, self.folder)
         parsing.parse_scale(self.scale)
         if self.scale is not None and parsing.parse_size(self.size) is not None:
             raise UsageError("--scale and --size are both given", hint="choose one of them")

@@ -61,7 +61,7 @@ def _check_devices(terminal: Terminal, as_json: bool, spec: str | None) -> None:
         tested = [(device.info, check_device(device))]
     failed = [info.spec for info, checks in tested if not all(c.passed for c in checks)]
     if as_json:
-        terminal.answered = True
+        terminal.has_printed_json = True
         print_data(json.dumps([selftest.report(*one) for one in tested], indent=2))
     else:
         print_data("\n".join(selftest.render(*one) for one in tested))

@@ -1,6 +1,6 @@
-"""`imgmlp encode`: pictures into compact files beside them, one after the other.
+"""`imgmlp encode`: compress pictures to compact files, one after the other, beside them.
 
-With --out it is a run over many files, which `folders` shows.
+With --out or for folders, `folders` runs it over many files.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from imgmlp.interrupt import StopRequest
 from imgmlp.report.live import Live
 from imgmlp.terminal import Terminal
 
-APART = "encode it separately, with -o and another name"
+SEPARATE_HINT = "encode it separately, with -o and another name"
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where files go, and what becomes of those that exist."""
+    """Where files are written, and what happens to files that exist."""
 
     file: Path | None = None
     folder: Path | None = None
@@ -49,31 +49,31 @@ class Outputs:
     skip: bool = False
     live: Path | None = None  # a preview, of one picture
 
-    def shown(self) -> Live:
+    def preview(self) -> Live:
         return Live(self.live, self.force)
 
     def check_choices(self, several: bool) -> None:
-        """Refuse, as a UsageError, options that contradict each other."""
+        """Raise UsageError for options that contradict each other."""
         if self.live is not None and (several or self.folder is not None):
             hint = "encode one picture at a time, without --out"
             raise UsageError("--live shows one picture only", hint=hint)
-        files.check_one_place(self.file, self.folder)
+        files.check_single_output(self.file, self.folder)
         if self.force and self.skip:
             problem = "--force and --skip-existing are both given"
             raise UsageError(problem, hint="choose one of them")
 
-    def of(self, sources: Sequence[Path]) -> list[Path]:
+    def for_sources(self, sources: Sequence[Path]) -> list[Path]:
         """The file to write for each picture. Raises ImgmlpError."""
         files.check_names(sources, self.file)
         if self.file is not None and self.file not in sources:
             pictures.check_ending(self.file, EXTENSION)
-        outputs = [files.output_of(one, self.file, EXTENSION) for one in sources]
-        others = [path for path in outputs if path != STANDARD]
-        output_files.check_distinct(self.shown().paths(), [*sources, *others], APART)
+        outputs = [files.output_of(source, self.file, EXTENSION) for source in sources]
+        written = [path for path in outputs if path != STANDARD]
+        output_files.check_distinct(self.preview().paths(), [*sources, *written], SEPARATE_HINT)
         return outputs
 
     def check(self, path: Path) -> None:
-        """Refuse, as an OutputError, a file that must not be replaced or cannot be written."""
+        """Raise OutputError for a file that must not be replaced or cannot be written."""
         output_files.check_output(path, self.force, REPLACE)
 
 
@@ -111,7 +111,8 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
 
 
 def _check_store(request: Request, outputs: Outputs) -> None:
-    """Refuse, before any work, to write into a store what cannot be. Raises ImgmlpError."""
+    """Raise ImgmlpError, before any work, if the options or access rights forbid writing to the
+    object store."""
     assert outputs.folder is not None
     if request.cluster is None:
         hint = "add --cluster with an address, or --cluster local"
@@ -124,27 +125,27 @@ def _check_store(request: Request, outputs: Outputs) -> None:
 
 
 def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) -> int:
-    """Encode pictures one by one, each to a file beside it or to the one that was named."""
+    """Encode pictures one by one, each to a file beside it or to the file that -o names."""
     sources = request.sources
-    targets = outputs.of(sources)
+    targets = outputs.for_sources(sources)
     if STANDARD in targets:
         files.check_json(request.as_json, "file")
         files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
     watch, device = Watch(terminal), cache(lambda: _opened(terminal, request.one))
-    taken = {output_files.resolved(source): source for source in sources if source != STANDARD}
+    reserved = {output_files.resolved(source): source for source in sources if source != STANDARD}
     tasks = [
-        _Task(watch, source, path, outputs, wanted, device, taken)
+        _Task(watch, source, path, outputs, wanted, device, reserved)
         for source, path in zip(sources, targets, strict=True)
     ]
-    tasks[0].began = terminal.began  # starting counts as well, while others wait for their turn
+    tasks[0].began = terminal.began  # the time limit includes the start of the process
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     try:
         code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
-    finally:  # whatever becomes of the JSON
+    finally:  # also if the JSON cannot be printed
         if done := all(map(_Task.is_done, tasks)):
             for task in tasks:
-                task.forget()
-    if not done and any(task.kept is not None for task in tasks if task.written):
+                task.remove_checkpoint()
+    if not done and any(task.result_checkpoint is not None for task in tasks if task.written):
         terminal.note("the same command skips the files that it has written")
     return code
 
@@ -156,7 +157,7 @@ def _opened(terminal: Terminal, spec: str) -> AnyDevice:
 
 
 class Watch:
-    """The terminal, and a signal that asks to stop."""
+    """Shows the progress of encodings on the terminal, and hears signals that ask to stop."""
 
     def __init__(self, terminal: Terminal) -> None:
         self.announce = self.note = terminal.note
@@ -176,9 +177,10 @@ class Watch:
 
 @dataclass(eq=False)
 class _Task:
-    """A picture on its way to its file.
+    """The encoding of one picture.
 
-    What was written is kept until there is a file of every picture: only then is it the user's.
+    The checkpoints of finished pictures are removed once all pictures of the command are done, so
+    that the same command can skip them until then.
     """
 
     watch: Watch
@@ -187,9 +189,9 @@ class _Task:
     outputs: Outputs
     wanted: Wanted
     device: Callable[[], AnyDevice]
-    taken: dict[Path, Path]  # what this command reads and writes, by the sources that it is of
-    began: float = 0.0  # on the clock, what a time limit counts from; 0 for when it is its turn
-    kept: Checkpoint | None = None
+    reserved: dict[Path, Path]  # paths that this command reads or writes -> the source of each
+    began: float = 0.0  # start of the time limit, by time.perf_counter; 0: when its turn comes
+    result_checkpoint: Checkpoint | None = None
     written: bool = False
 
     def __post_init__(self) -> None:
@@ -197,17 +199,17 @@ class _Task:
         self.entry["notes"] = self.notes = list[str]()
 
     def check(self) -> None:
-        """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
+        """Raise ImgmlpError, before any work begins, for what cannot be done."""
         files.check_picture(self.source)
         if self.path != STANDARD:
-            self._take(output_files.resolved(self.path))
+            self._reserve(output_files.resolved(self.path))
         if self.path == STANDARD or checkpoint.left_beside(self.path):
-            return  # this command's own, perhaps
-        if self._allowed():
-            self.outputs.shown().check()
+            return  # the output may be this command's own
+        if self._may_write():
+            self.outputs.preview().check()
 
     def encode(self) -> None:
-        """Write the file, and what is true of it into the entry.
+        """Write the file, and its figures into the entry.
 
         Raises TargetError or TrainingError after the best file is written.
         """
@@ -224,54 +226,54 @@ class _Task:
             wanted,
             self.device,
             self.watch,
-            self._allowed,
+            self._may_write,
             self._write,
             began,
-            self.outputs.shown(),
+            self.outputs.preview(),
         )
         result = encoding.run()
-        self.kept = encoding.kept
+        self.result_checkpoint = encoding.result_checkpoint
         if result is None:
             return
         self.written = True
         self.entry |= result.facts()
-        told = None if self.source == STANDARD else smaller_source(self.source, result)
-        if told is not None:
-            self.notes.append(told)
-            terminal.note(told)
+        note = None if self.source == STANDARD else smaller_source(self.source, result)
+        if note is not None:
+            self.notes.append(note)
+            terminal.note(note)
         terminal.done(result.line("standard output" if standard else str(self.path)))
 
-    def _take(self, place: Path) -> None:
-        """Keep others of this command from a place. Raises OutputError if it is one of theirs."""
-        if place in self.taken:
-            other = self.taken[place]
+    def _reserve(self, place: Path) -> None:
+        """Reserve a path. Raises OutputError if another picture of this command reads or writes
+        it."""
+        if place in self.reserved:
+            other = self.reserved[place]
             problem = f"{other} and {self.source} would both be written to {self.path}"
             if other == self.source:
                 problem = f"{self.source} is given twice"
             if place == output_files.resolved(other):
                 problem = f"{self.path}, the output of {self.source}, would overwrite {other}"
-            raise OutputError(problem, hint=APART)
-        self.taken[place] = self.source
+            raise OutputError(problem, hint=SEPARATE_HINT)
+        self.reserved[place] = self.source
 
     def is_done(self) -> bool:
-        """Whether its file is there, also as the best that there was, or was left as it is."""
+        """Whether the file was written, even if it misses its target, or was skipped."""
         return self.written or "skipped" in self.entry
 
-    def forget(self) -> None:
-        """Keep nothing of a picture whose file is there. Once the whole command has all of them."""
-        if self.written and self.kept is not None:
-            self.kept.remove(self.path)
+    def remove_checkpoint(self) -> None:
+        """Remove the checkpoint of a picture whose file is written."""
+        if self.written and self.result_checkpoint is not None:
+            self.result_checkpoint.remove(self.path)
 
-    def _allowed(self) -> bool:
-        """Whether the file may be written; one that exists may be left, which is told.
+    def _may_write(self) -> bool:
+        """Whether to write the file; with --skip-existing, an existing file is skipped with a note.
 
         Raises OutputError.
         """
         standard = self.path == STANDARD
         if self.outputs.skip and not standard and output_files.status(self.path) is not None:
             self.entry["skipped"] = True
-            told = f"{self.path} exists already: {self.source} is skipped"
-            self.watch.note(told)
+            self.watch.note(f"{self.path} exists already: {self.source} is skipped")
             return False
         if self.path != STANDARD:
             self.outputs.check(self.path)

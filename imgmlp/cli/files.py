@@ -1,6 +1,6 @@
-"""What several commands do with files: check their names, read them, and take them in turn.
+"""What several commands do with files: check names, read data, and process files in turn.
 
-Loads neither NumPy nor a codec, so that a look at files is quick.
+It imports neither NumPy nor a codec, so that `info` is quick.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from imgmlp.terminal import Terminal
 from imgmlp.text import print_data, write_data
 
 STANDARD = Path("-")  # stdin or stdout
-MOST_BYTES = 2**30  # of what is no file
+MAX_STREAM_BYTES = 2**30  # bytes that are read from stdin or a pipe
 
-Entry = dict[str, Any]  # what a JSON report says of a file
+Entry = dict[str, Any]  # the entry of a file in a JSON report
 
 
 def check_names(sources: Sequence[Path], output: Path | None) -> None:
-    """Refuse, as a UsageError, options that leave open which file gets which name."""
+    """Raise UsageError if the options do not determine the name of every output."""
     if not sources:
         raise UsageError("no files were given", hint="name files or folders")
     if output is not None and len(sources) > 1:
@@ -43,16 +43,16 @@ def check_names(sources: Sequence[Path], output: Path | None) -> None:
         raise UsageError("- is standard input and cannot be combined with files", hint=hint)
 
 
-def check_one_place(output: Path | None, folder: Path | None) -> None:
-    """Refuse, as a UsageError, one name for the output and a folder for outputs as well."""
+def check_single_output(output: Path | None, folder: Path | None) -> None:
+    """Raise UsageError for -o together with --out."""
     if output is not None and folder is not None:
         raise UsageError("-o and --out are both given", hint="choose one of them")
 
 
 def output_of(source: Path, output: Path | None, ending: str) -> Path:
-    """Where to write what becomes of a file: as was asked for, or beside it with another ending.
+    """The path of the output for a source: as -o says, or beside it with another extension.
 
-    What comes from standard input goes to standard output.
+    The default for standard input is standard output.
     """
     if output is not None or source == STANDARD:
         return output or STANDARD
@@ -60,24 +60,22 @@ def output_of(source: Path, output: Path | None, ending: str) -> Path:
 
 
 def check_terminal(what: str, example: str) -> None:
-    """Refuse, as a UsageError, to write to a terminal what it cannot show."""
+    """Raise UsageError if stdout is a terminal, which cannot show `what`."""
     if sys.stdout is not None and sys.stdout.isatty():
         hint = f"redirect it to a file: {example}"
         raise UsageError(f"a terminal cannot show {what}", hint=hint)
 
 
 def check_json(as_json: bool, what: str) -> None:
-    """Refuse, as a UsageError, JSON beside an output that goes to stdout itself."""
+    """Raise UsageError if JSON and an output would both go to stdout."""
     if as_json:
         problem = f"--json and the {what} cannot both go to standard output"
         raise UsageError(problem, hint="leave out --json, or give a file with -o")
 
 
 def check_picture(path: Path) -> None:
-    """Refuse what is no file, or one of imgmlp's own, before others take their time.
-
-    Raises UsageError or PictureError.
-    """
+    """Raise UsageError or PictureError, before any work, for what is not a file or was written by
+    imgmlp."""
     if path == STANDARD:
         return
     try:
@@ -100,12 +98,12 @@ def stored(path: Path) -> Stored:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether it can be read only once: standard input or a pipe."""
+    """Whether a path can be read only once: standard input or a pipe."""
     return path == STANDARD or is_special(path)
 
 
 def named(path: Path) -> str:
-    """A file's name for people."""
+    """A file's name in messages."""
     return "standard input" if path == STANDARD else str(path)
 
 
@@ -117,12 +115,12 @@ def read(path: Path) -> bytes:
         raise UsageError("nothing was sent to standard input", hint=hint)
     try:
         with unblocked(), path.open("rb") if stream is None else stream as source:
-            data = source.read(MOST_BYTES + 1)
+            data = source.read(MAX_STREAM_BYTES + 1)
     except OSError as error:
         problem = f"cannot read {named(path)}: {error.strerror}"
         raise UsageError(problem, hint="check the file") from error
-    if len(data) > MOST_BYTES:
-        problem = f"{named(path)} has more than {MOST_BYTES:,} bytes"
+    if len(data) > MAX_STREAM_BYTES:
+        problem = f"{named(path)} has more than {MAX_STREAM_BYTES:,} bytes"
         raise UsageError(problem, hint="save it as a file first")
     return data
 
@@ -135,17 +133,17 @@ def write_standard(data: bytes | memoryview) -> None:
 
 @dataclass(eq=False)
 class Job:
-    """What is to be done with one file, and what there is to tell of it as JSON."""
+    """The work on one file, and its entry in the JSON report."""
 
     entry: Entry
     do: Callable[[], None]
-    check: Callable[[], None] = lambda: None  # before the work on any of them begins
+    check: Callable[[], None] = lambda: None  # called before the work on any file begins
 
-    def attempt(self, terminal: Terminal, what: Callable[[], None]) -> int:
-        """The exit code of it. Raises Interrupted and KeyboardInterrupt."""
+    def attempt(self, terminal: Terminal, action: Callable[[], None]) -> int:
+        """Run `do` or `check`; returns the exit code. Raises Interrupted and KeyboardInterrupt."""
         try:
-            what()
-        # Also a fault, which the other files need not suffer from.
+            action()
+        # Includes faults of imgmlp, so that the other files are still processed.
         except (KeyboardInterrupt, Exception) as error:
             problem = problem_of(error)
             self.entry |= problem.facts()
@@ -155,9 +153,9 @@ class Job:
         return 0
 
 
-def answer(terminal: Terminal, jobs: Sequence[Job]) -> None:
-    """Print what there is to tell of files as JSON. Raises OutputError."""
-    terminal.answered = True
+def print_entries(terminal: Terminal, jobs: Sequence[Job]) -> None:
+    """Print the entries of all files as JSON. Raises OutputError."""
+    terminal.has_printed_json = True
     print_data(json.dumps([job.entry for job in jobs], indent=2))
 
 
@@ -167,11 +165,11 @@ def one_by_one(
     as_json: bool,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Do the work for several files, whatever becomes of the others; returns the exit code.
+    """Process several files, even if some of them fail; returns the exit code.
 
-    That is the error's own for one file; 1 if some of several failed. A device that fails would do
-    so for all, and ends it. The entries are printed if JSON is wanted. Raises Interrupted, also
-    after a file that was done although somebody asked to stop.
+    For a single file this is the code of its error; for several, 1 if any failed. A device error
+    ends the run, as it would repeat for every file. With `as_json`, the entries are printed. Raises
+    Interrupted between two files if `should_stop` says so.
     """
     for job in jobs:
         job.entry["problem"] = "not done"
@@ -190,5 +188,5 @@ def one_by_one(
                 return DeviceError.exit_code
     finally:
         if as_json:
-            answer(terminal, jobs)
+            print_entries(terminal, jobs)
     return codes[0] if len(codes) == 1 else int(any(codes))

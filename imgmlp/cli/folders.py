@@ -171,7 +171,7 @@ def run(terminal: Terminal, request: Request, search: Search, rules: Rules, work
         return _run(terminal, request, search, rules, work)
     except ImgmlpError as error:
         if request.as_json:  # as the last line
-            terminal.answered = True
+            terminal.has_printed_json = True
             print_data(json.dumps(error.facts()))
         raise
 

@@ -27,7 +27,7 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
         seconds = taken[str(kind)] = kinds.compile_for(kind, device)
         terminal.note(f"{number} of {len(wanted)}   {kind}   {seconds:.1f} s of compiling")
     if as_json:
-        terminal.answered = True
+        terminal.has_printed_json = True
         print_data(json.dumps({kind: round(seconds, 3) for kind, seconds in taken.items()}))
     elif wanted:
         whole = sum(taken.values())

@@ -1,6 +1,6 @@
-"""`imgmlp train`: a network for a picture, and the files of it.
+"""`imgmlp train`: train a network on a picture; write its weights and what they decode to.
 
-A run that was stopped goes on, over what it has written itself, where its weights are in a file.
+If the weights go to a file, an interrupted run is resumed and replaces what it has written itself.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from imgmlp.report.live import LiveView
 from imgmlp.terminal import Terminal
 from imgmlp.text import duration, quoted, size
 
-REPLACING = "--force replaces it; -o, --png and --live choose other names"
-GOING_ON = "move it away, and the same command continues; --force replaces it"
+FORCE_HINT = "--force replaces it; -o, --png and --live choose other names"
+RESUME_HINT = "move it away, and the same command continues; --force replaces it"
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,23 @@ class Outputs:
     live: Path | None = None
 
     @staticmethod
-    def chosen(weights: Path, png: Path | None, live: Path | None) -> Outputs:
-        """Those that were asked for, and the usual picture; but none beside standard output."""
+    def of_options(weights: Path, png: Path | None, live: Path | None) -> Outputs:
+        """The outputs that options name; by default no picture beside standard output."""
         usual = None if weights == STANDARD else Path("reconstruction.png")
         return Outputs(weights, png or usual, live)
 
-    def lasting(self) -> list[Path]:
-        """The files that are written in the end."""
+    def final_files(self) -> list[Path]:
+        """The files that are written at the end, without standard output."""
         return [path for path in (self.weights, self.png) if path not in (None, STANDARD)]
 
-    def shown(self) -> list[Path]:
-        """Those that are rewritten while the training goes on."""
+    def preview_files(self) -> list[Path]:
+        """The files that are rewritten during training."""
         return live.files_of(self.live)
 
     def paths(self) -> list[Path]:
-        return [*self.lasting(), *self.shown()]
+        return [*self.final_files(), *self.preview_files()]
 
-    def check(self, source: Path, replaced: list[Path], hint: str = REPLACING) -> None:
+    def check(self, source: Path, replaced: list[Path], hint: str = FORCE_HINT) -> None:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
         if self.weights == STANDARD:
             files.check_terminal("weights", "imgmlp train photo.png -o - > weights.npz")
@@ -71,13 +71,16 @@ class Outputs:
             output_files.check_output(path, path in replaced, hint)
 
     def check_formats(self, picture: Picture | None = None) -> None:
-        """Refuse, as a UsageError, names of pictures that cannot hold this one, or none at all."""
+        """Raise UsageError if the name of an output has an unsuitable extension.
+
+        With a picture, also if the file format cannot hold it.
+        """
         if self.weights != STANDARD:
             pictures.check_ending(self.weights, ".npz")
-        what = () if picture is None else (picture.channels, (picture.width, picture.height))
+        kind = () if picture is None else (picture.channels, (picture.width, picture.height))
         for path in filter(None, (self.png, self.live)):
             if not output_files.is_special(path):
-                pictures.check_extension(path, *what)
+                pictures.check_extension(path, *kind)
 
 
 def run(
@@ -90,7 +93,7 @@ def run(
     frame: int | None = None,
     strip: bool = False,
 ) -> None:
-    """Fit a network to a picture; write its weights and what they decode to.
+    """Train a network on a picture; write its weights and what they decode to.
 
     Raises Interrupted or TrainingError after the best weights so far are written.
     """
@@ -104,18 +107,18 @@ def run(
     device = keep_open(open_device(device_spec))
     training = _Training(terminal, source, outputs, picture, settings, device, force)
     training.check()
-    training.introduce()
+    training.describe()
     training.report(training.train())
 
 
-def _look(path: Path) -> tuple[int, int] | None:
-    """Bytes and time of change of a file, if there is one."""
+def _size_and_time(path: Path) -> tuple[int, int] | None:
+    """The bytes of a file and its modification time, or None."""
     status = path.stat() if path.is_file() else None
     return None if status is None else (status.st_size, status.st_mtime_ns)
 
 
 def _announce(terminal: Terminal, source: Path, picture: Picture, settings: Settings) -> None:
-    """Say what was understood. At once: looking for a device may take seconds."""
+    """Print picture and network before a device is opened, which may take seconds."""
     network = settings.architecture(picture.channels)
     what = dimensions(picture.width, picture.height, picture.channels)
     parameters = f"MLP {network}, {network.parameters:,} parameters"
@@ -125,7 +128,7 @@ def _announce(terminal: Terminal, source: Path, picture: Picture, settings: Sett
 
 @dataclass(eq=False)
 class _Training:
-    """A picture on its way to its files."""
+    """The training of one picture."""
 
     terminal: Terminal
     source: Path
@@ -137,65 +140,67 @@ class _Training:
 
     def __post_init__(self) -> None:
         choices = f"train {self.settings!r}"
-        self.kept: Checkpoint | None = None
-        if not files.is_stream(self.outputs.weights):  # beside which there is no place for a state
-            self.kept = checkpoint.of(self.outputs.weights, self.picture, self.device, choices)
-        self.run = Run(note=self.terminal.note, checkpoint=self.kept)
-        # Digests of what this run has written, by the files' places. Dates would tell nothing: what
-        # somebody moves there may be of any.
+        self.state_file: Checkpoint | None = None
+        if not files.is_stream(self.outputs.weights):  # a stream has no folder for a checkpoint
+            self.state_file = checkpoint.of_training(
+                self.outputs.weights, self.picture, self.device, choices
+            )
+        self.run = Run(note=self.terminal.note, checkpoint=self.state_file)
+        # Digests of what this run has written, by the files' resolved paths. Modification times do
+        # not identify a file, since users may move older files there.
         self.written: dict[str, list[str]] = {}
         if self.run.saved is not None:
             self.written = self.run.saved.values.get("written", {})
         self.run.values["written"] = self.written
 
-    def written_before(self) -> list[Path]:
-        """The outputs that are still as an interrupted run has left them."""
-        if self.kept is None or self.run.saved is None:
+    def own_outputs(self) -> list[Path]:
+        """The outputs that an interrupted run has written and nobody has changed since."""
+        if self.state_file is None or self.run.saved is None:
             return []
-        kept = [path for path in self.outputs.lasting() if self._is_own(path)]
-        return kept + live.left_by(self.outputs.live, self.kept.key)
+        own = [path for path in self.outputs.final_files() if self._is_own(path)]
+        return own + live.left_by(self.outputs.live, self.state_file.key)
 
     def _is_own(self, path: Path) -> bool:
         digests = self.written.get(str(output_files.resolved(path)), [])
-        with contextlib.suppress(OSError):  # it is not there, or nobody may read it
+        with contextlib.suppress(OSError):  # it does not exist or is unreadable
             return path.is_file() and output_files.digest(path) in digests
         return False
 
-    def _announce(self, path: Path, digest: str) -> None:
-        """Keep what is about to be written, so that the same command knows it as its own.
+    def _note_digest(self, path: Path, digest: str) -> None:
+        """Store the digest of a file about to be written, so that a resumed run may replace it.
 
-        Beside what was there before, which stays if this process is killed right now.
+        Earlier digests are kept, as this process may be killed before the file is replaced.
         """
         digests = self.written.setdefault(str(output_files.resolved(path)), [])
         if digest not in digests:
             digests.append(digest)
-        if self.kept is not None:
-            with contextlib.suppress(OutputError):  # then the same command refuses to replace it
-                self.kept.add({"written": self.written})
+        if self.state_file is not None:
+            with contextlib.suppress(OutputError):  # a resumed run then refuses to replace the file
+                self.state_file.add({"written": self.written})
 
     def check(self) -> None:
-        """Refuse files that must not be replaced. Raises OutputError."""
-        replaced = self.outputs.paths() if self.force else self.written_before()
-        hint = REPLACING if self.run.saved is None else GOING_ON
+        """Raise OutputError for files that must not be replaced."""
+        replaced = self.outputs.paths() if self.force else self.own_outputs()
+        hint = FORCE_HINT if self.run.saved is None else RESUME_HINT
         self.outputs.check(self.source, replaced, hint)
-        self._before = {path: _look(path) for path in self.outputs.lasting()}
+        self._before = {path: _size_and_time(path) for path in self.outputs.final_files()}
 
     def _check_again(self, path: Path) -> None:
-        """Refuse, as an OutputError, to replace what somebody has written since `check`."""
-        if self.force or _look(path) == self._before[path]:
+        """Raise OutputError if another program has written the file since `check`."""
+        if self.force or _size_and_time(path) == self._before[path]:
             return
-        goes_on = "the same command with --force replaces it and continues"
+        resume_hint = "the same command with --force replaces it and continues"
         problem = f"{path} was written by another program in the meantime"
-        raise OutputError(problem, hint=REPLACING if self.kept is None else goes_on)
+        raise OutputError(problem, hint=FORCE_HINT if self.state_file is None else resume_hint)
 
-    def introduce(self) -> None:
-        """Say what is going to be done, and where."""
+    def describe(self) -> None:
+        """Print the device, the settings and an estimate of the time."""
         terminal, settings, device = self.terminal, self.settings, self.device
         terminal.note(device.info.describe())
-        if self.kept is not None:
-            others = checkpoint.others(self.outputs.weights, self.kept)
-            if others is not None:
-                terminal.note(others)
+        if self.state_file is not None:
+            note = checkpoint.note_on_others(self.outputs.weights, self.state_file)
+            if note is not None:
+                terminal.note(note)
         devices.tell_precision(terminal, settings, device)
         terminal.detail(devices.details(device))
         terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
@@ -207,12 +212,12 @@ class _Training:
         terminal.note(f"about {duration(work.seconds(device))}")
 
     def train(self) -> Trained:
-        """Train, and write the outputs. Raises KeyboardInterrupt before there is a first step."""
+        """Train, and write the outputs. Before the first step, Ctrl-C raises KeyboardInterrupt."""
         with StopRequest() as stop, self._view() as view:
             with self.terminal.training(self.settings.steps) as show:
 
                 def tell(progress: Progress) -> None:
-                    stop.requested()  # a signal after what is told finds something to be saved
+                    stop.requested()  # from now on there is something to save
                     show(progress)
 
                 self.run.tell, self.run.should_stop = view.after(tell), stop.requested
@@ -221,8 +226,8 @@ class _Training:
             how = "Done" if trained.stopped is None else trained.stopped.capitalize()
             done = f"{trained.steps:,} of {self.settings.steps:,} steps"
             view.end(f"{how}: {done}, {trained.psnr:.2f} dB", trained.pixels)
-        if self.kept is not None and trained.stopped != "interrupted":
-            self.kept.remove(self.outputs.weights)
+        if self.state_file is not None and trained.stopped != "interrupted":
+            self.state_file.remove(self.outputs.weights)
         return trained
 
     def _write(self, trained: Trained) -> None:
@@ -234,13 +239,13 @@ class _Training:
             files.write_standard(data)
         else:
             self._check_again(target)
-            announce = partial(self._announce, target)
+            announce = partial(self._note_digest, target)
             output_files.write_atomically(target, lambda out: out.write(data), True, announce)
         if (png := self.outputs.png) is None:
             return
         try:
             self._check_again(png)
-            announce = partial(self._announce, png)
+            announce = partial(self._note_digest, png)
             pictures.save_named(trained.pixels, png, self.picture.metadata, True, announce)
         except OutputError as error:
             if target == STANDARD:
@@ -251,23 +256,25 @@ class _Training:
 
     def _view(self) -> LiveView:
         title = files.named(self.source)
-        run = "" if self.kept is None else self.kept.key
+        run = "" if self.state_file is None else self.state_file.key
         return LiveView(self.outputs.live, title, self.picture.metadata, self.terminal.note, run)
 
     def report(self, trained: Trained) -> None:
-        """Say how it went. Raises Interrupted or TrainingError if it ended early."""
+        """Print the result. Raises Interrupted or TrainingError if training ended early."""
         output, settings = self.outputs.weights, self.settings
         name = "standard output" if output == STANDARD else str(output)
-        at = f"{trained.steps:,} of {settings.steps:,} steps"
-        kept = f"the best weights so far are in {name}"
+        progress = f"{trained.steps:,} of {settings.steps:,} steps"
+        where = f"the best weights so far are in {name}"
         if trained.stopped == "interrupted":
             more = (
-                "start it again" if self.kept is None else "the same command continues from there"
+                "start it again"
+                if self.state_file is None
+                else "the same command continues from there"
             )
-            raise Interrupted(f"stopped after {at}", hint=f"{kept}; {more}")
+            raise Interrupted(f"stopped after {progress}", hint=f"{where}; {more}")
         if trained.stopped == "diverged":
-            problem = f"the loss diverged after {at}, even at an eighth of the learning rate"
-            raise TrainingError(problem, hint=f"{kept}; try a smaller --lr than {settings.lr:g}")
+            problem = f"the loss diverged after {progress}, even at an eighth of the learning rate"
+            raise TrainingError(problem, hint=f"{where}; try a smaller --lr than {settings.lr:g}")
         png = "" if self.outputs.png is None else f"{self.outputs.png} "
         figures = f"{size(self._bytes)}   {png}{trained.psnr:.1f} dB"
         self.terminal.done(f"{name} {figures}   {duration(trained.seconds)}")

@@ -147,9 +147,9 @@ def _ours(job: Job, picture: Picture, rate: float, goal: Goal, run: Run) -> Resu
 
 
 def _encoded(job: Job, picture: Picture, goal: Goal, run: Run) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of a file, and what there is to tell of it; kept until `run`'s state is removed."""
-    if run.saved is not None and (finished := run.saved.finished()) is not None:
-        return finished
+    """The bytes of a file and its figures, also from the checkpoint of an interrupted run."""
+    if run.saved is not None and (result := run.saved.result()) is not None:
+        return result
     began = time.perf_counter()
     made = encoder.encode(picture, goal, job.workload, job.device, run, job.codec)
     seconds = time.perf_counter() - began
@@ -160,8 +160,8 @@ def _encoded(job: Job, picture: Picture, goal: Goal, run: Run) -> tuple[bytes, d
         note = "training could not go on: the best state that there was"
     setting = f"λ {made.metrics['lambda']:.2g}, {made.metrics['steps']:,} steps"
     values = {"setting": setting, "seconds": seconds, "note": note}
-    if run.due(stopping=True):
-        run.keep(Snapshot.of_finished(made.bytes, values))
+    if run.should_save(stopping=True):
+        run.save(Snapshot.of_result(made.bytes, values))
     return made.bytes, values
 
 

@@ -178,7 +178,7 @@ def test_a_kill_before_hidden_files_are_removed_leaves_none_for_good(
     encode_picture = encoder.encode
 
     def with_state(*arguments: Any) -> Encoded:
-        arguments[4].keep(Snapshot({}, {}))
+        arguments[4].save(Snapshot({}, {}))
         return encode_picture(*arguments)
 
     with monkeypatch.context() as patch:
@@ -209,7 +209,7 @@ def test_what_other_settings_left_goes_with_what_they_made(
 
 def test_a_hidden_file_of_other_bytes_than_the_output_stays(tree: Path) -> None:
     assert encode(tree) == 0
-    Checkpoint(Path("out/.a.imlp.01234567.checkpoint"), "0").save(Snapshot.of_finished(b"own", {}))
+    Checkpoint(Path("out/.a.imlp.01234567.checkpoint"), "0").save(Snapshot.of_result(b"own", {}))
     assert encode(tree) == 0
     assert made() == ALL | {".a.imlp.01234567.checkpoint"}
 
@@ -221,7 +221,7 @@ def test_what_another_run_left_beside_an_output_that_is_as_it_was_goes_once_it_i
     assert encode(tree) == 0
     names = [f".{letter}.imlp.01234567.checkpoint" for letter in "ab"]
     for name in names:
-        Checkpoint(Path("out", name), "0").save(Snapshot.of_finished(b"other", {}))
+        Checkpoint(Path("out", name), "0").save(Snapshot.of_result(b"other", {}))
     os.utime(Path("out", names[0]), (1, 1))
     assert encode(tree) == 0
     assert made() == ALL | {names[1]}

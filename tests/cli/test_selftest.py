@@ -98,7 +98,7 @@ def test_a_failure_ends_with_the_exit_code_of_devices(
     terminal = Terminal()
     with pytest.raises(DeviceError):
         devices.run(terminal, as_json=True, check=True)
-    assert terminal.answered  # the error is no second JSON
+    assert terminal.has_printed_json  # the error is no second JSON
     (report,) = json.loads(capsys.readouterr().out)
     assert not report["passed"]
     assert report["checks"][1]["hint"] == "update the driver"

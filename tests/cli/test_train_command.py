@@ -171,7 +171,7 @@ def test_weights_are_kept_whose_picture_cannot_be_written(
     train("whole")
     with monkeypatch.context() as patch:
         patch.setattr(training.pictures, "save_named", full)
-        patch.setattr(training.Run, "due", lambda *_: True)
+        patch.setattr(training.Run, "should_save", lambda *_: True)
         with pytest.raises(OutputError, match="No space left") as raised:
             train("a")
     assert training.pictures.save_named is save
@@ -255,14 +255,14 @@ def test_before_the_first_step_ctrl_c_ends_training_and_leaves_what_there_is(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As kernels are compiled then; and what was told of is there to be saved."""
-    folder, go_on = picture.parent, fit._Replay.go_on
+    folder, go_on = picture.parent, fit._Replay.enqueue_chunk
     chosen = {"steps": 300, "batch": 64, "hidden": 8, "layers": 1, "features": 8}
     settings = parsing.training_settings("default", **chosen)
 
     def train(step: Any = go_on) -> None:
         outputs = Outputs(folder / "a.npz", folder / "a.png")
         with monkeypatch.context() as patch:
-            patch.setattr(fit._Replay, "go_on", step)
+            patch.setattr(fit._Replay, "enqueue_chunk", step)
             training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
 
     def compiling(replay: Any) -> None:
@@ -336,7 +336,7 @@ def test_weights_that_cannot_be_written_are_not_trained_again(
     settings = parsing.training_settings("default", steps=3, batch=64, hidden=8, layers=1)
     outputs = Outputs(folder / "a.npz", folder / "a.png")
 
-    write, go_on = training.output_files.write_atomically, fit._Replay.go_on
+    write, go_on = training.output_files.write_atomically, fit._Replay.enqueue_chunk
 
     def run() -> None:
         training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
@@ -350,7 +350,7 @@ def test_weights_that_cannot_be_written_are_not_trained_again(
         go_on(replay)
         steps.append(replay.done)
 
-    monkeypatch.setattr(fit._Replay, "go_on", counted)
+    monkeypatch.setattr(fit._Replay, "enqueue_chunk", counted)
     with monkeypatch.context() as patch:
         patch.setattr(training.output_files, "write_atomically", full)
         with pytest.raises(OutputError, match="disk full"):

@@ -1,7 +1,7 @@
 """Fit a network to one picture: the training step, and the loop that replays it.
 
 The step holds the choice of pixels, features, forward, loss, gradients and AdamW; all its
-state is on the device. The host only enqueues replays and listens.
+state is on the device. The host only enqueues replays and receives their results.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from imgmlp.codec.float_mlp.features import tables
 from imgmlp.codec.training.checkpoint import Resumable, Snapshot
 from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places, size_of
 from imgmlp.codec.training.replay import (
-    RETRIES,
+    MAX_RETRIES,
     SMOOTHING,
-    finite,
+    are_finite,
     mean_loss,
     next_chunk,
 )
@@ -34,14 +34,15 @@ from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype, 
 Array = np.ndarray[Any, Any]
 Stopped = Literal["interrupted", "diverged"] | None
 
-# Steps between looks at loss and parameters: how late divergence is noticed. A look takes a GPU as
-# long as some seven steps of 512 pixels.
-LISTEN = 250
-AHEAD = 2  # chunks that the host may be ahead of the device
-DRAWN = 16  # times that a step draws each row of a table which stands for all shorter ones
-GOOD = 4 * LISTEN  # steps between states to go back to
-EXPLODED = 1e6  # a smoothed loss that no run comes back from
-_GOOD = "good_"  # before the names of a kept state's arrays to go back to
+# Steps between two checks of loss and parameters, which is how late divergence is noticed. On a GPU
+# a check takes as long as seven steps of 512 pixels.
+CHECK_INTERVAL = 250
+MAX_CHUNKS_AHEAD = 2  # by which the host may be ahead of the device
+# Tables of features have at least batch / DRAWS_PER_ROW rows, so that short ones share a program.
+DRAWS_PER_ROW = 16
+GOOD_STATE_INTERVAL = 4 * CHECK_INTERVAL  # steps between two states to return to
+DIVERGED_LOSS = 1e6  # a smoothed loss from which no run recovers
+_GOOD_PREFIX = "good_"  # of the names that the arrays of the last good state have in a snapshot
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,10 @@ class Fitted:
 
 
 class LearningRate:
-    """The schedule, with what users vary in memory of the device: as numbers in the source of
-    kernels, every other --steps or --lr would have them all compiled anew.
+    """The learning rate schedule.
+
+    What users vary is in the device's memory: as constants in kernels, every other value of --steps
+    or --lr would have to be compiled.
     """
 
     def __init__(self, settings: Settings, device: AnyDevice) -> None:
@@ -66,19 +69,19 @@ class LearningRate:
         self.first = Tensor(np.float32(settings.lr), device, name="first_rate")
         self.turn = Tensor(np.float32(math.pi / settings.steps), device, name="turn")
 
-    def slow_down(self, retries: int) -> None:
-        """Half the rate for each of so many retries."""
+    def halve(self, retries: int) -> None:
+        """Halve the initial rate once per retry."""
         self.first.write(np.array(self.lr / 2**retries, np.float32).reshape(self.first.shape))
 
     def after(self, done: Tensor) -> Tensor:
-        """The rate of a step before which `done` (float32, one element) steps were done."""
+        """The learning rate after `done` steps; both are float32 with one element."""
         if self.schedule == "exponential":
             return (done * math.log(self.decay)).exp() * self.first
         return ((done * self.turn).cos() + 1.0) * (self.first * 0.5)
 
 
 class TrainingStep(Resumable):
-    """State on the device and the Program that moves it."""
+    """The state on the device, and the program of a training step."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class TrainingStep(Resumable):
         self.architecture, self.settings = architecture, settings
         check_tables(self.width + self.height, encoding.features, device)
         self.x, self.y = (
-            Tensor(self._common(table), device, name=f"{axis}_table")
+            Tensor(self._padded(table), device, name=f"{axis}_table")
             for table, axis in zip(tables(encoding, self.width, self.height), "xy", strict=True)
         )
         self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
@@ -104,11 +107,13 @@ class TrainingStep(Resumable):
         self.smooth = Tensor(np.float32(0), device, name="smooth")
         self.program: Program = compile(self._step, device, general, settings.precision)
 
-    def _common(self, table: Array) -> Array:
-        """float32 [samples, features], of short axes with more rows: small tables are multiplied
-        instead of what is drawn from them, by kernels that are made for so many rows.
+    def _padded(self, table: Array) -> Array:
+        """A table, float32 [positions, features], with rows added to short ones.
+
+        The first layer is applied to small tables instead of the rows that are drawn from them. Its
+        kernels are compiled for a number of rows, which short axes thus share.
         """
-        rows = self.settings.batch // DRAWN
+        rows = self.settings.batch // DRAWS_PER_ROW
         return np.pad(table, ((0, max(0, rows - len(table))), (0, 0)))
 
     def _step(self) -> dict[str, Tensor]:
@@ -138,8 +143,8 @@ class TrainingStep(Resumable):
         return named | {f"adam_{n}": tensor for n, tensor in enumerate(self.optimizer.state())}
 
 
-class _Listener:
-    """What the host knows of a run: the latest loss, the best parameters, the pace."""
+class _Monitor:
+    """Monitors a run: the latest loss, the best parameters and the speed."""
 
     def __init__(
         self,
@@ -150,95 +155,100 @@ class _Listener:
     ) -> None:
         self.best, self.best_loss = start, math.inf
         self.steps, self.tell, self.decode = steps, tell, decode
-        self.loss, self.diverged, self.told = math.inf, False, 0
+        self.loss, self.diverged, self.reported = math.inf, False, 0
         self.times: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=20)
 
     def resume(self, step: int, best: Array, best_loss: float) -> None:
-        """Go on where another one stopped."""
+        """Continue the monitoring of an interrupted run."""
         self.best, self.best_loss = best, best_loss
-        self.go_on(step)
+        self.return_to(step)
 
-    def go_on(self, step: int) -> None:
-        """From a step that may have been done before."""
-        self.diverged, self.told = False, step
-        self.count_from(step)
+    def return_to(self, step: int) -> None:
+        """Continue from a step, which may have been done before."""
+        self.diverged, self.reported = False, step
+        self.time_from(step)
 
-    def count_from(self, step: int) -> None:
-        """Have the pace be that of what comes after this one."""
+    def time_from(self, step: int) -> None:
+        """Measure the speed from this step on."""
         self.times.clear()
         self.times.append((step, time.perf_counter()))
 
-    def hear(self, step: int, values: dict[str, Array]) -> None:
+    def receive(self, step: int, values: dict[str, Array]) -> None:
+        """Evaluate the outputs of a step: the smoothed loss and, at checks, the parameters."""
         self.loss = mean_loss(float(values["smooth"]), step)
-        fixed = step % LISTEN == 0 or step == self.steps  # so that this hangs on no device's speed
-        exploded = not math.isfinite(self.loss) or (fixed and self.loss > EXPLODED)
-        self.diverged = self.diverged or exploded
-        better = "parameters" in values and self.loss < self.best_loss and not self.diverged
-        if better and finite([values["parameters"]]):
+        # Other steps depend on the device's speed, so they must not decide.
+        is_check = step % CHECK_INTERVAL == 0 or step == self.steps
+        has_diverged = not math.isfinite(self.loss) or (is_check and self.loss > DIVERGED_LOSS)
+        self.diverged = self.diverged or has_diverged
+        is_better = "parameters" in values and self.loss < self.best_loss and not self.diverged
+        if is_better and are_finite([values["parameters"]]):
             self.best, self.best_loss = values["parameters"], self.loss
         self.times.append((step, time.perf_counter()))
-        if self.tell is not None and not self.diverged and step > self.told:
-            self.told = step
+        if self.tell is not None and not self.diverged and step > self.reported:
+            self.reported = step
             preview = None if self.decode is None else partial(self.decode, self.best)
             first, last = self.times[0], self.times[-1]
             self.tell(Progress.between(first, last, self.steps, self.loss, preview))
 
 
-class _Retreat:
-    """The last state that was good, to go back to at half the learning rate."""
+class _LastGoodState:
+    """The state to which a diverged run returns, with half the learning rate."""
 
     def __init__(self, step: TrainingStep, saved: Snapshot | None) -> None:
         self.step, self.retries, self.arrays = step, 0, step.state()
         if saved is not None:
             self.retries = saved.values["retries"]
-            self.arrays = {name: saved.arrays[f"{_GOOD}{name}"] for name in self.arrays}
-        step.rate.slow_down(self.retries)
+            self.arrays = {name: saved.arrays[f"{_GOOD_PREFIX}{name}"] for name in self.arrays}
+        step.rate.halve(self.retries)
 
-    def kept(self) -> dict[str, Array]:
-        """The arrays that a snapshot has of it."""
-        return {f"{_GOOD}{name}": array for name, array in self.arrays.items()}
+    def named_arrays(self) -> dict[str, Array]:
+        """Its arrays by their names in a snapshot."""
+        return {f"{_GOOD_PREFIX}{name}": array for name, array in self.arrays.items()}
 
-    def remember(self) -> None:
-        """This state, if all of it is finite."""
+    def update(self) -> None:
+        """Take the present state, if all of it is finite."""
         arrays = self.step.state()
-        if finite(arrays.values()):
+        if are_finite(arrays.values()):
             self.arrays = arrays
 
-    def back(self) -> int | None:
-        """Return to it; the number of steps done there, or None if that was tried often enough."""
-        if self.retries == RETRIES:
+    def restore(self) -> int | None:
+        """Return to the state.
+
+        Returns the number of steps done there, or None after MAX_RETRIES.
+        """
+        if self.retries == MAX_RETRIES:
             return None
         self.retries += 1
         self.step.restore(self.arrays)
-        self.step.rate.slow_down(self.retries)
+        self.step.rate.halve(self.retries)
         return int(self.arrays["count"].item())
 
 
 class _Replay:
-    """Chunks of steps in the device's queue, and what the listener hears of them."""
+    """Enqueues chunks of steps, and passes their outputs to the monitor."""
 
-    def __init__(self, step: TrainingStep, listener: _Listener, done: int) -> None:
+    def __init__(self, step: TrainingStep, monitor: _Monitor, done: int) -> None:
         self.program, self.steps, self.done = step.program, step.settings.steps, done
-        self.listener, self.begun = listener, False
-        self.receiver = Receiver(self.program, ["smooth", "parameters"], listener.hear)
-        self.marks: deque[Any] = deque()
+        self.monitor, self.has_begun = monitor, False
+        self.receiver = Receiver(self.program, ["smooth", "parameters"], monitor.receive)
+        self.markers: deque[Any] = deque()
         self.chunk = 1
 
-    def go_on(self) -> None:
-        """Enqueue one more chunk, at most AHEAD of the device."""
+    def enqueue_chunk(self) -> None:
+        """Enqueue another chunk, and wait if the device is MAX_CHUNKS_AHEAD behind."""
         began = time.perf_counter()
-        count = min(self.chunk, LISTEN - self.done % LISTEN, self.steps - self.done)
+        count = min(self.chunk, CHECK_INTERVAL - self.done % CHECK_INTERVAL, self.steps - self.done)
         self.program.run(count)
         self.done += count
-        if not self.begun:  # these steps may have compiled for long
+        if not self.has_begun:  # these steps may have compiled for long
             self.program.wait()
-            self.listener.count_from(self.done)
-            self.begun = True
-        look = self.done % LISTEN == 0 or self.done == self.steps
-        self.receiver.send(self.done, None if look else ["smooth"])
-        self.marks.append(self.program.marker())
-        if len(self.marks) > AHEAD:
-            self.marks.popleft().wait()
+            self.monitor.time_from(self.done)
+            self.has_begun = True
+        is_check = self.done % CHECK_INTERVAL == 0 or self.done == self.steps
+        self.receiver.send(self.done, None if is_check else ["smooth"])
+        self.markers.append(self.program.marker())
+        if len(self.markers) > MAX_CHUNKS_AHEAD:
+            self.markers.popleft().wait()
         self.receiver.poll()
         self.chunk = next_chunk(self.chunk, time.perf_counter() - began)
 
@@ -248,44 +258,46 @@ def fit(
 ) -> Fitted:
     """Replay the step settings.steps times, or until asked to stop.
 
-    Where the loss explodes, it goes back to the last good state and on at half the learning rate,
-    at most RETRIES times. `decode` turns parameters into pixels, for previews. The best
-    parameters are chosen by the smoothed loss at fixed steps, so that the same seed gives the
-    same bits on one device, however fast it runs; from a saved state a run goes on to the bits of
-    one that never stopped.
+    If the loss diverges, training returns to the last good state and continues with half the
+    learning rate, at most MAX_RETRIES times. `decode` turns parameters into pixels, for previews.
+    The best parameters are chosen by the smoothed loss at fixed steps. Therefore the same seed
+    gives the same bits on one device, however fast it is, and a resumed run gives the bits of one
+    that was never interrupted.
     """
     run = run or Run()
     steps, begin, done = step.settings.steps, time.perf_counter(), 0
-    listener = _Listener(step.flat.numpy(), steps, run.tell, decode)
+    monitor = _Monitor(step.flat.numpy(), steps, run.tell, decode)
     if run.saved is not None:
         step.restore(run.saved.arrays)
         done = step.done
         begin -= run.saved.values["seconds"]
-        listener.resume(done, run.saved.arrays["best"], run.saved.values["best_loss"])
-    replay, retreat = _Replay(step, listener, done), _Retreat(step, run.saved)
+        monitor.resume(done, run.saved.arrays["best"], run.saved.values["best_loss"])
+    replay, good_state = _Replay(step, monitor, done), _LastGoodState(step, run.saved)
     interrupted = False
     while replay.done < steps and not interrupted:
-        replay.go_on()
+        replay.enqueue_chunk()
         interrupted = run.stopping()
-        due = run.due(interrupted or replay.done == steps)  # files may have no room at the end
-        if due or listener.diverged or replay.done % GOOD == 0 or replay.done == steps:
+        # Also at the end, as writing the outputs may fail.
+        saves = run.should_save(interrupted or replay.done == steps)
+        is_good_state_due = replay.done % GOOD_STATE_INTERVAL == 0
+        if saves or monitor.diverged or is_good_state_due or replay.done == steps:
             replay.receiver.wait()
-        if listener.diverged:
-            if (back := retreat.back()) is None:
+        if monitor.diverged:
+            if (restored := good_state.restore()) is None:
                 break
-            replay.done = back
-            listener.go_on(back)
-        elif replay.done % GOOD == 0:
-            retreat.remember()
-        if due:
-            values = {"best_loss": listener.best_loss, "retries": retreat.retries}
+            replay.done = restored
+            monitor.return_to(restored)
+        elif is_good_state_due:
+            good_state.update()
+        if saves:
+            values = {"best_loss": monitor.best_loss, "retries": good_state.retries}
             values["seconds"] = time.perf_counter() - begin
-            arrays = {**step.state(), **retreat.kept(), "best": listener.best}
-            run.keep(Snapshot(arrays, values))
-    if interrupted and replay.done % LISTEN:
+            arrays = {**step.state(), **good_state.named_arrays(), "best": monitor.best}
+            run.save(Snapshot(arrays, values))
+    if interrupted and replay.done % CHECK_INTERVAL:
         replay.receiver.send(replay.done)
     replay.receiver.wait()
     early: Stopped = "interrupted" if replay.done < steps else None
-    stopped: Stopped = "diverged" if listener.diverged else early
+    stopped: Stopped = "diverged" if monitor.diverged else early
     seconds = time.perf_counter() - begin
-    return Fitted(listener.best, listener.best_loss, replay.done, seconds, stopped)
+    return Fitted(monitor.best, monitor.best_loss, replay.done, seconds, stopped)

@@ -81,8 +81,8 @@ class _Encoder:
             if outcome == "interrupted":
                 raise self.run.interrupted(trainer.describe_steps())
             snapshot = trainer.final_snapshot()
-            if self.run.due(True):  # rounding may be interrupted as well
-                self.run.keep(self._complete(snapshot))
+            if self.run.should_save(True):  # rounding may be interrupted as well
+                self.run.save(self._complete(snapshot))
             result, first = self._round(trainer)
             result = replace(result, diverged=outcome == "diverged")
             if self.best is None or self._distance(result) < self._distance(self.best):
@@ -133,7 +133,7 @@ class _Encoder:
             step.restore(saved.arrays)
             self.resumed = step.done
             results = [PassResult(*one) for one in saved.values["tried"]]
-            self.best = Draft.of(saved)
+            self.best = Draft.in_snapshot(saved)
         limit, max_steps = plan.set_deadline(state)
         trainer = LatentTrainer(
             step,
@@ -237,7 +237,7 @@ class _Encoder:
         """Add to a trainer's snapshot what a later process needs to continue the encoding."""
         values: dict[str, Any] = {"tried": self.passes.results, "form": self.forms.name}
         values |= snapshot.values | self.plan.checkpoint_values()
-        return Draft.kept(self.best, Snapshot(snapshot.arrays, values))
+        return Draft.added_to(Snapshot(snapshot.arrays, values), self.best)
 
     def _draft(self, file: Written, trainer: LatentTrainer) -> Draft:
         shape = file.model.shape

@@ -103,7 +103,7 @@ class _Encoder:
 
     def _restore(self, saved: Snapshot) -> None:
         self.lengths.restore(saved.values)
-        self.best = Draft.of(saved)
+        self.best = Draft.in_snapshot(saved)
 
     def untrained(self, trained: Draft | None = None) -> Draft | None:
         """A file that took no training, if it is all that the target can ask for, or nearer to
@@ -309,7 +309,7 @@ class _Encoder:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the runs before it."""
         values = snapshot.values | self.lengths.values()
-        return Draft.kept(self.best, Snapshot(snapshot.arrays, values))
+        return Draft.added_to(Snapshot(snapshot.arrays, values), self.best)
 
     def _reached(self, trainer: MlpTrainer) -> str:
         steps = trainer.describe_steps()

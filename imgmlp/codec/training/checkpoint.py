@@ -1,8 +1,8 @@
-"""What a run needs to go on after it was stopped, in a file beside its target.
+"""Checkpoints: hidden files beside an output, from which an interrupted run is resumed.
 
-A checkpoint belongs to one picture, one set of choices and one version of this program, which its
-key stands for. Another one's, or a damaged one, counts as none. Its name has the key's beginning,
-so that several runs for one target can be stopped and each of them goes on.
+The key of a checkpoint is a digest of the picture, the options and the version of this program.
+Checkpoints with another key and damaged ones are ignored. The file's name contains the beginning of
+the key, so that several runs for one output can be interrupted and each of them resumed.
 """
 
 from __future__ import annotations
@@ -28,53 +28,58 @@ from imgmlp.image import Picture
 from imgmlp.output_files import remove_leftovers, write_atomically
 from imgmlp.source_digest import source_digest
 
-LONGEST = 50  # characters of a file's name in that of its checkpoint, for any file system
-MAX_BYTES = 2**33  # of the largest picture's state in the latent codec, and more
-_BESIDE = 400  # bytes of an archive for each array, at most, but for its name
-KEEP_SECONDS = 15.0  # between two states that a run saves
-STALE_AFTER = 30 * 86_400.0  # seconds after which another run's is removed
-STATE = "state"  # of a finished run's values: the name of the checkpoint that it came from
-_END = ".checkpoint"
-_VALUES, _KEY, _FINISHED = "values", "key", "finished"
+# Characters of the output's name in the name of a checkpoint, which suits every file system.
+MAX_NAME_LENGTH = 50
+MAX_BYTES = 2**33  # of a checkpoint; the latent codec needs less for the largest picture
+_ARRAY_OVERHEAD_BYTES = 400  # of an archive per array, at most, without the array's name
+SAVE_INTERVAL = 15.0  # seconds between two checkpoints of a run
+STALE_SECONDS = 30 * 86_400.0  # age at which the checkpoint of another run is removed
+_SUFFIX = ".checkpoint"
+# Names in the archive, which are part of the file format.
+_VALUES = "values"  # the host's values as JSON
+_KEY = "key"  # among the values: the key of the run
+_RESULT = "finished"  # the encoded file of a finished run; among the values: its figures
+# Among the figures of a result: the name of the checkpoint that its training had.
+TRAINING_CHECKPOINT = "state"
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
 class Snapshot:
-    """Where a run is: arrays of the device, and what the host decided so far."""
+    """The state of a run: arrays of the device, and values of the host that fit into JSON."""
 
     arrays: dict[str, Array] = field(repr=False)
     values: dict[str, Any]
 
     @staticmethod
-    def of_finished(data: bytes, values: dict[str, Any]) -> Snapshot:
-        """Of a run that has come to a file, with what there is to tell of it."""
-        return Snapshot({_FINISHED: np.frombuffer(data, np.uint8)}, {_FINISHED: values})
+    def of_result(data: bytes, figures: dict[str, Any]) -> Snapshot:
+        """The snapshot of a finished run: its encoded file and the file's figures."""
+        return Snapshot({_RESULT: np.frombuffer(data, np.uint8)}, {_RESULT: figures})
 
-    def finished(self) -> tuple[bytes, dict[str, Any]] | None:
-        """The file and what there is to tell of it, if the run has come to one."""
-        if _FINISHED not in self.values:
+    def result(self) -> tuple[bytes, dict[str, Any]] | None:
+        """The encoded file and its figures if the run is finished, else None."""
+        if _RESULT not in self.values:
             return None
-        return self.arrays[_FINISHED].tobytes(), self.values[_FINISHED]
+        return self.arrays[_RESULT].tobytes(), self.values[_RESULT]
 
 
 class Resumable(ABC):
-    """A training step: what moves on the device, to be read and continued from."""
+    """A training step whose state on the device can be read and restored."""
 
     program: Program
     count: Tensor  # uint32: steps done
-    together = 0  # steps that are taken at once; 0 if that may depend on how fast they are
+    steps_at_once = 0  # steps that are enqueued together; 0 if their speed may decide
 
     @property
     def done(self) -> int:
-        """Steps, once the enqueued ones are done."""
+        """The number of steps done, after waiting for those that are enqueued."""
         return int(self.count.item())
 
     def run(self, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
-        """Take so many steps, and wait for them; whether all were taken.
+        """Take `count` steps and wait for them; returns whether all were taken.
 
-        Steps that take long ask meanwhile whether it is `enough`, and can be continued.
+        Slow steps ask `enough` in between whether to stop early.
         """
         self.program.run(count)
         self.program.wait()
@@ -82,127 +87,129 @@ class Resumable(ABC):
 
     @abstractmethod
     def _moving(self) -> dict[str, Tensor]:
-        """Everything that a step changes, by name."""
+        """All tensors that a step changes, by name."""
 
     def state(self) -> dict[str, Array]:
-        """Everything that moves, as it is once the enqueued steps are done."""
+        """The arrays that a step changes, after waiting for the enqueued steps."""
         return {name: tensor.numpy() for name, tensor in self._moving().items()}
 
     def restore(self, arrays: dict[str, Array]) -> None:
-        """Continue from an earlier state, bit for bit. Raises ValueError if it does not fit."""
+        """Return to an earlier state, bit for bit. Raises ValueError if the shapes differ."""
         for name, tensor in self._moving().items():
             tensor.write(arrays[name])
 
 
-def key(picture: Picture, choices: str) -> str:
-    """Stands for a picture and everything that was chosen for it."""
-    found = hashlib.sha256(f"{picture.pixels.shape} {choices}\n".encode())
-    found.update(np.ascontiguousarray(picture.pixels).data)  # a buffer: no copy of large ones
-    found.update(repr(picture.metadata).encode())
-    return found.hexdigest()
+def run_key(picture: Picture, options: str) -> str:
+    """The key of a run: a digest of its picture and options."""
+    sha256 = hashlib.sha256(f"{picture.pixels.shape} {options}\n".encode())
+    sha256.update(np.ascontiguousarray(picture.pixels).data)  # a buffer: no copy of large ones
+    sha256.update(repr(picture.metadata).encode())
+    return sha256.hexdigest()
 
 
-def beside(target: Path, key: str) -> Path:
-    """Where the checkpoint of the run with this key is that writes this file."""
-    return target.parent / f"{_beginning(target)}{key[:8]}{_END}"
+def path_beside(target: Path, key: str) -> Path:
+    """The checkpoint beside an output, for the run with a key."""
+    return target.parent / f"{_name_prefix(target)}{key[:8]}{_SUFFIX}"
 
 
-def _beginning(target: Path) -> str:
-    """Of the names of all checkpoints of a file: of two long names they differ as well."""
+def _name_prefix(target: Path) -> str:
+    """How the names of an output's checkpoints begin; it is unique for long names, too."""
     name = target.name
-    if len(name) > LONGEST:
-        name = f"{name[:LONGEST]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
+    if len(name) > MAX_NAME_LENGTH:
+        name = f"{name[:MAX_NAME_LENGTH]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
     return f".{name}."
 
 
-def of(target: Path, picture: Picture, device: AnyDevice, choices: str) -> Checkpoint:
-    """The checkpoint of the run that makes this file of a picture.
+def of_training(target: Path, picture: Picture, device: AnyDevice, options: str) -> Checkpoint:
+    """The checkpoint of a training on a picture for an output.
 
-    Devices of one kind count as one: whichever of them is free goes on. Another version of this
-    program would not go on as the run began.
+    Any device of the same kind and driver may resume it, but no other version of this program.
     """
     info = device.info
-    computes = f"{info.describe()} {info.driver} {info.version} {source_digest()}"
-    own = key(picture, f"{choices} {computes}")
-    return Checkpoint(beside(target, own), own)
+    computed_by = f"{info.describe()} {info.driver} {info.version} {source_digest()}"
+    key = run_key(picture, f"{options} {computed_by}")
+    return Checkpoint(path_beside(target, key), key)
 
 
-def of_finished(target: Path, picture: Picture, choices: str) -> Checkpoint:
-    """Where what was made of a picture is kept until it is in its file, whatever made it."""
-    own = key(picture, f"{choices} finished")
-    return Checkpoint(beside(target, own), own)
+def of_result(target: Path, picture: Picture, options: str) -> Checkpoint:
+    """The checkpoint that holds the encoded file of a picture until the output is written.
+
+    It does not depend on the device or the version of this program.
+    """
+    key = run_key(picture, f"{options} finished")
+    return Checkpoint(path_beside(target, key), key)
 
 
 def names_in(folder: Path) -> list[str]:
-    """The checkpoints of all runs that write files of a folder."""
+    """The names of all checkpoints in a folder."""
     try:
-        return [name for name in os.listdir(folder) if name.endswith(_END)]
+        return [name for name in os.listdir(folder) if name.endswith(_SUFFIX)]
     except OSError:
         return []
 
 
 def left_beside(target: Path, names: list[str] | None = None) -> list[Path]:
-    """The checkpoints of all runs that write this file, of these names in its folder."""
+    """All checkpoints of an output; `names` are those of all checkpoints in its folder."""
     names = names_in(target.parent) if names is None else names
-    wanted = re.compile(rf"{re.escape(_beginning(target))}[0-9a-f]{{8}}{re.escape(_END)}")
-    return sorted(target.parent / name for name in names if wanted.fullmatch(name))
+    pattern = re.compile(rf"{re.escape(_name_prefix(target))}[0-9a-f]{{8}}{re.escape(_SUFFIX)}")
+    return sorted(target.parent / name for name in names if pattern.fullmatch(name))
 
 
-def remembered(target: Path, digest: str, names: list[str]) -> list[Path]:
-    """Of these checkpoints, those that only say that the file has the bytes with this digest, and
-    what came to them. For a file of which that is known otherwise."""
-    left, found = left_beside(target, names), []
-    for path in left:
-        snapshot = _read(path, only=_FINISHED)
-        finished = None if snapshot is None else snapshot.finished()
-        if finished is not None and hashlib.sha256(finished[0]).hexdigest() == digest:
-            found += [one for one in left if one == path or one.name == finished[1].get(STATE)]
-    return found
+def of_written_result(target: Path, digest: str, names: list[str]) -> list[Path]:
+    """The checkpoints of an output that hold a result with this SHA-256 digest, and those of the
+    trainings that led to it. They are of no use once the output has these bytes."""
+    paths, of_result = left_beside(target, names), list[Path]()
+    for path in paths:
+        result = _read_result(path)
+        if result is not None and hashlib.sha256(result[0]).hexdigest() == digest:
+            trained_in = result[1].get(TRAINING_CHECKPOINT)
+            of_result += [one for one in paths if one == path or one.name == trained_in]
+    return of_result
 
 
-def others(target: Path, own: Checkpoint) -> str | None:
-    """What a user should know of the other runs that write this file."""
+def note_on_others(target: Path, own: Checkpoint) -> str | None:
+    """A note for users if other runs have left checkpoints for an output."""
     names = [str(path) for path in left_beside(target) if path != own.path]
     if not names:
         return None
-    # Not that they can go on: an older version of this program may have left them.
+    # It does not promise that they can be resumed: an older version may have written them.
     what = "another run" if len(names) == 1 else f"{len(names)} other runs"
     advice = "delete it if it is not wanted"
     return f"{what} for {target} left a state to go on from; {advice}: {', '.join(names)}"
 
 
 def remove_stale(target: Path) -> None:
-    """Remove what runs for a file left, once nobody has gone on with it for long, or has written
-    another file in its place."""
+    """Remove old checkpoints of an output, and results that differ from the output by now."""
     remove_old(target)
     for path in left_beside(target):
-        with contextlib.suppress(OSError):  # what is left is ignored by any other run
-            if _is_replaced(path, target):
+        with contextlib.suppress(OSError):  # runs with other keys ignore the file
+            result = _read_result(path)
+            if result is not None and result[0] != target.read_bytes():
                 path.unlink(missing_ok=True)
 
 
 def remove_old(target: Path, names: list[str] | None = None) -> None:
-    """Remove what nobody has gone on with for long, of these names in the file's folder."""
+    """Remove checkpoints of an output that no run has updated for STALE_SECONDS; `names` as for
+    `left_beside`."""
     for path in left_beside(target, names):
-        with contextlib.suppress(OSError):  # likewise
-            if path.stat().st_mtime < time.time() - STALE_AFTER:
+        with contextlib.suppress(OSError):  # runs with other keys ignore the file
+            if path.stat().st_mtime < time.time() - STALE_SECONDS:
                 path.unlink(missing_ok=True)
 
 
-def _is_replaced(path: Path, target: Path) -> bool:
-    """Whether a checkpoint only says what a file was that is another one by now."""
-    snapshot = _read(path, only=_FINISHED)
-    finished = None if snapshot is None else snapshot.finished()
-    return finished is not None and finished[0] != target.read_bytes()
+def _read_result(path: Path) -> tuple[bytes, dict[str, Any]] | None:
+    """The encoded file in a checkpoint and its figures, or None."""
+    snapshot = _read(path, required_array=_RESULT)
+    return None if snapshot is None else snapshot.result()
 
 
-def _read(path: Path, only: str | None = None) -> Snapshot | None:
-    """What a file holds, if it is a checkpoint; of others than those with an array `only`, None."""
+def _read(path: Path, required_array: str | None = None) -> Snapshot | None:
+    """The snapshot in a file; None if it is damaged or lacks the required array."""
     try:
         if not 0 < path.stat().st_size <= MAX_BYTES:
             return None
         with np.load(path, allow_pickle=False) as archive:
-            if only is not None and only not in archive.files:
+            if required_array is not None and required_array not in archive.files:
                 return None
             arrays = {name: archive[name] for name in archive.files}
         values = json.loads(str(arrays.pop(_VALUES)[()]))
@@ -218,23 +225,26 @@ class Checkpoint:
         self.path, self.key = path, key
 
     def load(self) -> Snapshot | None:
-        """What this run left, if there is anything."""
-        found = _read(self.path)
-        return found if found is not None and found.values.pop(_KEY, None) == self.key else None
+        """The snapshot of this run, or None."""
+        snapshot = _read(self.path)
+        if snapshot is None or snapshot.values.pop(_KEY, None) != self.key:
+            return None
+        return snapshot
 
     def save(self, snapshot: Snapshot, replace: bool = True) -> None:
-        """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses.
+        """Write a snapshot atomically.
 
-        Without `replace`, it is also raised where somebody else has saved one.
+        Raises OutputError, also for a snapshot of more than MAX_BYTES and, without `replace`, if
+        the file exists.
         """
         values = json.dumps({**snapshot.values, _KEY: self.key})
         arrays = {**snapshot.arrays, _VALUES: np.array(values)}
-        size = sum(array.nbytes + _BESIDE for array in arrays.values())
+        size = sum(array.nbytes + _ARRAY_OVERHEAD_BYTES for array in arrays.values())
         if size > MAX_BYTES:
             problem = f"a state of {size:,} bytes is too large to keep; the limit is {MAX_BYTES:,}"
             raise OutputError(problem, hint="use a smaller network")
 
-        def write(stream: BinaryIO) -> None:  # array by array, as all together may be large
+        def write(stream: BinaryIO) -> None:  # array by array, to save memory
             with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
                 for name, array in arrays.items():
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
@@ -243,13 +253,13 @@ class Checkpoint:
         write_atomically(self.path, write, replace)
 
     def add(self, values: dict[str, Any]) -> None:
-        """Put values into what is saved, if anything is. Raises OutputError."""
+        """Add values to the saved snapshot, if there is one. Raises OutputError."""
         if (saved := self.load()) is not None:
             self.save(Snapshot(saved.arrays, saved.values | values))
 
     def remove(self, target: Path) -> None:
-        """Once the file that it was for is there; also others' that nobody has gone on with."""
-        with contextlib.suppress(OSError):  # what is left is ignored by any other run
+        """Remove the file, and stale checkpoints of the output, which is written by now."""
+        with contextlib.suppress(OSError):  # runs with other keys ignore the file
             self.path.unlink(missing_ok=True)
             remove_leftovers(self.path, relist=False)
         remove_stale(target)

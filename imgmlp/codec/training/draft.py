@@ -1,4 +1,4 @@
-"""The file that a codec makes of a picture, and its figures; nobody has decoded it yet."""
+"""The file that a codec makes of a picture, with its figures, before it is verified."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from imgmlp.image import Picture, psnr, visible_fraction
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A file's bytes, and figures of just these bytes."""
+    """A file's bytes and its figures."""
 
     bytes: bytes = field(repr=False)
     metrics: dict[str, Any]
-    diverged: bool = False  # training could not go on; the best state is in the bytes
-    resumed: int = 0  # steps that an interrupted run had done
-    # A faster way to what the file decodes to than the usual one, where much is known of it.
+    diverged: bool = False  # whether training diverged; the file holds the best state
+    resumed: int = 0  # steps that an interrupted run had done before
+    # Decodes the file faster than usual, with the help of what the encoder knows.
     decode: Callable[[Container], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
 
     @staticmethod
-    def kept(best: Draft | None, snapshot: Snapshot) -> Snapshot:
+    def added_to(snapshot: Snapshot, best: Draft | None) -> Snapshot:
         """A run's snapshot with the best file so far, if there is one."""
         if best is None:
             return Snapshot(snapshot.arrays, snapshot.values | {"best": None})
@@ -36,19 +36,21 @@ class Draft:
         return Snapshot(snapshot.arrays | data, snapshot.values | {"best": best.metrics})
 
     @staticmethod
-    def of(saved: Snapshot) -> Draft | None:
-        """That file."""
+    def in_snapshot(saved: Snapshot) -> Draft | None:
+        """The best file in a snapshot, if there is one."""
         metrics = saved.values["best"]
         return None if metrics is None else Draft(saved.arrays["best_file"].tobytes(), metrics)
 
     def distance(self, wanted: Goal, picture: Picture) -> tuple[bool, float]:
-        """The smaller, the better a file is."""
+        """How far the file is from the target, as a sort key."""
         return distance(len(self.bytes), self.metrics["psnr"], wanted, picture)
 
 
 def distance(size: int, psnr: float, wanted: Goal, picture: Picture) -> tuple[bool, float]:
-    """The smaller, the better a file of `size` bytes with such a PSNR is; by D + lambda R, where
-    that is what is wanted."""
+    """How far a file of `size` bytes and a PSNR is from the target, as a sort key.
+
+    For a lambda it is D + lambda R.
+    """
     if wanted.kind != "lambda":
         return wanted.distance(size, psnr)
     bpp = 8 * size / (picture.width * picture.height)
@@ -56,14 +58,14 @@ def distance(size: int, psnr: float, wanted: Goal, picture: Picture) -> tuple[bo
 
 
 def written(picture: Picture, codec: Codec, sections: Sequence[Section], digest: bytes) -> bytes:
-    """The file of a picture that a codec's sections decode to; its metadata go along."""
+    """The bytes of a file: the codec's sections and the picture's metadata."""
     height, width, channels = picture.pixels.shape
     beside = metadata_sections.sections(picture.metadata)
     return container.write(Header(width, height, channels, digest, codec), [*sections, *beside])
 
 
 def size(picture: Picture, codec: Codec, sections: Sequence[Section]) -> int:
-    """Bytes of the file, whatever its sections decode to."""
+    """The number of bytes of the file."""
     return len(written(picture, codec, sections, bytes(8)))
 
 
@@ -75,9 +77,9 @@ def draft(
     pixels: np.ndarray[Any, Any],
     own: dict[str, Any],
 ) -> Draft:
-    """The file of sections that decode to these pixels, uint8 [height, width, channels].
+    """The file whose sections decode to `pixels`, uint8 [height, width, channels].
 
-    `own` are figures that only the codec knows.
+    `own` are the codec's own figures.
     """
     data = written(picture, codec, sections, container.digest(pixels))
     metrics = {

@@ -1,4 +1,4 @@
-"""How a host replays a training step: how much of it at once, how fast it is, how it goes."""
+"""Helpers for replaying a training step: chunk sizes, timing, and the smoothed loss."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import numpy as np
 
 from imgmlp.engine import Program
 
-SMOOTHING = 0.99  # share of the past in the smoothed loss
-RETRIES = 3  # after numbers exploded, each at half the learning rate of the one before
-CHUNK = 250  # steps that are enqueued at once, at most
-CHUNK_SECONDS = 0.3  # that a chunk should not exceed, so that an interruption is soon noticed
+SMOOTHING = 0.99  # weight of the past in the smoothed loss
+MAX_RETRIES = 3  # after a divergence, each with half the learning rate of the one before
+MAX_CHUNK = 250  # steps that are enqueued at once
+MAX_CHUNK_SECONDS = 0.3  # so that an interruption is noticed soon
 
 
 def next_chunk(chunk: int, seconds: float) -> int:
-    """How many steps to replay at once after so many took so many seconds."""
-    if seconds > CHUNK_SECONDS:
+    """The next number of steps to enqueue at once, after `chunk` steps took `seconds`."""
+    if seconds > MAX_CHUNK_SECONDS:
         return max(1, chunk // 2)
-    return min(CHUNK, chunk * 2)
+    return min(MAX_CHUNK, chunk * 2)
 
 
 def seconds_a_step(program: Program, most: float) -> float:
-    """What a step takes, by a trial of at least so many seconds."""
-    program.run(1)  # which may compile for seconds
+    """Seconds per step, measured for at least `most` seconds or 1,000 steps."""
+    program.run(1)  # it may compile for seconds
     program.wait()
     count, seconds = 1, 0.0
     while seconds < most and count < 1000:
-        if seconds:  # the first ones take longer, so that this is too few rather than too many
+        if seconds:  # the first steps are slower, so this underestimates how many fit
             count = min(math.ceil(count * max(2.0, min(most / seconds, 8.0))), 1000)
         began = time.perf_counter()
         program.run(count)
@@ -40,7 +40,7 @@ def seconds_a_step(program: Program, most: float) -> float:
 
 
 def mean_loss(smooth: float, steps: int) -> float:
-    """The smoothed loss after so many steps, without the zero that it started from."""
+    """The smoothed loss, corrected for its initial value of zero after few steps."""
     return smooth / (1 - SMOOTHING**steps)
 
 
@@ -49,5 +49,5 @@ def decibels(loss: float) -> float:
     return -10 * math.log10(max(loss, 1e-12))
 
 
-def finite(arrays: Iterable[np.ndarray[Any, Any]]) -> bool:
+def are_finite(arrays: Iterable[np.ndarray[Any, Any]]) -> bool:
     return all(bool(np.isfinite(a).all()) for a in arrays)

@@ -18,7 +18,7 @@ import numpy as np
 
 from imgmlp.child import Helper
 from imgmlp.codec.training.checkpoint import Resumable, Snapshot
-from imgmlp.codec.training.replay import RETRIES, finite, next_chunk
+from imgmlp.codec.training.replay import MAX_RETRIES, are_finite, next_chunk
 from imgmlp.codec.training.run import Progress, Run
 
 Array = np.ndarray[Any, Any]
@@ -115,8 +115,8 @@ class Trainer(ABC, Generic[S, D]):
             is_stopping = run.stopping()
             if not is_whole and self._is_out_of_time():
                 self.state.steps = self.done
-            if run.due(is_stopping):
-                run.keep(complete(self._finite_snapshot()))
+            if run.should_save(is_stopping):
+                run.save(complete(self._finite_snapshot()))
             if is_stopping and self.done < self._end:
                 return "interrupted"
         self.state.seconds = time.perf_counter() - self._began
@@ -146,8 +146,8 @@ class Trainer(ABC, Generic[S, D]):
                     run.say(f"still compiling for {what} of this size")
                     compiler.wait(run.stopping)
                 if run.stopping():
-                    if run.due(True):
-                        run.keep(complete(self._finite_snapshot()))
+                    if run.should_save(True):
+                        run.save(complete(self._finite_snapshot()))
                     return "interrupted"
                 if compiler.done or waits:
                     return "done"
@@ -173,7 +173,7 @@ class Trainer(ABC, Generic[S, D]):
 
         Returns False if the last one was broken off, by a stop request or the time limit.
         """
-        most = self.step.together or self._chunk
+        most = self.step.steps_at_once or self._chunk
         until_check = self.check_interval - self.done % self.check_interval
         count = min(most, until_check, self._end - self.done)
         began = time.perf_counter()
@@ -221,7 +221,7 @@ class Trainer(ABC, Generic[S, D]):
         Resuming from either gives the same run.
         """
         now = self.snapshot()
-        if finite(now.arrays.values()):
+        if are_finite(now.arrays.values()):
             return now
         assert self._last_good is not None
         return self._last_good
@@ -229,16 +229,16 @@ class Trainer(ABC, Generic[S, D]):
     def _remember(self) -> None:
         """Keep the present state as one to return to, if all of it is finite."""
         now = self.snapshot()
-        if finite(now.arrays.values()):
+        if are_finite(now.arrays.values()):
             self._last_good = now
 
     def _recover(self) -> bool:
         """Return to the last good state at half the learning rates; False after too many times."""
         assert self._last_good is not None
         retries = self.state.retries + 1
-        self._last_good.values["retries"] = min(retries, RETRIES)
+        self._last_good.values["retries"] = min(retries, MAX_RETRIES)
         self.restore(self._last_good)
-        return retries <= RETRIES
+        return retries <= MAX_RETRIES
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to an earlier state."""

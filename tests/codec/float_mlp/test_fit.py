@@ -15,10 +15,10 @@ from conftest import MAPPINGS, open_mapping, small_pixels, stops_after
 
 from imgmlp.codec.float_mlp import features
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
-from imgmlp.codec.float_mlp.fit import LISTEN, LearningRate, TrainingStep, _Listener, fit
+from imgmlp.codec.float_mlp.fit import CHECK_INTERVAL, LearningRate, TrainingStep, _Monitor, fit
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.pixels import random_places
-from imgmlp.codec.training.replay import RETRIES, SMOOTHING
+from imgmlp.codec.training.replay import MAX_RETRIES, SMOOTHING
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import AnyDevice, Tensor, open_device
 from imgmlp.text import duration
@@ -149,8 +149,8 @@ def test_a_run_is_the_same_run_however_it_is_cut_into_chunks(
     assert whole.steps == cut.steps == 250
 
 
-def listener(steps: int = 1000) -> _Listener:
-    return _Listener(np.zeros(3, np.float32), steps, None, None)
+def listener(steps: int = 1000) -> _Monitor:
+    return _Monitor(np.zeros(3, np.float32), steps, None, None)
 
 
 def heard(value: float, parameters: float) -> dict[str, np.ndarray]:
@@ -159,49 +159,53 @@ def heard(value: float, parameters: float) -> dict[str, np.ndarray]:
 
 def test_the_smoothed_loss_starts_unbiased() -> None:
     """A constant loss is reported as itself from the first step on."""
-    ear, smooth = listener(), 0.0
+    monitor, smooth = listener(), 0.0
     for step in range(1, 50):
         smooth = smooth * SMOOTHING + 0.25 * (1 - SMOOTHING)
-        ear.hear(step, {"smooth": np.float32(smooth)})
-        assert ear.loss == pytest.approx(0.25, rel=1e-5)
+        monitor.receive(step, {"smooth": np.float32(smooth)})
+        assert monitor.loss == pytest.approx(0.25, rel=1e-5)
 
 
 def test_the_parameters_with_the_lowest_loss_are_kept() -> None:
-    ear = listener()
-    for step, loss in ((LISTEN * 10, 0.3), (LISTEN * 11, 0.1), (LISTEN * 12, 0.2)):
-        ear.hear(step, heard(loss, step))
-    assert ear.best.tolist() == [LISTEN * 11] * 3
+    monitor = listener()
+    for step, loss in (
+        (CHECK_INTERVAL * 10, 0.3),
+        (CHECK_INTERVAL * 11, 0.1),
+        (CHECK_INTERVAL * 12, 0.2),
+    ):
+        monitor.receive(step, heard(loss, step))
+    assert monitor.best.tolist() == [CHECK_INTERVAL * 11] * 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_parameters_heard_with_a_loss_that_is_not_finite_are_never_kept(bad: float) -> None:
-    ear = listener()
-    ear.hear(LISTEN, heard(0.3, 1))
-    ear.hear(2 * LISTEN, heard(bad, 2))
-    ear.hear(3 * LISTEN, heard(0.1, 3))
-    assert ear.diverged
-    assert ear.best.tolist() == [1, 1, 1]
+    monitor = listener()
+    monitor.receive(CHECK_INTERVAL, heard(0.3, 1))
+    monitor.receive(2 * CHECK_INTERVAL, heard(bad, 2))
+    monitor.receive(3 * CHECK_INTERVAL, heard(0.1, 3))
+    assert monitor.diverged
+    assert monitor.best.tolist() == [1, 1, 1]
 
 
 def test_a_loss_beyond_all_pictures_counts_as_one_that_is_not_finite(device: AnyDevice) -> None:
     """At fixed steps only, so that what a run does hangs on no device's speed."""
-    ear = listener()
-    ear.hear(LISTEN - 1, {"smooth": np.float32(1e7)})
-    assert not ear.diverged
-    ear.hear(LISTEN, heard(1e7, 1))
-    assert ear.diverged
+    monitor = listener()
+    monitor.receive(CHECK_INTERVAL - 1, {"smooth": np.float32(1e7)})
+    assert not monitor.diverged
+    monitor.receive(CHECK_INTERVAL, heard(1e7, 1))
+    assert monitor.diverged
     fitted = fit(training_step(settings(steps=1000, lr=1e3), device, small_pixels()))
     assert fitted.stopped == "diverged"
 
 
 def test_a_loss_that_is_not_finite_is_noticed_within_a_look(device: AnyDevice) -> None:
-    """The host may be AHEAD chunks further when it hears of it."""
+    """The host may be MAX_CHUNKS_AHEAD chunks further when it hears of it."""
     step = training_step(settings(steps=100_000), device, small_pixels())
     poisoned = np.full(step.flat.shape, np.nan, np.float32)
     step.flat.write(poisoned)
     fitted = fit(step)
     assert fitted.stopped == "diverged"
-    assert fitted.steps <= 3 * LISTEN
+    assert fitted.steps <= 3 * CHECK_INTERVAL
 
 
 def poison(step: TrainingStep, *times: int) -> Callable[[], bool]:
@@ -216,31 +220,31 @@ def poison(step: TrainingStep, *times: int) -> Callable[[], bool]:
     return called
 
 
-@pytest.mark.parametrize(("chunk", "call"), [(LISTEN // 5, 7), (LISTEN // 2, 4)])
+@pytest.mark.parametrize(("chunk", "call"), [(CHECK_INTERVAL // 5, 7), (CHECK_INTERVAL // 2, 4)])
 def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
     device: AnyDevice, chunk: int, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD", LISTEN)
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD_STATE_INTERVAL", CHECK_INTERVAL)
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.next_chunk", lambda before, seconds: chunk)
-    chosen = settings(steps=5 * LISTEN // 2)
+    chosen = settings(steps=5 * CHECK_INTERVAL // 2)
     step, truth = (training_step(chosen, device, small_pixels()) for _ in range(2))
     fitted = fit(step, Run(should_stop=poison(step, call)))
     assert (fitted.stopped, fitted.steps) == (None, chosen.steps)
-    truth.program.run(LISTEN)
-    truth.rate.slow_down(1)
-    truth.program.run(chosen.steps - LISTEN)
+    truth.program.run(CHECK_INTERVAL)
+    truth.rate.halve(1)
+    truth.program.run(chosen.steps - CHECK_INTERVAL)
     assert np.array_equal(step.flat.numpy(), truth.flat.numpy())
 
 
 def test_after_some_retries_the_best_parameters_are_kept(
     device: AnyDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD", LISTEN)
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD_STATE_INTERVAL", CHECK_INTERVAL)
     step = training_step(settings(steps=10_000), device, small_pixels())
     fitted = fit(step, Run(should_stop=poison(step, *range(20, 1000))))
     assert fitted.stopped == "diverged"
     assert np.isfinite(fitted.parameters).all()
-    assert float(step.rate.first.item()) == np.float32(step.settings.lr / 2**RETRIES)
+    assert float(step.rate.first.item()) == np.float32(step.settings.lr / 2**MAX_RETRIES)
 
 
 def test_a_stop_before_the_first_look_keeps_what_was_reached(device: AnyDevice) -> None:
@@ -248,7 +252,7 @@ def test_a_stop_before_the_first_look_keeps_what_was_reached(device: AnyDevice) 
     begin = step.flat.numpy()
     fitted = fit(step, Run(should_stop=lambda: True))
     assert fitted.stopped == "interrupted"
-    assert fitted.steps < LISTEN
+    assert fitted.steps < CHECK_INTERVAL
     assert np.isfinite(fitted.loss)
     assert not np.array_equal(fitted.parameters, begin)
 
@@ -258,7 +262,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     device: AnyDevice, looks: int, tmp_path: Path
 ) -> None:
     def step() -> TrainingStep:
-        return training_step(settings(steps=7 * LISTEN // 2), device, small_pixels())
+        return training_step(settings(steps=7 * CHECK_INTERVAL // 2), device, small_pixels())
 
     whole, checkpoint = fit(step()), Checkpoint(tmp_path / "c", "k")
     left = iter(range(looks))
@@ -268,7 +272,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     heard: list[int] = []
     again = fit(step(), Run(lambda p: heard.append(p.step), checkpoint=checkpoint))
     assert again.parameters.tolist() == whole.parameters.tolist()
-    assert (again.loss, again.steps, again.stopped) == (whole.loss, 7 * LISTEN // 2, None)
+    assert (again.loss, again.steps, again.stopped) == (whole.loss, 7 * CHECK_INTERVAL // 2, None)
     assert min(heard) > stopped.steps
     kept = checkpoint.load()
     assert kept is not None
@@ -280,11 +284,11 @@ def test_a_run_that_was_stopped_as_it_exploded_recovers_as_one_that_was_not(
     looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the state that was good before that, which is kept with the other."""
-    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.EXPLODED", 10)
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.DIVERGED_LOSS", 10)
     device, checkpoint = open_device("numpy"), Checkpoint(tmp_path / "c", "k")
 
     def step() -> TrainingStep:
-        return training_step(settings(steps=4 * LISTEN, lr=3.0), device, small_pixels())
+        return training_step(settings(steps=4 * CHECK_INTERVAL, lr=3.0), device, small_pixels())
 
     whole, own = fit(first := step()), step()
     assert float(first.rate.first.item()) < 3
@@ -318,8 +322,8 @@ def test_the_pace_gives_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 12.0, 14.0])
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.time.perf_counter", lambda: next(clock))
     told = []
-    ear = _Listener(np.zeros(3, np.float32), 1000, told.append, None)
-    ear.hear(100, {"smooth": np.float32(0.1)})
-    ear.hear(200, {"smooth": np.float32(0.1)})
+    monitor = _Monitor(np.zeros(3, np.float32), 1000, told.append, None)
+    monitor.receive(100, {"smooth": np.float32(0.1)})
+    monitor.receive(200, {"smooth": np.float32(0.1)})
     assert [p.steps_per_second for p in told] == [50, 50]
     assert [p.seconds_left for p in told] == [18, 16]

@@ -15,7 +15,7 @@ from conftest import MAPPINGS, open_mapping, small_pixels
 
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
-from imgmlp.codec.float_mlp.fit import LISTEN
+from imgmlp.codec.float_mlp.fit import CHECK_INTERVAL
 from imgmlp.codec.training.chunked import at_once
 from imgmlp.codec.training.compile_times import DEFAULT_COMPILE_SECONDS, CompileTimes
 from imgmlp.codec.training.run import Progress, Run
@@ -145,7 +145,7 @@ def test_a_stopped_run_keeps_its_best_weights(device: AnyDevice) -> None:
 def test_a_run_that_diverges_stops_soon_with_finite_weights(device: AnyDevice) -> None:
     trained = pipeline.train(Picture(small_pixels()), settings(steps=5000, lr=1e30), device)
     assert trained.stopped == "diverged"
-    assert trained.steps <= 4 * LISTEN
+    assert trained.steps <= 4 * CHECK_INTERVAL
     assert np.isfinite(trained.weights.flat).all()
 
 

@@ -316,7 +316,7 @@ def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows
     """Or one, where a window takes some of them before the next one's turn."""
     step = WindowedStep(picture(130, 200), 0, open_device("numpy"), STARTED, window=WINDOW)
     for together, apart in ((1, 12), (8, 1)):
-        step.together = together
+        step.steps_at_once = together
         step.steer(Control(1e-3))
         step._enter(step.windows[0])
         assert Steering(*step.control.numpy()).update_interval == apart

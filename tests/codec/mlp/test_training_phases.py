@@ -29,7 +29,7 @@ from imgmlp.codec.mlp.training_phases import (
     remaining_psnr_gain,
 )
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
-from imgmlp.codec.training.replay import RETRIES
+from imgmlp.codec.training.replay import MAX_RETRIES
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import open_device
 
@@ -267,7 +267,7 @@ def test_after_some_retries_the_best_state_is_kept() -> None:
     slower = break_at(trainer, 30, 99)
     assert trainer.run(Run(should_stop=trainer.should_stop)) == "diverged"  # type: ignore[attr-defined]
     assert slower[0] == 1.0
-    assert min(slower) == 0.5**RETRIES
+    assert min(slower) == 0.5**MAX_RETRIES
     assert all(np.isfinite(array).all() for array in trainer.arrays())
 
 

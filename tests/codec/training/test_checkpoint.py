@@ -22,7 +22,7 @@ KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoint:
-    found = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", KEY), KEY)
+    found = Checkpoint(checkpoint.path_beside(tmp_path / "a.imlp", KEY), KEY)
     arrays = {"flat": np.arange(5, dtype=np.float32), "count": np.uint32(7).reshape(())}
     found.save(Snapshot(arrays, {"steps": 9, "lmbda": 0.1}))
     return found
@@ -63,12 +63,12 @@ def test_it_can_be_removed_twice(saved: Checkpoint, tmp_path: Path) -> None:
 
 def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -> None:
     target = tmp_path / "a.imlp"
-    other = Checkpoint(checkpoint.beside(target, OTHER), OTHER)
-    assert checkpoint.others(target, saved) is None
+    other = Checkpoint(checkpoint.path_beside(target, OTHER), OTHER)
+    assert checkpoint.note_on_others(target, saved) is None
     other.save(Snapshot({}, {"steps": 10}))
-    Checkpoint(checkpoint.beside(tmp_path / "b.imlp", OTHER), OTHER).save(Snapshot({}, {}))
+    Checkpoint(checkpoint.path_beside(tmp_path / "b.imlp", OTHER), OTHER).save(Snapshot({}, {}))
     assert checkpoint.left_beside(target) == sorted([saved.path, other.path])
-    told = checkpoint.others(target, saved)
+    told = checkpoint.note_on_others(target, saved)
     assert told is not None
     assert str(other.path) in told
     assert str(saved.path) not in told
@@ -79,7 +79,7 @@ def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -
 
 def test_two_long_names_have_no_checkpoint_in_common(tmp_path: Path) -> None:
     one, other = (tmp_path / f"{'n' * 200}{end}.imlp" for end in "ab")
-    path = checkpoint.beside(one, KEY)
+    path = checkpoint.path_beside(one, KEY)
     Checkpoint(path, KEY).save(Snapshot({}, {}))
     assert checkpoint.left_beside(one) == [path]
     assert checkpoint.left_beside(other) == []
@@ -87,7 +87,7 @@ def test_two_long_names_have_no_checkpoint_in_common(tmp_path: Path) -> None:
 
 
 def test_others_are_removed_when_they_are_old(saved: Checkpoint, tmp_path: Path) -> None:
-    other = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", OTHER), OTHER)
+    other = Checkpoint(checkpoint.path_beside(tmp_path / "a.imlp", OTHER), OTHER)
     other.save(Snapshot({}, {}))
     for days, left in ((29, True), (31, False)):
         then = time.time() - 86_400 * days
@@ -103,13 +103,13 @@ def test_what_a_file_was_is_forgotten_once_it_is_another_one(
     target.write_bytes(b"new")
     keys = {b"old": "1" * 64, b"new": "2" * 64}
     for data, key in keys.items():
-        own = Checkpoint(checkpoint.beside(target, key), key)
-        own.save(Snapshot.of_finished(data, {}))
-    running = Checkpoint(checkpoint.beside(target, OTHER), OTHER)
+        own = Checkpoint(checkpoint.path_beside(target, key), key)
+        own.save(Snapshot.of_result(data, {}))
+    running = Checkpoint(checkpoint.path_beside(target, OTHER), OTHER)
     running.save(Snapshot({}, {}))
     saved.remove(target)
     left = checkpoint.left_beside(target)
-    assert left == sorted([checkpoint.beside(target, keys[b"new"]), running.path])
+    assert left == sorted([checkpoint.path_beside(target, keys[b"new"]), running.path])
 
 
 def test_values_are_added_to_what_is_saved_and_to_nothing_else(
@@ -122,7 +122,7 @@ def test_values_are_added_to_what_is_saved_and_to_nothing_else(
     assert found is not None
     assert found.values == before.values | {"more": 1}
     assert found.arrays.keys() == before.arrays.keys()
-    none = Checkpoint(checkpoint.beside(tmp_path / "b.imlp", OTHER), OTHER)
+    none = Checkpoint(checkpoint.path_beside(tmp_path / "b.imlp", OTHER), OTHER)
     none.add({"more": 1})
     assert none.load() is None
 
@@ -132,25 +132,25 @@ def test_another_version_of_the_program_does_not_go_on_but_knows_what_is_finishe
 ) -> None:
     """Else the output that was written, and that nobody remembers yet, would be a stranger's."""
     picture, device, target = Picture(small_pixels()), open_device("numpy"), tmp_path / "a.imlp"
-    begun = checkpoint.of(target, picture, device, "a").path
-    finished = checkpoint.of_finished(target, picture, "a").path
+    begun = checkpoint.of_training(target, picture, device, "a").path
+    finished = checkpoint.of_result(target, picture, "a").path
     monkeypatch.setattr(checkpoint, "source_digest", lambda: "another version")
-    assert checkpoint.of(target, picture, device, "a").path != begun
-    assert checkpoint.of_finished(target, picture, "a").path == finished
+    assert checkpoint.of_training(target, picture, device, "a").path != begun
+    assert checkpoint.of_result(target, picture, "a").path == finished
     monkeypatch.undo()
-    assert checkpoint.of(target, picture, device, "a").path == begun
+    assert checkpoint.of_training(target, picture, device, "a").path == begun
 
 
 def test_a_key_stands_for_every_sample_and_choice() -> None:
     pixels = small_pixels()
-    keys = {checkpoint.key(Picture(pixels), "a"), checkpoint.key(Picture(pixels), "b")}
-    keys.add(checkpoint.key(Picture(pixels, Metadata(b"icc")), "a"))
+    keys = {checkpoint.run_key(Picture(pixels), "a"), checkpoint.run_key(Picture(pixels), "b")}
+    keys.add(checkpoint.run_key(Picture(pixels, Metadata(b"icc")), "a"))
     other = pixels.copy()
     other[3, 4, 1] ^= 1
-    keys.add(checkpoint.key(Picture(other), "a"))
-    keys.add(checkpoint.key(Picture(pixels.reshape(31, 24, 3)), "a"))
+    keys.add(checkpoint.run_key(Picture(other), "a"))
+    keys.add(checkpoint.run_key(Picture(pixels.reshape(31, 24, 3)), "a"))
     assert len(keys) == 5
-    assert checkpoint.key(Picture(pixels.copy()), "a") in keys
+    assert checkpoint.run_key(Picture(pixels.copy()), "a") in keys
 
 
 def test_what_goes_on_says_what_moves() -> None:

@@ -20,7 +20,7 @@ def state(step: int) -> Snapshot:
 def test_a_run_with_nothing_around_it_neither_stops_nor_keeps() -> None:
     run = Run()
     assert not run.stopping()
-    assert not run.due(True)
+    assert not run.should_save(True)
     assert run.saved is None
     assert run.interrupted("3 steps").hint == "start it again"
 
@@ -29,7 +29,7 @@ def test_the_next_run_finds_what_was_kept_with_its_facts(tmp_path: Path) -> None
     kept = Checkpoint(tmp_path / "c", "k")
     run = Run(checkpoint=kept, values={"outputs": ["a.npz"]})
     assert run.saved is None
-    run.keep(state(4))
+    run.save(state(4))
     found = Run(checkpoint=kept).saved
     assert found is not None
     assert int(found.arrays["count"]) == 4
@@ -43,12 +43,12 @@ def test_a_state_is_due_when_it_stops_or_when_some_time_has_passed(
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     run = Run(checkpoint=Checkpoint(tmp_path / "c", "k"))
-    assert run.due(True)
-    assert not run.due(False)
-    now[0] += checkpoint.KEEP_SECONDS + 1
-    assert run.due(False)
-    run.keep(state(1))
-    assert not run.due(False)
+    assert run.should_save(True)
+    assert not run.should_save(False)
+    now[0] += checkpoint.SAVE_INTERVAL + 1
+    assert run.should_save(False)
+    run.save(state(1))
+    assert not run.should_save(False)
 
 
 def test_a_state_that_cannot_be_kept_is_noted_once_and_not_promised(
@@ -60,7 +60,7 @@ def test_a_state_that_cannot_be_kept_is_noted_once_and_not_promised(
     monkeypatch.setattr(Checkpoint, "save", refuse)
     notes: list[str] = []
     run = Run(note=notes.append, checkpoint=Checkpoint(tmp_path / "c", "k"))
-    run.keep(state(1))
+    run.save(state(1))
     assert notes == ["no checkpoints: the disk is full"]
-    assert not run.due(True)
+    assert not run.should_save(True)
     assert run.interrupted("1 step").hint == "start it again"

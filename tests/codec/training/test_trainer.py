@@ -19,7 +19,7 @@ from imgmlp.codec.training.trainer import Trainer, TrainerState
 class Step:
     """Steps that do nothing for a while."""
 
-    together, done = 1, 0
+    steps_at_once, done = 1, 0
 
     def run(self, count: int, _: Callable[[], bool]) -> bool:
         time.sleep(1e-3 * count)
@@ -155,17 +155,17 @@ class Telling(Counting):
         return True
 
 
-@pytest.mark.parametrize("together", [1, 5])
+@pytest.mark.parametrize("steps_at_once", [1, 5])
 def test_time_left_says_nothing_of_what_was_compiled_when_it_went_on(
-    together: int, monkeypatch: pytest.MonkeyPatch
+    steps_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the first steps end at a look."""
     trainer = Telling(monkeypatch)
-    trainer.step.together, trainer.pause_at = together, 10
+    trainer.step.steps_at_once, trainer.pause_at = steps_at_once, 10
     assert trainer.run() == "done"
     trainer.pause_at, trainer.late, trainer.each = None, 0.5, 5e-4
     assert trainer.run() == "done"
-    before = 2 + (together == 5)  # looks, which tell the pace until there is another
+    before = 2 + (steps_at_once == 5)  # looks, which tell the pace until there is another
     assert [pace for pace, _ in trainer.told] == pytest.approx(
         [1000] * before + [2000] * (8 - before)
     )
@@ -176,7 +176,7 @@ def test_time_left_says_nothing_of_what_was_compiled_when_it_went_on(
 def test_of_a_run_that_has_not_gone_on_all_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the first of them end at a look, they are most of those that there may ever be."""
     trainer = Telling(monkeypatch)
-    trainer.step.together, trainer.late = 5, 0.5
+    trainer.step.steps_at_once, trainer.late = 5, 0.5
     assert trainer.run() == "done"
     expected = [done / (0.5 + done / 1000) for done in range(5, 41, 5)]
     assert [pace for pace, _ in trainer.told] == pytest.approx(expected)

@@ -94,7 +94,7 @@ def test_training_on_a_device_that_is_lost_leaves_no_file(
 
     monkeypatch.setattr(Device, "launch_all", launch)
     # No checkpoint, which stays for another run: however slow this machine is.
-    monkeypatch.setattr("imgmlp.codec.training.checkpoint.KEEP_SECONDS", float("inf"))
+    monkeypatch.setattr("imgmlp.codec.training.checkpoint.SAVE_INTERVAL", float("inf"))
     outputs = picture.parent / "a.npz", picture.parent / "a.png"
     settings = parsing.training_settings("default", steps=300, batch=64, hidden=8, layers=1)
     with pytest.raises(DeviceError, match="launching kernel"):

@@ -89,7 +89,7 @@ def _learn(step: LatentStep, lmbda: float, count: int, enough: Callable[[], bool
         )
         left = min(STEPS_PER_LEARNING_RATE, count - done)
         while left:
-            taken = min(step.together or chunk, left)
+            taken = min(step.steps_at_once or chunk, left)
             began = time.perf_counter()
             if enough() or not step.run(taken, enough):
                 return

@@ -94,7 +94,7 @@ class WindowedStep(WindowStep):
     ) -> None:
         self._picture = pixels
         super().__init__(pixels, seed, device, architecture, window)
-        self.together = GPU_STEPS_PER_VISIT if is_gpu(device) else 1
+        self.steps_at_once = GPU_STEPS_PER_VISIT if is_gpu(device) else 1
         self.windows = self._all_windows()
         self._judged_windows = self._sample_windows()
         # What the host owns: latents, and the bias corrections of their Adam at the last step.
@@ -182,7 +182,7 @@ class WindowedStep(WindowStep):
         self._send(self.latents, extent.assemble(self._grids, HALO))
         # Bits of weights belong to the whole picture: each window has its part of them.
         factor = self.weight_rate_factor * extent.pixels / self.pixels
-        interval = len(self.windows) if self.together == 1 else 1
+        interval = len(self.windows) if self.steps_at_once == 1 else 1
         control = self._current_control.array(self.channels, extent.pixels, factor, interval)
         if not np.array_equal(control, self._sent_control):
             self._send(self.control, control)
