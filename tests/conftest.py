@@ -270,13 +270,13 @@ def in_process(
     what libraries read from the environment as they are loaded they have read.
     """
     from imgmlp import cli
-    from imgmlp.cli import options, plain
+    from imgmlp.cli import fast_decode, options
 
     monkeypatch.chdir(picture.parent)
     for name in LEFT_OUT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("IMGMLP_DEVICE", "numpy")
-    for module in (options, plain):
+    for module in (options, fast_decode):
         monkeypatch.setattr(module, "raise_on_signals", lambda: None)
         monkeypatch.setattr(module, "shield_children", lambda: None)
     monkeypatch.setattr(cli, "ignore_signals", lambda: None)

@@ -65,8 +65,8 @@ LAZY = {  # keep --help and a look at a file quick
     ("__main__", "pathlib"),
     ("__main__", "gc"),
     ("imgmlp", "importlib"),
-    ("cli", "imgmlp.cli.typed"),  # and what is asked for plainly without Typer
-    *(("cli.plain", f"imgmlp.cli.{name}") for name in ("decode", "folders")),
+    ("cli", "imgmlp.cli.typer_runner"),  # a simple decode runs without Typer
+    *(("cli.fast_decode", f"imgmlp.cli.{name}") for name in ("decode", "folders")),
     *(("cli.commands", f"imgmlp.bench.{name}") for name in ("report", "kernels_report")),
     *(
         ("cli.commands", f"imgmlp.cli.{name}")

@@ -1,10 +1,10 @@
 """The command line: its entry point, and an exit code for every outcome.
 
-`plain` runs simple commands without Typer, `typed` all others with it. `commands` holds the names,
-options and help of all commands; the module of a command's name does its work and is imported when
-it runs. Only `__main__` imports this package. May import batch, bench, child, codec,
-ending, engine, facts, image, image_io, imgmlp, interrupt, metadata, output_files, report,
-terminal, text.
+`fast_decode` runs simple decode commands without Typer, `typer_runner` all others with it.
+`commands` holds the names, options and help of all commands; the module of a command's name does
+its work and is imported when it runs. Only `__main__` imports this package. May import batch,
+bench, child, codec, ending, engine, facts, image, image_io, imgmlp, interrupt, metadata,
+output_files, report, terminal, text.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import json
 import sys
 
 from imgmlp import ending  # first: it must be there before anything is written
-from imgmlp.cli import plain
-from imgmlp.cli.words import options_in, with_dash_as_file
+from imgmlp.cli import fast_decode
+from imgmlp.cli.arguments import possible_options, with_absolute_dashes
 from imgmlp.errors import ImgmlpError, OutputError, UsageError, problem_of
 from imgmlp.interrupt import ignore_signals
 from imgmlp.terminal import Terminal
@@ -44,18 +44,19 @@ def main(began: float | None = None) -> None:
 
 
 def _run(terminal: Terminal) -> int:
-    words = sys.argv[1:]
-    if any(map(_is_empty, options_in(words))) or "" in words:
+    """Run the command of this process; returns the exit code. Raises ImgmlpError."""
+    arguments = sys.argv[1:]
+    if any(map(_has_empty_value, possible_options(arguments))) or "" in arguments:
         hint = "is a shell variable unset? leave the argument out, or give it a value"
         raise UsageError("an argument is empty", hint=hint)
-    sys.argv[1:] = words = with_dash_as_file(words)
-    work = plain.work(words)
-    if work is None:
-        from imgmlp.cli import typed
+    sys.argv[1:] = arguments = with_absolute_dashes(arguments)
+    command = fast_decode.parse(arguments)
+    if command is None:
+        from imgmlp.cli import typer_runner
 
-        work = typed.run
-    code = work(terminal)
-    if sys.stdout is not None:  # it is if the parent process has closed it
+        command = typer_runner.run
+    code = command(terminal)
+    if sys.stdout is not None:  # it is None if the parent process has closed it
         sys.stdout.flush()  # help is still in its buffer
     return code
 
@@ -63,14 +64,14 @@ def _run(terminal: Terminal) -> int:
 def _report(terminal: Terminal, problem: ImgmlpError) -> int:
     """Print an error, with --json also as JSON; returns the exit code."""
     code = terminal.fail(problem)
-    words = options_in(sys.argv[1:])
-    json_wanted = any(word == "--json" or word.startswith("--json=") for word in words)
-    if json_wanted and not terminal.has_printed_json:
+    options = possible_options(sys.argv[1:])
+    as_json = any(option == "--json" or option.startswith("--json=") for option in options)
+    if as_json and not terminal.has_printed_json:
         with contextlib.suppress(OutputError):  # it was printed before, or matters less
             print_data(json.dumps(problem.facts(), indent=2))
     return code
 
 
-def _is_empty(word: str) -> bool:
-    """Whether an option has an empty value, which would be the folder that one is in."""
-    return word.startswith("--") and word.endswith("=")
+def _has_empty_value(option: str) -> bool:
+    """Whether an option has an empty value, which a Path would take for the current folder."""
+    return option.startswith("--") and option.endswith("=")

@@ -1,6 +1,7 @@
-"""The commands' names, options and help. Each is done by the file of its name, loaded when it runs.
+"""The commands' names, options and help.
 
-Importing this module needs neither NumPy nor OpenCL, so that help stays quick.
+The module of a command's name does its work and is imported when the command runs, so that help
+needs neither NumPy nor OpenCL.
 """
 
 from __future__ import annotations
@@ -11,39 +12,45 @@ from typing import Annotated, Literal
 import typer
 
 from imgmlp.cli.options import (
-    AsJson,
-    Batch,
-    Devices,
-    DeviceSpec,
-    Effort,
-    Features,
-    Files,
-    Folder,
-    Force,
-    Frame,
-    Held,
-    Hidden,
-    Jobs,
-    Layers,
-    Listed,
-    Live,
-    OnCluster,
-    Opening,
-    PlainHelp,
-    PlainHelps,
-    Precision,
-    Preset,
-    Rate,
-    Reconstruction,
-    Recursive,
-    Seed,
-    Steps,
-    StoredFiles,
-    Strip,
-    StripProfile,
-    Version,
-    Weights,
-    with_terminal,
+    BatchOption,
+    BppOption,
+    BytesOption,
+    ClusterOption,
+    CodecOption,
+    Command,
+    CommandGroup,
+    DeviceOption,
+    DevicesOption,
+    EffortOption,
+    FeaturesOption,
+    FilesArgument,
+    FilesFromOption,
+    FilesOrFoldersArgument,
+    ForceOption,
+    FrameOption,
+    HiddenOption,
+    JobsOption,
+    JsonOption,
+    LambdaOption,
+    LayersOption,
+    LearningRateOption,
+    LiveOption,
+    OpenTerminal,
+    OutFolderOption,
+    PngOption,
+    PrecisionOption,
+    PresetOption,
+    PsnrOption,
+    QualityOption,
+    RecursiveOption,
+    SeedOption,
+    StepsOption,
+    StripOption,
+    StripProfileOption,
+    TimeOption,
+    VersionOption,
+    WeightsOption,
+    with_common_options,
 )
 from imgmlp.codec.bitstream.container import DEFAULT_CODEC
 from imgmlp.errors import UsageError
@@ -51,55 +58,55 @@ from imgmlp.text import print_data
 
 app = typer.Typer(
     name="imgmlp",
-    cls=PlainHelps,
+    cls=CommandGroup,
     help="Compress a picture by training a small neural network on it.",
     epilog="Exit codes: 0 done, 1 training or some files failed, 2 usage error, 3 bad picture, "
     "4 bad file, 5 target missed, 6 no device, 7 out of memory, 8 output exists or cannot be "
     "written, 130 interrupted.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # whose tables cut names where the terminal is narrow
+    rich_markup_mode=None,  # its tables cut names on narrow terminals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-bench_app = typer.Typer(cls=PlainHelps, invoke_without_command=True, rich_markup_mode=None)
+bench_app = typer.Typer(cls=CommandGroup, invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
 
 
 @app.callback()
-def _root(context: typer.Context, version: Version = False) -> None:
+def _root(context: typer.Context, version: VersionOption = False) -> None:
     if context.invoked_subcommand is None:
         print_data(context.get_help())
         raise typer.Exit(UsageError.exit_code)
 
 
-@app.command(cls=PlainHelp, help="Train a network on IMAGE; write its weights and reconstruction.")
-@with_terminal
+@app.command(cls=Command, help="Train a network on IMAGE; write its weights and reconstruction.")
+@with_common_options
 def train(
-    terminal: Opening,
+    open_terminal: OpenTerminal,
     image: Annotated[
         Path, typer.Argument(metavar="IMAGE", help="The picture; - is standard input.")
     ],
-    output: Weights = Path("weights.npz"),
-    png: Reconstruction = None,
-    preset: Preset = "default",
-    steps: Steps = None,
-    batch: Batch = None,
-    lr: Rate = None,
-    hidden: Hidden = None,
-    layers: Layers = None,
-    features: Features = None,
-    seed: Seed = None,
-    precision: Precision = "float32",
-    live: Live = None,
-    frame: Frame = None,
-    strip: StripProfile = False,
-    device: DeviceSpec = "auto",
-    force: Force = False,
+    output: WeightsOption = Path("weights.npz"),
+    png: PngOption = None,
+    preset: PresetOption = "default",
+    steps: StepsOption = None,
+    batch: BatchOption = None,
+    lr: LearningRateOption = None,
+    hidden: HiddenOption = None,
+    layers: LayersOption = None,
+    features: FeaturesOption = None,
+    seed: SeedOption = None,
+    precision: PrecisionOption = "float32",
+    live: LiveOption = None,
+    frame: FrameOption = None,
+    strip: StripProfileOption = False,
+    device: DeviceOption = "auto",
+    force: ForceOption = False,
 ) -> None:
     from imgmlp.cli import parsing
     from imgmlp.cli.train import Outputs, run
 
-    opened = terminal()
+    terminal = open_terminal()
     settings = parsing.training_settings(
         preset,
         steps=steps,
@@ -112,17 +119,17 @@ def train(
         precision=precision,
     )
     outputs = Outputs.of_options(output, png, live)
-    run(opened, image, outputs, settings, device, force, frame, strip)
+    run(terminal, image, outputs, settings, device, force, frame, strip)
 
 
 @app.command(
-    cls=PlainHelp,
+    cls=Command,
     help="Compress pictures to compact .imlp files, each to one target.\n\n"
     "The same command resumes a run that was interrupted.",
 )
-@with_terminal
+@with_common_options
 def encode(
-    terminal: Opening,
+    open_terminal: OpenTerminal,
     images: Annotated[
         list[Path] | None,
         typer.Argument(metavar="IMAGE", help="Pictures, or folders of them; - is standard input."),
@@ -136,52 +143,25 @@ def encode(
             help="The file to write; - is standard output. Default: beside IMAGE.",
         ),
     ] = None,
-    folder: Folder = None,
-    recursive: Recursive = False,
-    listed: Listed = None,
-    quality: Annotated[
-        float | None,
-        typer.Option(
-            metavar="0-100",
-            help="Target quality; higher is better and larger. 60 if there is no target.",
-        ),
-    ] = None,
-    bpp: Annotated[
-        float | None, typer.Option(metavar="BITS", help="Target: bits per pixel.")
-    ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--bytes", metavar="N", help="Target: bytes of the file, such as 20000, 20k or 1.5M."
-        ),
-    ] = None,
-    psnr: Annotated[float | None, typer.Option(metavar="DB", help="Target: PSNR in dB.")] = None,
-    lmbda: Annotated[
-        float | None,
-        typer.Option(
-            "--lambda",
-            metavar="LAMBDA",
-            help="Target: the encoder minimises MSE + LAMBDA * bits per pixel.",
-        ),
-    ] = None,
-    effort: Effort = None,
-    time: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            help="Approximate time limit, such as 60s, 5m or 2h; not with --effort. Of several "
-            "pictures, the limit of each.",
-        ),
-    ] = None,
-    codec: Held = DEFAULT_CODEC,
-    live: Live = None,
-    frame: Frame = None,
-    strip: Strip = False,
-    device: Devices = None,
-    jobs: Jobs = None,
-    cluster: OnCluster = None,
-    as_json: AsJson = False,
-    force: Force = False,
+    folder: OutFolderOption = None,
+    recursive: RecursiveOption = False,
+    listed: FilesFromOption = None,
+    quality: QualityOption = None,
+    bpp: BppOption = None,
+    size: BytesOption = None,
+    psnr: PsnrOption = None,
+    lmbda: LambdaOption = None,
+    effort: EffortOption = None,
+    time: TimeOption = None,
+    codec: CodecOption = DEFAULT_CODEC,
+    live: LiveOption = None,
+    frame: FrameOption = None,
+    strip: StripOption = False,
+    device: DevicesOption = None,
+    jobs: JobsOption = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+    force: ForceOption = False,
     skip: Annotated[
         bool, typer.Option("--skip-existing", help="Skip pictures whose output exists.")
     ] = False,
@@ -193,14 +173,14 @@ def encode(
     wanted = Wanted(quality, bpp, size, psnr, lmbda, effort, time, codec, frame, strip)
     outputs = Outputs(output, folder, force, skip, live)
     request = Request(images or [], listed, recursive, device, jobs, as_json, cluster)
-    raise typer.Exit(run(terminal(), request, outputs, wanted))
+    raise typer.Exit(run(open_terminal(), request, outputs, wanted))
 
 
-@app.command(cls=PlainHelp, help="Decode files to pictures.")
-@with_terminal
+@app.command(cls=Command, help="Decode files to pictures.")
+@with_common_options
 def decode(
-    terminal: Opening,
-    files: StoredFiles = None,
+    open_terminal: OpenTerminal,
+    files: FilesOrFoldersArgument = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -210,9 +190,9 @@ def decode(
             help="The picture to write; - is standard output. Default: beside FILE.",
         ),
     ] = None,
-    folder: Folder = None,
-    recursive: Recursive = False,
-    listed: Listed = None,
+    folder: OutFolderOption = None,
+    recursive: RecursiveOption = False,
+    listed: FilesFromOption = None,
     scale: Annotated[
         float | None,
         typer.Option(metavar="FACTOR", help="Factor of the original size; not for latent files."),
@@ -220,57 +200,57 @@ def decode(
     size: Annotated[
         str | None, typer.Option(metavar="WxH", help="Size in pixels; not for latent files.")
     ] = None,
-    device: Devices = None,
-    jobs: Jobs = None,
-    as_json: AsJson = False,
-    force: Force = False,
+    device: DevicesOption = None,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+    force: ForceOption = False,
 ) -> None:
     from imgmlp.cli.decode import Outputs, run
     from imgmlp.cli.folders import Request
 
     outputs = Outputs(output, folder, scale, size, force)
     request = Request(files or [], listed, recursive, device, jobs, as_json)
-    raise typer.Exit(run(terminal(), request, outputs))
+    raise typer.Exit(run(open_terminal(), request, outputs))
 
 
-@app.command(cls=PlainHelp, help="Describe files from their headers, without decoding them.")
-@with_terminal
+@app.command(cls=Command, help="Describe files from their headers, without decoding them.")
+@with_common_options
 def info(
-    terminal: Opening,
-    files: Files,
-    as_json: AsJson = False,
+    open_terminal: OpenTerminal,
+    files: FilesArgument,
+    as_json: JsonOption = False,
 ) -> None:
     from imgmlp.cli.info import run
 
-    raise typer.Exit(run(terminal(), files, as_json))
+    raise typer.Exit(run(open_terminal(), files, as_json))
 
 
-@app.command(cls=PlainHelp, help="Check that files are intact and decode to what was encoded.")
-@with_terminal
+@app.command(cls=Command, help="Check that files are intact and decode to what was encoded.")
+@with_common_options
 def verify(
-    terminal: Opening,
-    files: StoredFiles = None,
-    recursive: Recursive = False,
-    listed: Listed = None,
-    as_json: AsJson = False,
-    device: Devices = None,
-    jobs: Jobs = None,
+    open_terminal: OpenTerminal,
+    files: FilesOrFoldersArgument = None,
+    recursive: RecursiveOption = False,
+    listed: FilesFromOption = None,
+    as_json: JsonOption = False,
+    device: DevicesOption = None,
+    jobs: JobsOption = None,
 ) -> None:
     from imgmlp.cli.folders import Request
     from imgmlp.cli.verify import run
 
     request = Request(files or [], listed, recursive, device, jobs, as_json)
-    raise typer.Exit(run(terminal(), request))
+    raise typer.Exit(run(open_terminal(), request))
 
 
 @app.command(
-    cls=PlainHelp,
+    cls=Command,
     help="Write an HTML report: imgmlp against JPEG, WebP, AVIF, JPEG XL.\n\n"
     "The same command resumes a run that was interrupted.",
 )
-@with_terminal
+@with_common_options
 def compare(
-    terminal: Opening,
+    open_terminal: OpenTerminal,
     images: Annotated[
         list[Path], typer.Argument(metavar="IMAGE", help="Pictures; - is standard input.")
     ],
@@ -283,23 +263,23 @@ def compare(
             metavar="BITS", help="Bits per pixel; repeat it for more rates. Default: 0.16 to 0.8."
         ),
     ] = None,
-    effort: Effort = None,
-    codec: Held = DEFAULT_CODEC,
-    frame: Frame = None,
-    device: DeviceSpec = "auto",
-    as_json: AsJson = False,
-    force: Force = False,
+    effort: EffortOption = None,
+    codec: CodecOption = DEFAULT_CODEC,
+    frame: FrameOption = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+    force: ForceOption = False,
 ) -> None:
     from imgmlp.cli.compare import Wanted, run
 
     wanted = Wanted(tuple(bpp or ()), effort, codec, frame)
-    raise typer.Exit(run(terminal(), images, output, wanted, device, force, as_json))
+    raise typer.Exit(run(open_terminal(), images, output, wanted, device, force, as_json))
 
 
-@app.command(cls=PlainHelp, help="List, test or prepare the devices that --device takes.")
-@with_terminal
+@app.command(cls=Command, help="List, test or prepare the devices that --device takes.")
+@with_common_options
 def devices(
-    terminal: Opening,
+    open_terminal: OpenTerminal,
     check: Annotated[
         bool, typer.Option("--check", help="Test each against NumPy; say how to fix what fails.")
     ] = False,
@@ -314,22 +294,22 @@ def devices(
         str | None,
         typer.Option("--device", metavar="auto|gpu|cpu|numpy|P:D", help="Only this device."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     if prepare:
         from imgmlp.cli import prepare as preparing
 
-        preparing.run(terminal(), as_json, device, check)
+        preparing.run(open_terminal(), as_json, device, check)
         return
     from imgmlp.cli.devices import run
 
-    run(terminal(), as_json, check, device)
+    run(open_terminal(), as_json, check, device)
 
 
-@app.command(cls=PlainHelp, help="Print the compiled training step, from its graph to its times.")
-@with_terminal
+@app.command(cls=Command, help="Print the compiled training step, from its graph to its times.")
+@with_common_options
 def graph(
-    terminal: Opening,
+    open_terminal: OpenTerminal,
     form: Annotated[
         Literal[
             "summary", "dot", "nodes", "tree", "procedure", "memory", "uops", "source", "times"
@@ -339,12 +319,12 @@ def graph(
             help="What to print; dot is for Graphviz, times runs the step.",
         ),
     ] = "summary",
-    preset: Preset = "default",
-    batch: Batch = None,
-    hidden: Hidden = None,
-    layers: Layers = None,
-    features: Features = None,
-    precision: Precision = "float32",
+    preset: PresetOption = "default",
+    batch: BatchOption = None,
+    hidden: HiddenOption = None,
+    layers: LayersOption = None,
+    features: FeaturesOption = None,
+    precision: PrecisionOption = "float32",
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the picture.")] = "512x512",
     general: Annotated[
         bool,
@@ -353,59 +333,59 @@ def graph(
             help="Leave out the block program; show the general scheduler's result.",
         ),
     ] = False,
-    as_json: AsJson = False,
-    device: DeviceSpec = "auto",
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
 ) -> None:
     from imgmlp.cli import parsing
     from imgmlp.cli.graph import run
 
-    opened = terminal()
+    terminal = open_terminal()
     settings = parsing.training_settings(
         preset, batch=batch, hidden=hidden, layers=layers, features=features, precision=precision
     )
-    run(opened, settings, size, device, form, as_json, general)
+    run(terminal, settings, size, device, form, as_json, general)
 
 
 @bench_app.callback(
     help="Measure how fast this machine trains and decodes.\n\n"
     "NumPy and, if it is installed, PyTorch are measured too.",
 )
-@with_terminal
+@with_common_options
 def bench(
-    terminal: Opening,
+    open_terminal: OpenTerminal,
     context: typer.Context,
     quick: Annotated[
         bool, typer.Option("--quick", help="A rough measurement, in seconds.")
     ] = False,
-    as_json: AsJson = False,
-    device: DeviceSpec = "auto",
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
 ) -> None:
-    if command := context.invoked_subcommand:
+    if subcommand := context.invoked_subcommand:
         sources = map(context.get_parameter_source, context.params)
         if any(source is not None and source.name == "COMMANDLINE" for source in sources):
-            hint = f"put options after it; `imgmlp bench {command} --help` lists them"
-            raise UsageError(f"options were given before {command!r}", hint=hint)
+            hint = f"put options after it; `imgmlp bench {subcommand} --help` lists them"
+            raise UsageError(f"options were given before {subcommand!r}", hint=hint)
         return
     from imgmlp.bench import report
 
-    report.bench(terminal(), device, quick, as_json)
+    report.bench(open_terminal(), device, quick, as_json)
 
 
 @bench_app.command(
     "kernels",
-    cls=PlainHelp,
+    cls=Command,
     help="Measure single kernels over several sizes.\n\n"
     "Map, sum, softmax, transpose, matrix product.",
 )
-@with_terminal
+@with_common_options
 def bench_kernels(
-    terminal: Opening,
+    open_terminal: OpenTerminal,
     quick: Annotated[bool, typer.Option("--quick", help="Two sizes, few repetitions.")] = False,
     side: Annotated[
         list[int] | None,
         typer.Option(metavar="N", help="Measure N × N matrices instead; repeat it for a sweep."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Also write the results as CSV.")
     ] = None,
@@ -413,9 +393,11 @@ def bench_kernels(
         Path | None,
         typer.Option(metavar="PNG|SVG", help="Also plot the results; needs the extra `plot`."),
     ] = None,
-    device: DeviceSpec = "auto",
-    force: Force = False,
+    device: DeviceOption = "auto",
+    force: ForceOption = False,
 ) -> None:
     from imgmlp.bench import kernels_report
 
-    kernels_report.bench_kernels(terminal(), device, quick, side or [], as_json, csv, plot, force)
+    kernels_report.bench_kernels(
+        open_terminal(), device, quick, side or [], as_json, csv, plot, force
+    )

@@ -24,9 +24,9 @@ from imgmlp.batch.plan import Plan, Rules
 from imgmlp.batch.pool import Pool, Seat, run_here
 from imgmlp.batch.work import Work
 from imgmlp.cli import files
+from imgmlp.cli.arguments import first_device
 from imgmlp.cli.files import STANDARD
 from imgmlp.cli.run_report import RunReport
-from imgmlp.cli.words import first_of
 from imgmlp.codec.training.run import Progress
 from imgmlp.errors import ImgmlpError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest
@@ -58,7 +58,7 @@ class Request:
     @property
     def one(self) -> str:
         """The device of commands that use one, as the environment variable may name several."""
-        return self.device or first_of(self.spec)
+        return self.device or first_device(self.spec)
 
     @property
     def where(self) -> str:

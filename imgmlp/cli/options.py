@@ -1,4 +1,4 @@
-"""Options that several commands share, and the form of their help.
+"""The commands' options as annotated types, and the layout of their help.
 
 It imports neither NumPy nor OpenCL, so that help stays quick.
 """
@@ -17,12 +17,25 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from imgmlp import __version__
-from imgmlp.cli.words import first_of
+from imgmlp.cli.arguments import first_device
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.float_mlp.presets import usual
 from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data, standard_output
+
+# Arguments and options of several commands
+
+FilesArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE", help=".imlp or .npz files; - is standard input."),
+]
+FilesOrFoldersArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="FILE", help=".imlp or .npz files, or folders of them; - is standard input."
+    ),
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -31,22 +44,12 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Files = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE", help=".imlp or .npz files; - is standard input."),
-]
-StoredFiles = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="FILE", help=".imlp or .npz files, or folders of them; - is standard input."
-    ),
-]
-Version = Annotated[
+VersionOption = Annotated[
     bool,
     typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-Verbose = Annotated[
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+VerboseOption = Annotated[
     int,
     typer.Option(
         "--verbose",
@@ -57,9 +60,9 @@ Verbose = Annotated[
         help="Print more; twice, also tracebacks.",
     ),
 ]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no progress.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace existing outputs.")]
-Folder = Annotated[
+NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Show no progress.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace existing outputs.")]
+OutFolderOption = Annotated[
     Path | None,
     typer.Option(
         "--out",
@@ -68,10 +71,10 @@ Folder = Annotated[
         "are skipped.",
     ),
 ]
-Recursive = Annotated[
+RecursiveOption = Annotated[
     bool, typer.Option("--recursive", "-r", help="Also search folders inside folders.")
 ]
-Listed = Annotated[
+FilesFromOption = Annotated[
     Path | None,
     typer.Option(
         "--files-from",
@@ -80,11 +83,11 @@ Listed = Annotated[
         "the tree are relative to the given folders, or to the current one.",
     ),
 ]
-Jobs = Annotated[
+JobsOption = Annotated[
     int | None,
     typer.Option(metavar="N", help="Files at once on each device. Default: by picture size."),
 ]
-OnCluster = Annotated[
+ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
@@ -93,7 +96,23 @@ OnCluster = Annotated[
         "Folders may then be in object stores, such as s3://bucket/folder.",
     ),
 ]
-Devices = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FrameOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Frame or page, if the file has several; 1 is the first."),
+]
+StripOption = Annotated[
+    bool,
+    typer.Option("--strip", help="Leave out colour profile, EXIF, XMP and resolution."),
+]
+LiveOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PICTURE",
+        help="Preview, rewritten every few seconds, with a page of curves beside it.",
+    ),
+]
+DevicesOption = Annotated[
     str | None,
     typer.Option(
         "--device",
@@ -102,97 +121,15 @@ Devices = Annotated[
         "[env var: IMGMLP_DEVICE; default: auto]",
     ),
 ]
-Weights = Annotated[
-    Path,
-    typer.Option(
-        "--output", "-o", metavar="NPZ", help="The weights to write; - is standard output."
-    ),
-]
-Reconstruction = Annotated[
-    Path | None,
-    typer.Option(
-        "--png",
-        metavar="PICTURE",
-        help="What the weights decode to. Default: reconstruction.png, or none with -o -.",
-    ),
-]
-Preset = Annotated[
-    Literal["default", "seed"],
-    typer.Option(metavar="default|seed", help="Source of the values that are not given."),
-]
-Steps = Annotated[int | None, typer.Option(metavar="N", help=f"Training steps.  {usual('steps')}")]
-Batch = Annotated[int | None, typer.Option(metavar="N", help=f"Pixels per step.  {usual('batch')}")]
-Rate = Annotated[
-    float | None, typer.Option("--lr", metavar="RATE", help=f"Learning rate.  {usual('lr')}")
-]
-Hidden = Annotated[
-    int | None, typer.Option(metavar="N", help=f"Width of each hidden layer.  {usual('hidden')}")
-]
-Layers = Annotated[
-    int | None, typer.Option(metavar="N", help=f"Number of hidden layers.  {usual('layers')}")
-]
-Features = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help=f"Frequency features per pixel, a multiple of 4.  {usual('features')}",
-    ),
-]
-Seed = Annotated[
-    int | None, typer.Option(metavar="N", help=f"Seed of the random numbers.  {usual('seed')}")
-]
-Effort = Annotated[
-    int | None,
-    typer.Option(
-        metavar="1-9",
-        help="Training effort. Default: what about 25 s allow, or 5 with --codec mlp.",
-    ),
-]
-Held = Annotated[Codec, typer.Option("--codec", metavar="latent|mlp", help="The file's codec.")]
-Precision = Annotated[
-    Literal["float32", "half"],
-    typer.Option(
-        metavar="float32|half", help="Of matrix products; half needs a GPU with matrix units."
-    ),
-]
-Frame = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Frame or page, if the file has several; 1 is the first."),
-]
-Strip = Annotated[
-    bool,
-    typer.Option("--strip", help="Leave out colour profile, EXIF, XMP and resolution."),
-]
-StripProfile = Annotated[
-    bool,
-    typer.Option("--strip", help="Leave out the colour profile; .npz files keep nothing else."),
-]
-Live = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PICTURE",
-        help="Preview, rewritten every few seconds, with a page of curves beside it.",
-    ),
-]
-_PYTHON_TYPE = re.compile(r" <[\w\[\]]+>$")  # Typer appends it to an option's metavar
-# The layout of help, in columns.
-_MAX_HELP_WIDTH = 80
-_MIN_HELP_WIDTH = 38
-_RIGHT_MARGIN = 2
-_MAX_NAMES_WIDTH = 30  # of the options' names
-_MIN_TEXT_WIDTH = 23  # of the options' descriptions, which stand beside the names
-_SHORT_HELP_WIDTH = 65  # of a command's description in the list of all commands
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _one_device(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
     """The device of a command that uses one; the environment variable may name several."""
     source = context.get_parameter_source(option.name or "")
-    return first_of(value) if source is not None and source.name == "ENVIRONMENT" else value
+    return first_device(value) if source is not None and source.name == "ENVIRONMENT" else value
 
 
-DeviceSpec = Annotated[
+DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
@@ -204,15 +141,119 @@ DeviceSpec = Annotated[
 ]
 
 
-def terminal_of(
-    context: typer.Context,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
-) -> Terminal:
-    """The terminal of a command. From here on, Ctrl-C raises KeyboardInterrupt for its clean-up.
+# The network that `train` trains and `graph` compiles
 
-    It is called once all modules are imported, as an exception could leave one half imported.
+PresetOption = Annotated[
+    Literal["default", "seed"],
+    typer.Option(metavar="default|seed", help="Source of the values that are not given."),
+]
+StepsOption = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Training steps.  {usual('steps')}")
+]
+BatchOption = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Pixels per step.  {usual('batch')}")
+]
+LearningRateOption = Annotated[
+    float | None, typer.Option("--lr", metavar="RATE", help=f"Learning rate.  {usual('lr')}")
+]
+HiddenOption = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Width of each hidden layer.  {usual('hidden')}")
+]
+LayersOption = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Number of hidden layers.  {usual('layers')}")
+]
+FeaturesOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help=f"Frequency features per pixel, a multiple of 4.  {usual('features')}",
+    ),
+]
+SeedOption = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Seed of the random numbers.  {usual('seed')}")
+]
+PrecisionOption = Annotated[
+    Literal["float32", "half"],
+    typer.Option(
+        metavar="float32|half", help="Of matrix products; half needs a GPU with matrix units."
+    ),
+]
+
+# Outputs of `train`
+
+WeightsOption = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", metavar="NPZ", help="The weights to write; - is standard output."
+    ),
+]
+PngOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--png",
+        metavar="PICTURE",
+        help="What the weights decode to. Default: reconstruction.png, or none with -o -.",
+    ),
+]
+StripProfileOption = Annotated[
+    bool,
+    typer.Option("--strip", help="Leave out the colour profile; .npz files keep nothing else."),
+]
+
+# Targets and effort of `encode` and `compare`
+
+EffortOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="1-9",
+        help="Training effort. Default: what about 25 s allow, or 5 with --codec mlp.",
+    ),
+]
+CodecOption = Annotated[
+    Codec, typer.Option("--codec", metavar="latent|mlp", help="The file's codec.")
+]
+QualityOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="0-100",
+        help="Target quality; higher is better and larger. 60 if there is no target.",
+    ),
+]
+BppOption = Annotated[float | None, typer.Option(metavar="BITS", help="Target: bits per pixel.")]
+BytesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bytes", metavar="N", help="Target: bytes of the file, such as 20000, 20k or 1.5M."
+    ),
+]
+PsnrOption = Annotated[float | None, typer.Option(metavar="DB", help="Target: PSNR in dB.")]
+LambdaOption = Annotated[
+    float | None,
+    typer.Option(
+        "--lambda",
+        metavar="LAMBDA",
+        help="Target: the encoder minimises MSE + LAMBDA * bits per pixel.",
+    ),
+]
+TimeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="T",
+        help="Approximate time limit, such as 60s, 5m or 2h; not with --effort. Of several "
+        "pictures, the limit of each.",
+    ),
+]
+
+
+def open_terminal(
+    context: typer.Context,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+    no_progress: NoProgressOption = False,
+) -> Terminal:
+    """The terminal, set up as the common options say. From now on, Ctrl-C raises KeyboardInterrupt.
+
+    Commands call it after their imports, as an exception could leave a module half imported.
     """
     raise_on_signals()
     shield_children()
@@ -222,15 +263,26 @@ def terminal_of(
     return terminal
 
 
+# The layout of help, in columns. The options' names stand left of their descriptions.
+_MAX_HELP_WIDTH = 80
+_MIN_HELP_WIDTH = 38
+_RIGHT_MARGIN = 2
+_MAX_NAMES_WIDTH = 30
+_MIN_DESCRIPTION_WIDTH = 23
+_COMMAND_SUMMARY_WIDTH = 65  # of a command's description in the list of all commands
+_PYTHON_TYPE = re.compile(r" <[\w\[\]]+>$")  # Typer appends it to an option's metavar
+
 if TYPE_CHECKING:
-    _Command = TyperCommand
+    _TyperBase = TyperCommand
 else:
-    _Command = object  # subclasses add TyperCommand or TyperGroup
+    _TyperBase = object  # subclasses add TyperCommand or TyperGroup
 
 
-class _Plain(_Command):
-    """A command whose help fits narrow terminals and names no Python types, and whose usage errors
-    know the command that they belong to."""
+class _ImgmlpCommand(_TyperBase):
+    """Help that fits narrow terminals and names no Python types.
+
+    It also attaches the command to usage errors, whose hint names the help of that command.
+    """
 
     def get_help(self, ctx: Any) -> str:
         ctx.terminal_width = max(
@@ -241,32 +293,32 @@ class _Plain(_Command):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write, max_width = formatter.write_dl, formatter.width - _RIGHT_MARGIN
-        names_width = min(_MAX_NAMES_WIDTH, formatter.width - _MIN_TEXT_WIDTH)
+        names_width = min(_MAX_NAMES_WIDTH, formatter.width - _MIN_DESCRIPTION_WIDTH)
 
         def write_without_types(rows: list[tuple[str, str]]) -> None:
-            named = [(_PYTHON_TYPE.sub("", name), text) for name, text in rows]
-            write([(_wrapped_name(name, max_width), text) for name, text in named], names_width)
+            untyped = [(_PYTHON_TYPE.sub("", name), text) for name, text in rows]
+            write([(_wrapped_name(name, max_width), text) for name, text in untyped], names_width)
 
         formatter.write_dl = write_without_types
         super().format_options(ctx, formatter)
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        return super().get_short_help_str(max(limit, _SHORT_HELP_WIDTH))  # it is wrapped later
+        return super().get_short_help_str(max(limit, _COMMAND_SUMMARY_WIDTH))  # it is wrapped later
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except typer.TyperException as error:  # not all of them know their command
+        except typer.TyperException as error:  # Typer sets `ctx` for some errors only
             error.ctx = getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
             raise
 
 
-class PlainHelp(_Plain, TyperCommand):
-    """A single command with such help."""
+class Command(_ImgmlpCommand, TyperCommand):
+    """A single command with the help of `_ImgmlpCommand`."""
 
 
-class PlainHelps(_Plain, TyperGroup):
-    """A group of commands with such help."""
+class CommandGroup(_ImgmlpCommand, TyperGroup):
+    """A group of commands with the help of `_ImgmlpCommand`."""
 
 
 def _wrapped_name(name: str, max_width: int) -> str:
@@ -279,27 +331,27 @@ def _wrapped_name(name: str, max_width: int) -> str:
     return "\n  ".join(lines)  # the indentation of all options
 
 
-Opening = Callable[[], Terminal]
+OpenTerminal = Callable[[], Terminal]
 
 
-def with_terminal(run: Callable[..., None]) -> Callable[..., None]:
+def with_common_options(run: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all commands have, such as --quiet, to a command's own.
 
     `run` gets a function as its first argument, which sets up and returns the Terminal. Typer takes
     a command's options from its signature, so the result has a signature with all of them.
     """
-    shown = inspect.signature(terminal_of, eval_str=True).parameters
-    _, *own = inspect.signature(run, eval_str=True).parameters.values()
+    terminal_options = inspect.signature(open_terminal, eval_str=True).parameters
+    _, *own_options = inspect.signature(run, eval_str=True).parameters.values()
     kind = inspect.Parameter.KEYWORD_ONLY
-    version = inspect.Parameter("version", kind, default=False, annotation=Version)
-    together = {one.name: one for one in (*own, *shown.values(), version)}
+    version = inspect.Parameter("version", kind, default=False, annotation=VersionOption)
+    options = {one.name: one for one in (*own_options, *terminal_options.values(), version)}
 
     @wraps(run)
-    def command(**given: Any) -> None:
-        opening = partial(terminal_of, **{name: given[name] for name in shown})
-        run(opening, **{one.name: given[one.name] for one in own})
+    def command(**values: Any) -> None:
+        terminal = partial(open_terminal, **{name: values[name] for name in terminal_options})
+        run(terminal, **{option.name: values[option.name] for option in own_options})
 
-    keywords = [one.replace(kind=one.KEYWORD_ONLY) for one in together.values()]
-    command.__annotations__ = {one.name: one.annotation for one in keywords}
-    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    parameters = [option.replace(kind=kind) for option in options.values()]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command

@@ -17,7 +17,7 @@ from conftest import QUICK, Command, environment, imgmlp_command
 from outputs import assert_error, names
 
 from imgmlp import terminal, text
-from imgmlp.cli import devices, typed
+from imgmlp.cli import devices, typer_runner
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import list_devices
 from imgmlp.errors import OutputError
@@ -77,9 +77,9 @@ def test_a_home_that_cannot_be_written_keeps_completion_out(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/home/u/.bashrc")
 
     monkeypatch.setattr(sys, "argv", ["imgmlp", "--install-completion"])
-    monkeypatch.setattr(typed, "app", app)
+    monkeypatch.setattr(typer_runner, "app", app)
     with pytest.raises(OutputError) as told:
-        typed.run(terminal.Terminal())
+        typer_runner.run(terminal.Terminal())
     problem = "cannot install completion: Read-only file system: /home/u/.bashrc"
     assert str(told.value) == problem
     assert "--show-completion" in told.value.hint

@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
+from imgmlp.cli.arguments import possible_options
 from imgmlp.cli.commands import app
-from imgmlp.cli.words import options_in
 from imgmlp.errors import Interrupted, OutputError, UsageError, problem_of
 from imgmlp.terminal import Terminal
 from imgmlp.text import quoted
@@ -28,20 +28,20 @@ def run(terminal: Terminal) -> int:
     except typer.TyperException as error:
         if not error.format_message():
             return error.exit_code  # help was printed
-        raise _usage(error) from error
-    except OSError as error:
+        raise _usage_error(error) from error
+    except OSError as error:  # of --install-completion, where Typer does not catch it
         if INSTALL_OPTION not in sys.argv[1:]:
             raise
         problem = f"cannot install completion: {error.strerror}: {error.filename}"
         hint = "--show-completion prints a script for your shell"
-        raise OutputError(problem, hint=hint) from error  # Typer does not catch it
+        raise OutputError(problem, hint=hint) from error
     if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
         raise problem_of(KeyboardInterrupt())
     return code if isinstance(code, int) else 0
 
 
-def _usage(error: typer.TyperException) -> UsageError:
-    """Typer's message without Pydantic's wording."""
+def _usage_error(error: typer.TyperException) -> UsageError:
+    """A usage error with Typer's message, but without Pydantic's wording."""
     problem = error.format_message().replace("Value error, ", "")  # Pydantic's prefix
     problem = re.sub("Input should be a valid integer.*", "it is not a whole number", problem)
     problem = re.sub("Input should be a valid number.*", "it is not a number", problem)
@@ -50,8 +50,8 @@ def _usage(error: typer.TyperException) -> UsageError:
 
 def _hint(error: typer.TyperException) -> str:
     if error.format_message().startswith("No such option"):
-        for word in options_in(sys.argv[1:]):
-            if word.startswith("-") and os.path.isfile(word):
-                return f"use `{quoted(word)}` for the file of this name"
+        for argument in possible_options(sys.argv[1:]):
+            if argument.startswith("-") and os.path.isfile(argument):
+                return f"use `{quoted(argument)}` for the file of this name"
     context = getattr(error, "ctx", None)
     return f"see `{context.command_path if context else 'imgmlp'} --help`"

@@ -17,29 +17,30 @@ from imgmlp.terminal import Terminal
 EXPANDS_WILDCARDS = os.name == "nt"  # on Windows, Typer expands wildcards in names
 
 
-def work(words: Sequence[str]) -> Callable[[Terminal], int] | None:
-    """A function that runs the command, if its words are `decode FILE... [-o PICTURE] [--force]`.
+def parse(arguments: Sequence[str]) -> Callable[[Terminal], int] | None:
+    """A function that runs the command, or None for Typer to parse it.
 
-    The function returns the exit code and raises ImgmlpError.
+    The arguments must have the form `decode FILE... [-o PICTURE] [--force]`. The function returns
+    the exit code and raises ImgmlpError.
     """
-    if words[:1] != ["decode"] or EXPANDS_WILDCARDS:
+    if arguments[:1] != ["decode"] or EXPANDS_WILDCARDS:
         return None
     sources: list[Path] = []
     output: Path | None = None
     force = False
-    rest = iter(words[1:])
-    for word in rest:
-        if word == "--force":
+    remaining = iter(arguments[1:])
+    for argument in remaining:
+        if argument == "--force":
             force = True
-        elif word in ("-o", "--output") and output is None:
-            name = next(rest, "--")
+        elif argument in ("-o", "--output") and output is None:
+            name = next(remaining, "--")
             if name.startswith("-") and name != "-":
                 return None
             output = Path(name)
-        elif word.startswith("-") and word != "-":
+        elif argument.startswith("-") and argument != "-":
             return None
         else:
-            sources.append(Path(word))
+            sources.append(Path(argument))
     return partial(_decode, sources, output, force) if sources else None
 
 
@@ -47,6 +48,6 @@ def _decode(sources: list[Path], output: Path | None, force: bool, terminal: Ter
     from imgmlp.cli.decode import Outputs, run
     from imgmlp.cli.folders import Request
 
-    raise_on_signals()  # after loading modules, as in `options.terminal_of`
+    raise_on_signals()  # after the imports, as in `options.open_terminal`
     shield_children()
     return run(terminal, Request(sources), Outputs(output, force=force))

@@ -1,4 +1,4 @@
-"""A decode in plain words is the same with Typer and without, which begins sooner."""
+"""Simple `decode` commands, which start sooner because they run without Typer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from conftest import GOLDEN, Command
 from test_public_api import modules_after
 
-from imgmlp.cli import decode, plain, typed
+from imgmlp.cli import decode, fast_decode, typer_runner
 from imgmlp.cli.decode import Outputs
 from imgmlp.cli.folders import Request
 from imgmlp.errors import ImgmlpError
 from imgmlp.terminal import Terminal
 
-FOUND = GOLDEN / "rgb-alpha.imlp"
+COMPACT = GOLDEN / "rgb-alpha.imlp"
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "arguments",
     [
         ["a.imlp"],
         ["a.imlp", "b.npz", "folder"],
@@ -30,27 +30,27 @@ FOUND = GOLDEN / "rgb-alpha.imlp"
         ["-o", "b.png", "gone.imlp", "é\udcff.imlp"],
     ],
 )
-def test_plain_words_ask_for_what_typer_would_read(
-    asked: list[str], in_process: Command, monkeypatch: pytest.MonkeyPatch
+def test_simple_decode_is_parsed_as_typer_parses_it(
+    arguments: list[str], in_process: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[Request, Outputs]] = []
+    calls: list[tuple[Request, Outputs]] = []
 
     def run(_: Terminal, request: Request, outputs: Outputs) -> int:
-        seen.append((request, outputs))
+        calls.append((request, outputs))
         return 5
 
     monkeypatch.setattr(decode, "run", run)
-    work = plain.work(["decode", *asked])
-    assert work is not None
-    assert work(Terminal()) == 5
-    monkeypatch.setattr(plain, "work", lambda _: None)
-    in_process("decode", *asked, check=5)
-    assert len(seen) == 2
-    assert seen[0] == seen[1]
+    command = fast_decode.parse(["decode", *arguments])
+    assert command is not None
+    assert command(Terminal()) == 5
+    monkeypatch.setattr(fast_decode, "parse", lambda _: None)
+    in_process("decode", *arguments, check=5)
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "arguments",
     [
         [],
         ["verify", "a.imlp"],
@@ -68,24 +68,24 @@ def test_plain_words_ask_for_what_typer_would_read(
         ["decode", "-q", "a.imlp"],
     ],
 )
-def test_all_else_is_typers(asked: list[str]) -> None:
-    assert plain.work(asked) is None
+def test_other_arguments_are_left_to_typer(arguments: list[str]) -> None:
+    assert fast_decode.parse(arguments) is None
 
 
-def test_names_with_a_star_are_typers_where_the_shell_leaves_them(
+def test_wildcards_are_left_to_typer_on_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plain, "EXPANDS_WILDCARDS", True)
-    assert plain.work(["decode", "*.imlp"]) is None
+    monkeypatch.setattr(fast_decode, "EXPANDS_WILDCARDS", True)
+    assert fast_decode.parse(["decode", "*.imlp"]) is None
 
 
-def test_decoding_loads_no_typer(tmp_path: Path) -> None:
-    asked = ["imgmlp", "decode", str(FOUND), "-o", str(tmp_path / "a.png")]
+def test_simple_decode_does_not_import_typer_or_pydantic(tmp_path: Path) -> None:
+    arguments = ["imgmlp", "decode", str(COMPACT), "-o", str(tmp_path / "a.png")]
     code = f"""
 import sys
 from imgmlp import cli
 cli.ending.leave = sys.exit
-sys.argv = {asked!r}
+sys.argv = {arguments!r}
 try:
     cli.main()
 except SystemExit as end:
@@ -95,9 +95,9 @@ except SystemExit as end:
     assert (tmp_path / "a.png").exists()
 
 
-def test_a_hint_of_typers_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = ["imgmlp", "decode", "--unheard-of"]
-    monkeypatch.setattr(typed.sys, "argv", asked)
-    with pytest.raises(ImgmlpError, match="No such option") as told:
-        typed.run(Terminal())
-    assert told.value.hint == "see `imgmlp decode --help`"
+def test_hint_of_unknown_option_names_the_commands_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: list[Any] = ["imgmlp", "decode", "--unheard-of"]
+    monkeypatch.setattr(typer_runner.sys, "argv", arguments)
+    with pytest.raises(ImgmlpError, match="No such option") as error:
+        typer_runner.run(Terminal())
+    assert error.value.hint == "see `imgmlp decode --help`"
