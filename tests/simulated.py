@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from test_ops import CASES, Case, inputs_of
 from test_schedule import SIDE, grow
+from test_values_and_gradients import CASES, Case, inputs_of
 
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.features import encoding
@@ -48,7 +48,7 @@ def outputs(f: Callable[..., Any], *arrays: Array) -> Make:
 
 
 def with_gradients(case: Case) -> Make:
-    """A case of tests/engine/operations/test_ops.py and the gradients of all its inputs."""
+    """A case of tests/engine/operations/test_values_and_gradients.py and the gradients of all its inputs."""
 
     def both(*tensors: Tensor) -> dict[str, Tensor]:
         y = case.tensors(*tensors)

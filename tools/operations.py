@@ -3,8 +3,8 @@
 
     python tools/operations.py > docs/operations.md
 
-tests/engine/operations/test_operations.py compares values and gradients of each of ROWS with NumPy.
-Which dtypes an operation takes, and whether it has a gradient, is found by trying.
+tests/engine/operations/test_documented_operations.py compares values and gradients of each of ROWS
+with NumPy. Which dtypes an operation takes, and whether it has a gradient, is found by trying.
 """
 
 from __future__ import annotations

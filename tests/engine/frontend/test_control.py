@@ -1,4 +1,4 @@
-"""Loops inside a step: values against NumPy's, how they run, and what they and choices refuse."""
+"""Loops inside a step: their values, how they are compiled, and what loop and cond refuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def power_iteration(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
     """The unit eigenvector of the largest eigenvalue, [n]."""
 
     def body(i: Tensor, v: Tensor) -> Tensor:
-        w = (matrix * 0.5) @ v  # the halves are the same in each iteration
+        w = (matrix * 0.5) @ v  # matrix * 0.5 is the same in each iteration
         return w / w.square().sum().sqrt()
 
     return loop(steps, body, start)
@@ -33,22 +33,22 @@ def power_iteration(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
 # --- values ---
 
 
-def test_power_iteration_finds_the_largest_eigenvector(device: AnyDevice) -> None:
+def test_loop_of_power_iterations_finds_largest_eigenvector(device: AnyDevice) -> None:
     a = symmetric(5)
     found = power_iteration(Tensor(a, device), Tensor(np.ones(5), device), 200).numpy()
     largest = np.linalg.eigh(a)[1][:, -1]
     assert abs(found @ largest) == pytest.approx(1, abs=1e-5)
 
 
-def test_newton_steps_converge_to_the_square_root(device: AnyDevice) -> None:
+def test_loop_of_newton_iterations_converges_to_square_root(device: AnyDevice) -> None:
     x = Tensor([0.25, 2.0, 100.0], device)
     found = loop(12, lambda i, r: (r + x / r) * 0.5, Tensor([1.0, 1.0, 1.0], device))
     wanted = np.sqrt([0.25, 2.0, 100.0])
     assert close(found.numpy(), wanted, wanted, roundings=8)
 
 
-def test_the_number_of_the_iteration_picks_a_row(device: AnyDevice) -> None:
-    """Cumulative products of the rows of a table, kept in a carried table."""
+def test_loop_body_indexes_table_by_iteration_number(device: AnyDevice) -> None:
+    """Cumulative products of the rows of a table are stored in a carried table."""
     rng = np.random.default_rng(0)
     rows = rng.uniform(0.5, 2, (6, 4)).astype(np.float32)
     table = Tensor(rows, device)
@@ -65,14 +65,14 @@ def test_the_number_of_the_iteration_picks_a_row(device: AnyDevice) -> None:
     assert close(last.numpy(), wanted[-1], wanted[-1], roundings=8)
 
 
-def test_carried_values_change_places_at_once(device: AnyDevice) -> None:
-    """Fibonacci's numbers: each value is computed from those before the iteration."""
+def test_loop_updates_all_carried_values_from_the_previous_iteration(device: AnyDevice) -> None:
+    """Fibonacci numbers: each value is computed from those before the iteration."""
     zero, one = Tensor(np.int32(0), device), Tensor(np.int32(1), device)
     a, b = loop(20, lambda i, a, b: (b, a + b), zero, one)
     assert (a.item(), b.item()) == (6765, 10946)
 
 
-def test_a_loop_in_a_loop_sees_both_numbers(device: AnyDevice) -> None:
+def test_nested_loop_body_uses_both_iteration_numbers(device: AnyDevice) -> None:
     x = np.arange(3)
     shift = Tensor(np.array([1, 5, 7]), device)
 
@@ -88,15 +88,15 @@ def test_a_loop_in_a_loop_sees_both_numbers(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, np.int64(1), np.uint8(1)])
-def test_no_iteration_and_one(device: AnyDevice, count: int) -> None:
+def test_loop_of_zero_or_one_iterations_builds_no_loop_node(device: AnyDevice, count: int) -> None:
     x = Tensor([1.0, 2.0], device)
     y = loop(count, lambda i, y: y * 3 + i, x)
     assert all(n.op is not Op.LOOP for n in (y.node, *y.node.src))
     assert np.array_equal(y.numpy(), [3.0**count, 2 * 3.0**count])
 
 
-def test_a_state_goes_through_a_loop_in_every_replay(device: AnyDevice) -> None:
-    """Gradient descent on (w - 3)²: gradients inside of the body cost no unrolling."""
+def test_every_replay_carries_the_state_through_the_loop(device: AnyDevice) -> None:
+    """Gradient descent on (w - 3)²; a gradient inside of the body needs no unrolling."""
     w = Tensor([0.0, 10.0], device)
     before = Tensor([0.0, 0.0], device)
 
@@ -120,7 +120,7 @@ def test_a_state_goes_through_a_loop_in_every_replay(device: AnyDevice) -> None:
         assert close(program.read("double"), 2 * old, 20)
 
 
-def test_one_loop_after_another(device: AnyDevice) -> None:
+def test_second_loop_uses_results_of_the_first(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0], device)
     first = loop(3, lambda i, y: y * 2, x)
     second, total = loop(
@@ -132,10 +132,10 @@ def test_one_loop_after_another(device: AnyDevice) -> None:
     assert np.array_equal(joined, np.concatenate([f, s + 4 * f, 4 * s + 6 * f]))
 
 
-# --- how it runs ---
+# --- compilation ---
 
 
-def test_the_body_is_compiled_once_and_replayed(lowered: Lowered) -> None:
+def test_loop_body_is_compiled_once_and_launched_each_iteration(lowered: Lowered) -> None:
     a, v = Tensor(symmetric(5)), Tensor(np.ones(5))
     stages = lowered(lambda: {"v": power_iteration(a, v, 50)})
     (cycle,) = (i for i in stages.procedure.items if isinstance(i, Loop))
@@ -147,13 +147,13 @@ def test_the_body_is_compiled_once_and_replayed(lowered: Lowered) -> None:
     assert before == 1  # the halves of the matrix, and the first vector, side by side
 
 
-def test_the_same_loop_is_one_node(device: AnyDevice) -> None:
+def test_equal_loops_are_one_node(device: AnyDevice) -> None:
     a, v = Tensor(symmetric(5), device), Tensor(np.ones(5), device)
     assert power_iteration(a, v, 7).node is power_iteration(a, v, 7).node
     assert power_iteration(a, v, 7).node is not power_iteration(a, v, 8).node
 
 
-def test_constants_are_the_bodys_own(lowered: Lowered) -> None:
+def test_constants_are_folded_into_the_loop_body(lowered: Lowered) -> None:
     two = Tensor.full((3,), 1.0) + 1.0  # folded, but only after the loop was built
     stages = lowered(lambda: {"y": loop(5, lambda i, x: x * two, Tensor(np.ones(3)))})
     assert len(stages.codes) == 2
@@ -182,8 +182,8 @@ def reused_memory(device: Device) -> Program:
     return compile(step, device)
 
 
-def test_what_a_loop_needs_outlives_its_temporaries(kernels: Device) -> None:
-    """The bits do not change when memory that the plan says is free is spoilt at every launch."""
+def test_values_that_a_loop_needs_outlive_its_temporary_buffers(kernels: Device) -> None:
+    """Results stay equal when memory that the plan declares free is overwritten at every launch."""
     plain, poisoned = reused_memory(kernels), reused_memory(kernels)
     assert plain.stages.memory.arena_bytes < plain.stages.memory.separate_bytes
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_what_a_loop_needs_outlives_its_temporaries(kernels: Device) -> None:
             assert np.isfinite(plain.read(name)).all()
 
 
-def test_the_numbers_that_a_loop_carries_are_those_of_its_listing() -> None:
+def test_loop_listing_numbers_carried_nodes_by_their_lines() -> None:
     x, y = Tensor([1.0, 2.0]), Tensor([3.0, 4.0])
     last, _ = loop(3, lambda i, p, q: (p + q, (q * 2.0).tanh()), x, y)
     body = next(n.arg for n in toposort([last.node]) if n.op is Op.LOOP)
@@ -204,7 +204,7 @@ def test_the_numbers_that_a_loop_carries_are_those_of_its_listing() -> None:
     assert [line[1] for line in told] == ["ADD", "FUNCTION"]
 
 
-def test_listings_show_the_body(lowered: Lowered) -> None:
+def test_listings_show_the_loop_body(lowered: Lowered) -> None:
     x = Tensor([1.0, 2.0])
     stages = lowered(lambda: {"y": loop(5, lambda i, y: y * x + i, x)})
     assert "LOOP 5 times" in stages.show("nodes")
@@ -214,7 +214,7 @@ def test_listings_show_the_body(lowered: Lowered) -> None:
     assert "subgraph cluster_n" in stages.show("dot")
 
 
-def test_a_loop_overwrites_the_state_that_it_carries(lowered: Lowered) -> None:
+def test_loop_overwrites_its_carried_state_in_place(lowered: Lowered) -> None:
     x = Tensor([1.0, 2.0])
 
     def step() -> dict[str, Tensor]:
@@ -227,7 +227,7 @@ def test_a_loop_overwrites_the_state_that_it_carries(lowered: Lowered) -> None:
 # --- refusals ---
 
 
-def test_what_a_body_returns_is_checked() -> None:
+def test_loop_body_must_return_the_carried_shapes_and_dtypes() -> None:
     x = Tensor([1.0, 2.0])
     with pytest.raises(ValueError, match=r"enters the body as f32\[2\] and leaves it as f32\[1\]"):
         loop(3, lambda i, y: y.sum(keepdims=True), x)
@@ -239,7 +239,7 @@ def test_what_a_body_returns_is_checked() -> None:
         loop(3, lambda i, y: (1.0,), x)  # type: ignore[arg-type, return-value]
 
 
-def test_what_a_choice_is_made_of_is_checked() -> None:
+def test_cond_refuses_wrong_conditions_and_branches() -> None:
     x, c = Tensor([1.0, 2.0]), Tensor(np.int32(1))
     for wrong in (Tensor([1, 0]), Tensor(1.0), True):
         with pytest.raises(TypeError, match="the condition must be one bool or integer"):
@@ -259,26 +259,26 @@ def test_what_a_choice_is_made_of_is_checked() -> None:
 
 
 @pytest.mark.parametrize("count", [2.0, True, "3", Tensor(np.int32(3))])
-def test_the_count_is_a_whole_number(count: object) -> None:
+def test_loop_count_must_be_an_int(count: object) -> None:
     with pytest.raises(TypeError, match="the count must be an int"):
         loop(count, lambda i, y: y, Tensor([1.0]))  # type: ignore[arg-type]
 
 
-def test_a_loop_carries_something_forwards() -> None:
+def test_loop_refuses_negative_count_and_no_carried_tensors() -> None:
     with pytest.raises(ValueError, match="-1 iterations"):
         loop(-1, lambda i, y: y, Tensor([1.0]))
     with pytest.raises(TypeError, match="needs Tensors to carry"):
         loop(3, lambda i: i)  # type: ignore[call-overload]
 
 
-def test_a_body_assigns_nothing(device: AnyDevice) -> None:
+def test_assignment_in_a_loop_body_is_refused(device: AnyDevice) -> None:
     state = Tensor([1.0], device)
     with pytest.raises(ValueError, match="assigns a state"):
         loop(3, lambda i, y: state.assign(y), Tensor([1.0], device))
     assert state.item() == 1.0
 
 
-def test_values_inside_of_a_loop_stay_there(device: AnyDevice) -> None:
+def test_value_of_a_loop_body_cannot_be_read_outside(device: AnyDevice) -> None:
     inside: list[Tensor] = []
 
     def body(i: Tensor, y: Tensor) -> Tensor:
@@ -295,8 +295,8 @@ def test_values_inside_of_a_loop_stay_there(device: AnyDevice) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("count", [1, 3])
-def test_values_inside_of_a_loop_stay_out_of_others_too(nested: bool, count: int) -> None:
-    """Where another loop of the same shapes would have taken them for its own."""
+def test_value_of_a_loop_body_cannot_be_used_in_another_loop(nested: bool, count: int) -> None:
+    """A loop of the same shapes must not mistake the leaked parameter for its own."""
     start, leaked = Tensor(np.float32([0, 1]), open_device("numpy")), list[Tensor]()
 
     def leaking(i: Tensor, x: Tensor) -> Tensor:
@@ -318,15 +318,15 @@ def test_values_inside_of_a_loop_stay_out_of_others_too(nested: bool, count: int
         found.numpy()
 
 
-def test_a_body_that_fails_leaves_nothing_behind(device: AnyDevice) -> None:
+def test_loop_can_be_built_after_a_body_raised(device: AnyDevice) -> None:
     with pytest.raises(TypeError):
         loop(3, lambda i, y: y ^ 2, Tensor([1.0], device))
     x = Tensor([1], device, dtype=dt.i32)
     assert loop(3, lambda i, y: y + i, x).node is loop(3, lambda i, y: y + i, x).node
 
 
-def test_threads_build_loops_of_their_own() -> None:
-    """One leaves its loop while the other is inside of two."""
+def test_threads_build_loops_independently() -> None:
+    """One thread leaves its loop while the other is inside of two nested loops."""
     device = open_device("numpy")
     inside, other_inside, left = (threading.Event() for _ in range(3))
     start = Tensor(np.zeros(2, np.float32), device)

@@ -1,4 +1,4 @@
-"""Choices inside a step: the chosen value alone is computed, whatever a replay chooses."""
+"""cond inside a step: each replay computes the taken branch alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from imgmlp.engine.oracle import interpret
 
 
 def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
-    """A step whose condition is a state: it counts down, and through 0 to the other branch."""
+    """A step whose condition is a state that counts down and selects the other branch from 0 on."""
     a = Tensor(symmetric(5), device)
     left = Tensor(np.int32(2), device)
     state = Tensor(np.ones((5, 5)), device)
@@ -37,7 +37,7 @@ def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
     return compile(step, device), state
 
 
-def test_the_condition_may_change_between_replays(device: AnyDevice) -> None:
+def test_condition_of_cond_may_change_between_replays(device: AnyDevice) -> None:
     program, state = chosen(device)
     a, wanted = symmetric(5).astype(np.float64), np.ones((5, 5))
     e = np.exp(a @ a + 1 - (a @ a + 1).max(1, keepdims=True))
@@ -54,8 +54,8 @@ def test_the_condition_may_change_between_replays(device: AnyDevice) -> None:
         assert close(state.numpy(), wanted, sizes, roundings=256)
 
 
-def test_only_the_chosen_branch_computes(kernels: Device) -> None:
-    """What the other branch would leave in memory is not there."""
+def test_untaken_branch_writes_no_memory(kernels: Device) -> None:
+    """Memory of intermediate values is unchanged if the branch that needs them is not taken."""
     a, c = Tensor(symmetric(5), kernels), Tensor(np.int32(0), kernels)
     choice = cond(c, lambda: (a @ a).softmax() + 1.0, lambda: a * 2.0)
     program = compile(lambda: {"y": choice}, kernels)
@@ -77,7 +77,7 @@ def test_only_the_chosen_branch_computes(kernels: Device) -> None:
             assert untouched == (not taken and storage.dtype is not dt.bool_)
 
 
-def test_guards_are_kept_by_memory_in_reuse(kernels: Device) -> None:
+def test_guarded_kernels_are_right_when_their_memory_is_reused(kernels: Device) -> None:
     plain, poisoned = chosen(kernels)[0], chosen(kernels)[0]
     for _ in range(3):
         plain.run()
@@ -86,7 +86,7 @@ def test_guards_are_kept_by_memory_in_reuse(kernels: Device) -> None:
             assert np.array_equal(plain.read(name), poisoned.read(name))
 
 
-def test_a_state_that_stays_is_not_copied(lowered: Lowered) -> None:
+def test_state_unchanged_by_a_branch_is_not_copied(lowered: Lowered) -> None:
     x, c = Tensor([1.0, 2.0]), Tensor([True])
 
     def step() -> dict[str, Tensor]:
@@ -96,8 +96,8 @@ def test_a_state_that_stays_is_not_copied(lowered: Lowered) -> None:
     assert len(lowered(step).codes) == 1
 
 
-def test_newton_stops_once_it_is_there(device: AnyDevice) -> None:
-    """A choice in a loop: iterations after the first small step change nothing."""
+def test_cond_in_a_loop_stops_newton_iterations_after_convergence(device: AnyDevice) -> None:
+    """Iterations after the first small step leave the value unchanged."""
     two = Tensor([2.0], device)
 
     def body(i: Tensor, x: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ def test_newton_stops_once_it_is_there(device: AnyDevice) -> None:
     assert steps.item() == 3
 
 
-def test_choices_in_choices_and_loops_in_them(device: AnyDevice) -> None:
+def test_nested_conds_with_a_loop_follow_their_conditions(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0], device)
     number = Tensor(np.int32(0), device)
 
@@ -126,7 +126,7 @@ def test_choices_in_choices_and_loops_in_them(device: AnyDevice) -> None:
         assert np.array_equal(program.read("y"), wanted)
 
 
-def test_numpy_computes_only_the_chosen_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_device_computes_only_the_taken_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(interpret.FUNCTIONS, Op.SIN, None)
     x = Tensor([1.0, 2.0], open_mapping("numpy"))
     true = Tensor(np.bool_(True), x.device)
@@ -135,7 +135,7 @@ def test_numpy_computes_only_the_chosen_value(monkeypatch: pytest.MonkeyPatch) -
         cond(true.logical_not(), x.sum, lambda: x.sin().sum()).item()
 
 
-def test_a_choice_that_is_known_is_made_at_once(lowered: Lowered) -> None:
+def test_cond_on_a_constant_keeps_only_the_taken_branch(lowered: Lowered) -> None:
     x = Tensor([1.0, 2.0])
     yes = Tensor.full((), 3) > 2
     stages = lowered(lambda: {"y": cond(yes, lambda: x * 3, x.sin)})
@@ -143,7 +143,7 @@ def test_a_choice_that_is_known_is_made_at_once(lowered: Lowered) -> None:
     assert len(stages.codes) == 1
 
 
-def test_listings_show_guards(lowered: Lowered) -> None:
+def test_listings_show_guards_of_cond_branches(lowered: Lowered) -> None:
     x, c = Tensor([1.0, 2.0]), Tensor(np.int32(1))
     stages = lowered(lambda: {"y": cond(c, lambda: x * 2, lambda: x + 1)})
     assert "COND" in stages.show("nodes")

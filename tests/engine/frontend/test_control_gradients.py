@@ -1,4 +1,4 @@
-"""Gradients through loops and choices: those of the same written out."""
+"""Gradients through loops and conds equal those of the unrolled computation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from imgmlp.engine.operations.autograd import MAX_UNROLLED_OPERATIONS
 
 
 def computed(*tensors: Tensor) -> list[np.ndarray]:
-    """Several values, by one program."""
+    """The values of several Tensors, computed by one program."""
     device = tensors[0].device
     assert device is not None
     program = compile(lambda: {str(i): t for i, t in enumerate(tensors)}, device)
@@ -42,14 +42,14 @@ def in_python(count: int, body: Callable[..., Tensor], x: Tensor) -> Tensor:
     return x
 
 
-def test_gradients_are_those_of_the_unrolled_loop(device: AnyDevice) -> None:
+def test_gradient_through_a_loop_equals_that_of_the_unrolled_loop(device: AnyDevice) -> None:
     wanted = gradients(in_python, open_mapping("numpy"))
     for found, want in zip(gradients(loop, device), wanted, strict=True):
         assert np.abs(want).max() > 0.1
         assert close(found, want)
 
 
-def test_gradients_of_a_nested_loop(device: AnyDevice) -> None:
+def test_gradient_through_a_nested_loop_multiplies_all_factors(device: AnyDevice) -> None:
     """y = x·3^(2·3), so that the slope is 729."""
     x = Tensor([2.0], device)
     y = loop(2, lambda i, y: loop(3, lambda j, z: z * 3, y), x)
@@ -71,7 +71,7 @@ class Scaled(Function):
         return g * a * a, g * product * 2
 
 
-def test_a_function_saves_what_each_iteration_computed(device: AnyDevice) -> None:
+def test_function_in_a_loop_saves_the_values_of_each_iteration(device: AnyDevice) -> None:
     """y = x·a^(2·6), so that the slopes are a^12 and 12·x·a^11; one loop is in the other."""
     x, a = Tensor([2.0, 3.0], device), Tensor([1.1, 0.9], device)
 
@@ -85,7 +85,7 @@ def test_a_function_saves_what_each_iteration_computed(device: AnyDevice) -> Non
     assert close(by_a, wanted, wanted)
 
 
-def test_gradients_reach_expressions_that_only_a_body_uses(device: AnyDevice) -> None:
+def test_gradients_reach_expressions_that_only_a_loop_body_uses(device: AnyDevice) -> None:
     w = Tensor([1.0, 2.0, 3.0, 4.0], device)
     square, double = w.reshape(2, 2), w[:2] * 2
     y = loop(2, lambda i, y: y + square.sum(0) * double, Tensor([0.0, 0.0], device))
@@ -94,7 +94,7 @@ def test_gradients_reach_expressions_that_only_a_body_uses(device: AnyDevice) ->
     assert np.array_equal(by_double, [8.0, 12.0])
 
 
-def test_gradients_of_gradients_through_a_loop(device: AnyDevice) -> None:
+def test_second_derivative_through_a_loop_is_exact(device: AnyDevice) -> None:
     """y = x^8: the second derivative is 56·x^6."""
     x = Tensor([1.5], device)
     (slope,) = loop(3, lambda i, y: y * y, x).sum().gradient([x])
@@ -102,8 +102,8 @@ def test_gradients_of_gradients_through_a_loop(device: AnyDevice) -> None:
     assert curvature.numpy() == pytest.approx(56 * 1.5**6, rel=1e-5)
 
 
-def test_gradients_of_gradients_through_functions_in_a_loop(device: AnyDevice) -> None:
-    """Whose rules hold values of the body: those of the iteration, not of the body, count."""
+def test_second_derivatives_through_functions_in_a_loop_equal_unrolled(device: AnyDevice) -> None:
+    """Gradient rules refer to values of the body; each iteration must use its own."""
     x = Tensor([1.5, -0.5, 0.25], device)
     weights = np.float32([3, -1, 2])
 
@@ -126,8 +126,8 @@ def test_gradients_of_gradients_through_functions_in_a_loop(device: AnyDevice) -
     assert np.abs(found[0]).max() > 0.1
 
 
-def test_gradients_beside_carried_bools_and_integers(device: AnyDevice) -> None:
-    """Which have none, wherever else they are used."""
+def test_gradients_ignore_carried_bools_and_integers(device: AnyDevice) -> None:
+    """Bools and integers have no gradient, wherever else they are used."""
     x = Tensor([1.0, -2.0, 3.0], device)
     positive, count = x > 0, x.cast(dtype.i8)
 
@@ -140,12 +140,12 @@ def test_gradients_beside_carried_bools_and_integers(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("way", [0, 1])
-def test_gradients_go_through_the_chosen_value(device: AnyDevice, way: int) -> None:
+def test_gradients_go_through_the_taken_branch_of_cond(device: AnyDevice, way: int) -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
     w, v = Tensor(a, device), Tensor(b, device)
     c = Tensor(np.int32(way), device)
-    x = (w * 0.5).sin()  # of both ways
+    x = (w * 0.5).sin()  # used by both branches
     y = cond(c, lambda: (x @ v) ** 2, lambda: x * 3)
     by_w, by_v = computed(*(y.sum() + x.sum()).gradient([w, v]))
     g = 2 * (np.sin(a / 2) @ b) @ b.T if way else np.full((3, 3), 3.0)
@@ -154,7 +154,7 @@ def test_gradients_go_through_the_chosen_value(device: AnyDevice, way: int) -> N
     assert close(by_v, wanted)
 
 
-def test_the_gradient_of_what_is_not_chosen_is_not_computed(lowered: Lowered) -> None:
+def test_gradient_of_the_untaken_branch_is_not_computed(lowered: Lowered) -> None:
     x, w, c = Tensor(symmetric(4)), Tensor(symmetric(4)), Tensor(np.int32(0))
 
     def step() -> dict[str, Tensor]:
@@ -168,8 +168,8 @@ def test_the_gradient_of_what_is_not_chosen_is_not_computed(lowered: Lowered) ->
     assert all(k.guards for k in products)
 
 
-def test_gradients_through_a_choice_in_a_loop(device: AnyDevice) -> None:
-    """x doubles, and doubles, and then is squared: 16·x², whose slope is 32·x."""
+def test_gradient_through_cond_in_a_loop_follows_each_iterations_branch(device: AnyDevice) -> None:
+    """x is doubled twice, then squared: y = 16·x², whose slope is 32·x."""
     x = Tensor([1.5], device)
     y = loop(3, lambda i, y: cond(i < 2, lambda: y * 2, lambda: y * y), x)
     (slope,) = y.sum().gradient([x])
@@ -177,7 +177,7 @@ def test_gradients_through_a_choice_in_a_loop(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("device", MAPPINGS, indirect=True)  # long
-def test_a_loop_that_does_not_depend_on_the_parameters_stays_a_loop(device: AnyDevice) -> None:
+def test_loop_without_parameters_is_not_unrolled_for_gradients(device: AnyDevice) -> None:
     x, w = Tensor([2.0], device), Tensor([5.0], device)
     y = loop(MAX_UNROLLED_OPERATIONS, lambda i, y: y * 0.5 + 1.0, x)
     (slope,) = (y * w).sum().gradient([w])
@@ -186,7 +186,7 @@ def test_a_loop_that_does_not_depend_on_the_parameters_stays_a_loop(device: AnyD
     assert slope.numpy() == [5.0]
 
 
-def test_a_gradient_through_too_many_iterations_is_refused() -> None:
+def test_gradient_through_too_many_iterations_is_refused() -> None:
     x = Tensor([2.0], open_mapping("numpy"))
     y = loop(1_000_000, lambda i, y: y * 0.5 + x, x)
     with pytest.raises(ValueError, match=r"1,000,000 iterations.*take the gradient inside"):

@@ -1,8 +1,8 @@
-"""Random steps of loops and choices in each other, beside states that they read and replace.
+"""Random steps of nested loops and conds that read and replace states.
 
-They run as Nodes, which say what is meant, and as Procedure and UOps in one arena whose bytes
-make no sense until they are written: a wrong order, a wrong lifetime or a kernel that should not
-have run shows in the values.
+The reference interprets their Nodes. The Procedure and the UOps run in one arena of uninitialised
+bytes, so that a wrong order, a wrong lifetime or a kernel that should not have run changes the
+values.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ RUNS = 3  # the flag counts down from 2 through 0
 
 
 def fit(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A value of this shape in which all elements of x count."""
+    """A value of this shape that depends on all elements of x."""
     return x if x.shape == shape else (x.sum() * 0.1).broadcast_to(shape)
 
 
 class Maker:
-    """Random values of a pool of others; the same for the same seed."""
+    """Builds random values from a pool of values, determined by the seed."""
 
     def __init__(self, seed: int, form: str) -> None:
         self.rng = np.random.default_rng(seed)
@@ -44,7 +44,7 @@ class Maker:
         return found[self.below(len(found))]
 
     def grow(self, pool: Sequence[Tensor], depth: int, count: int) -> list[Tensor]:
-        """The pool and more."""
+        """The pool and `count` new values."""
         found = list(pool)
         for _ in range(count):
             made = self.make(found, depth)
@@ -52,7 +52,7 @@ class Maker:
         return found
 
     def make(self, pool: Sequence[Tensor], depth: int) -> Tensor | tuple[Tensor, ...]:
-        """Values that stay small, whatever they are made of."""
+        """New values, which stay small whatever their operands are."""
         a = self.pick(pool)
         b = fit(self.pick(pool), a.shape)
         match self.below(11 if depth < 2 else 9):
@@ -131,8 +131,10 @@ def results(seed: int, form: str) -> list[np.ndarray]:
     ("form", "first", "count"),
     [("numpy:procedure", 0, 60), ("numpy:uops", 100, 15), ("numpy:uops-group", 200, 15)],
 )
-def test_random_steps_do_what_their_nodes_say(form: str, first: int, count: int) -> None:
-    """What is rounded on the way is about as large as what comes out and goes in."""
+def test_random_steps_agree_with_the_interpreter_of_nodes(
+    form: str, first: int, count: int
+) -> None:
+    """Intermediate values, whose rounding counts, are about as large as inputs and outputs."""
     for seed in range(first, first + count):
         wanted = results(seed, "numpy")
         size = max(np.abs(value).max() for value in wanted)
@@ -140,8 +142,8 @@ def test_random_steps_do_what_their_nodes_say(form: str, first: int, count: int)
             assert close(found, value, size, roundings=1024), f"seed {seed}, value {i}"
 
 
-def test_random_gradients_are_those_of_small_differences() -> None:
-    """In float64, along a random direction; some losses do not depend on any state."""
+def test_random_gradients_agree_with_finite_differences() -> None:
+    """Differences are taken in float64 along a random direction; some losses are constant."""
     moving = 0
     for seed in range(60):
         found, wanted, size = slopes(Maker(seed, "numpy"), h=1e-6)
@@ -151,9 +153,9 @@ def test_random_gradients_are_those_of_small_differences() -> None:
 
 
 def slopes(maker: Maker, h: float) -> tuple[float, float, float]:
-    """How fast a loss changes along a random direction, by its gradient and by differences.
+    """The slope of a loss along a random direction, by its gradient and by central differences.
 
-    And how far these may be apart: 1e-5 of what is added up, and the loss's rounding over h.
+    Third is the tolerance: 1e-5 of the terms that are added, and the loss's rounding over h.
     """
     pool = maker.grow(maker.states, 0, 3 + maker.below(6))
     loss = (fit(pool[-1], ()) + fit(pool[-2], ())).node

@@ -1,4 +1,4 @@
-"""The self-test: good devices pass, each kind of fault is noticed, and advice fits it."""
+"""The self-test of devices: good ones pass, each kind of fault is detected with fitting advice."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from imgmlp.engine.frontend import device_check
 
 
 @pytest.mark.parametrize("mapping", FORMS)
-def test_a_good_device_passes_every_test(mapping: str) -> None:
+def test_working_device_passes_every_check(mapping: str) -> None:
     found = check_device(open_mapping(mapping))
     assert [f.name for f in found] == ["build", *device_check.TESTS]
     assert [f for f in found if not f.passed or f.problem or f.hint] == []
 
 
-def test_wrong_results_are_noticed_by_each_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_check_detects_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_device("numpy")
     read = device.read
 
@@ -40,14 +40,14 @@ def test_wrong_results_are_noticed_by_each_test(monkeypatch: pytest.MonkeyPatch)
         assert test(device), name
 
 
-def test_rounding_is_allowed_and_more_is_not() -> None:
+def test_check_allows_rounding_errors_only() -> None:
     wanted = np.linspace(-1, 1, 9, dtype=np.float32)
     assert not device_check._difference("x", wanted * np.float32(1 + 1e-6), wanted)
     assert "off by" in device_check._difference("x", wanted * np.float32(1 + 1e-4), wanted)
     assert "nan" in device_check._difference("x", wanted * np.float32(np.nan), wanted)
 
 
-def test_a_compiler_that_fails_is_the_only_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_compiler_is_the_only_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         device_check,
         "PROBE_SOURCE",
@@ -62,7 +62,7 @@ def test_a_compiler_that_fails_is_the_only_finding(monkeypatch: pytest.MonkeyPat
     os.unlink(saved)
 
 
-def test_a_fault_in_a_test_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_a_check_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(device: Any) -> str:
         raise RuntimeError("lost")
 
@@ -71,7 +71,9 @@ def test_a_fault_in_a_test_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.passed, found.problem) == (False, "RuntimeError: lost")
 
 
-def test_no_place_for_kernels_is_said_but_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernel_cache_folder_is_reported_without_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(device_check, "TESTS", {})
     monkeypatch.setattr(device_check, "is_private", lambda: True)
     found = check_device(open_opencl())[-1]
@@ -80,7 +82,9 @@ def test_no_place_for_kernels_is_said_but_is_no_failure(monkeypatch: pytest.Monk
     assert "POCL_CACHE_DIR" in found.hint
 
 
-def test_advice_fits_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_driver_advice_names_pocl_variable_or_nvidia_icd(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
     monkeypatch.setattr(device_check, "NVIDIA_VERSION_FILE", tmp_path / "absent")
     monkeypatch.setattr(device_check, "RENDER_NODE_FOLDER", tmp_path)

@@ -1,4 +1,4 @@
-"""Operations with gradients of their own: what they save, what they are given, what they refuse."""
+"""Function: operations with a custom gradient, values saved for it, and errors of misuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, dtype, 
 
 
 class Exp(Function):
-    """Its gradient needs the answer only."""
+    """exp, whose gradient needs the answer only."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class WeightedPower(Function):
 
 
 class Rounded(Function):
-    """The nearest whole number, with the gradient of the identity."""
+    """The nearest integer, with the gradient of the identity."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Rounded(Function):
 
 
 class Two(Function):
-    """One gradient for two arguments."""
+    """Faulty: one gradient for two arguments."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Two(Function):
 
 
 class Scalar(Function):
-    """A gradient of another shape than the argument's."""
+    """Faulty: a gradient of another shape than the argument."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Scalar(Function):
 
 
 class Number(Function):
-    """A gradient that is no Tensor."""
+    """Faulty: a gradient that is no Tensor."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Number(Function):
 
 
 class NoTensor(Function):
-    """An answer that is none."""
+    """Faulty: an answer that is no Tensor."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> float:
@@ -99,14 +99,14 @@ class NoTensor(Function):
 
 
 class Forward(Function):
-    """An answer without a gradient."""
+    """Faulty: no backward."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
         return x * 2
 
 
-def test_a_function_has_its_own_gradient(device: AnyDevice) -> None:
+def test_function_uses_the_gradient_that_its_backward_defines(device: AnyDevice) -> None:
     a = np.array([0.4, -1.6, 2.2], np.float32)
     x, weight = Tensor(a, device), Tensor([0.5], device)
     powers = WeightedPower.apply(x, 3, weight)
@@ -137,8 +137,8 @@ def test_a_function_has_its_own_gradient(device: AnyDevice) -> None:
         assert close(program.read(name), value, np.abs(value)), name
 
 
-def test_what_is_saved_is_computed_once() -> None:
-    """The gradient by the answer holds no second exponential."""
+def test_value_saved_for_backward_is_computed_once() -> None:
+    """The gradient reuses the saved answer: there is one EXP2."""
     x = Tensor([1.0, 2.0], open_device("numpy"))
     y = Exp.apply(x)
     (g,) = y.sum().gradient([x])
@@ -146,7 +146,7 @@ def test_what_is_saved_is_computed_once() -> None:
     assert listing.count("EXP2") == 1
 
 
-def test_gradients_of_a_functions_gradient(device: AnyDevice) -> None:
+def test_second_derivative_goes_through_backward_of_a_function(device: AnyDevice) -> None:
     x = Tensor([0.5, 1.5], device)
     (first,) = Exp.apply(x * 2).sum().gradient([x])
     (second,) = first.sum().gradient([x])
@@ -154,7 +154,9 @@ def test_gradients_of_a_functions_gradient(device: AnyDevice) -> None:
     assert close(second.numpy(), wanted, wanted)
 
 
-def test_a_function_works_with_kept_gradients_and_keeps_dtypes(device: AnyDevice) -> None:
+def test_backward_through_a_function_accumulates_grad_of_the_parameters_dtype(
+    device: AnyDevice,
+) -> None:
     x = Tensor(np.array([0.5, 1.5], np.float16), device, requires_grad=True)
     Exp.apply(x.cast(dtype.f32)).sum().backward()
     assert x.grad is not None
@@ -163,7 +165,7 @@ def test_a_function_works_with_kept_gradients_and_keeps_dtypes(device: AnyDevice
     assert close(x.grad.numpy(), wanted, wanted, roundings=2)
 
 
-def test_misuse_is_refused_by_name() -> None:
+def test_errors_of_function_misuse_name_the_class_and_method() -> None:
     x = Tensor([1.0, 2.0])
     with pytest.raises(ValueError, match=r"Two.backward gave 1 gradients for 2 arguments"):
         Two.apply(x, x).sum().gradient([x])

@@ -1,4 +1,4 @@
-"""Layers against NumPy in float64, and that they can be trained."""
+"""Layers equal NumPy in float64, and can be trained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def values(tensors: list[Tensor]) -> list[Array]:
     return [t.numpy().astype(np.float64) for t in tensors]
 
 
-def test_linear_maps_the_last_axis(device: AnyDevice) -> None:
+def test_linear_layer_maps_the_last_axis(device: AnyDevice) -> None:
     layer = nn.Linear(Tensor(draw(5, 3), device), Tensor(draw(3), device))
     plain = nn.Linear(layer.weight)
     w, b = values(layer.parameters())
@@ -39,7 +39,7 @@ def test_linear_maps_the_last_axis(device: AnyDevice) -> None:
     assert plain.parameters() == [layer.weight]
 
 
-def test_functions_have_the_names_of_the_field(device: AnyDevice) -> None:
+def test_nn_functions_compute_what_their_names_say(device: AnyDevice) -> None:
     x = draw(4, 9) * 3
     wide, given = x.astype(np.float64), Tensor(x, device)
     inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
@@ -51,8 +51,8 @@ def test_functions_have_the_names_of_the_field(device: AnyDevice) -> None:
     assert close(nn.variance(given, 1).numpy(), wide.var(1))
 
 
-def test_gradients_of_softmax_reach_every_element(device: AnyDevice) -> None:
-    """Against the whole Jacobian, diag(s) - s s^T, and that of its logarithm, 1 - s."""
+def test_softmax_gradients_equal_the_whole_jacobian(device: AnyDevice) -> None:
+    """Compared with the Jacobian of softmax, diag(s) - s s^T, and of its logarithm, I - 1 s^T."""
     x, g = draw(3, 5), draw(3, 5)
     given, weights = Tensor(x, device), Tensor(g, device)
     for axis in (-1, 0):
@@ -68,19 +68,19 @@ def test_gradients_of_softmax_reach_every_element(device: AnyDevice) -> None:
         assert close(found.numpy(), wanted)
 
 
-def test_softmax_of_huge_differences_stays_finite() -> None:
+def test_softmax_and_its_gradient_stay_finite_for_huge_logits() -> None:
     x = Tensor([[1e30, 0.0, -1e30], [-1e4, -1e4, -1e4]], open_device("numpy"))
     assert close(x.softmax().numpy(), [[1, 0, 0], [1 / 3] * 3], roundings=4)
     assert np.isfinite(x.log_softmax().numpy()).all()
     assert np.isfinite((x.log_softmax() * x.softmax()).sum().gradient([x])[0].numpy()).all()
 
 
-def test_a_layer_without_inputs_is_refused() -> None:
+def test_linear_layer_without_inputs_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear: needs at least one input, not 0"):
         nn.Linear.random(0, 3, 1, open_device("numpy"))
 
 
-def test_random_weights_keep_the_variance_of_their_input(device: AnyDevice) -> None:
+def test_random_linear_weights_have_variance_one_over_inputs(device: AnyDevice) -> None:
     layer = nn.Linear.random(100, 60, seed=3, device=device)
     weight, bias = values(layer.parameters())
     assert abs(weight.var() - 0.01) < 4 * 0.01 * np.sqrt(2 / 6000)  # four standard errors
@@ -90,7 +90,7 @@ def test_random_weights_keep_the_variance_of_their_input(device: AnyDevice) -> N
     assert not np.array_equal(other.weight.numpy(), layer.weight.numpy())
 
 
-def test_layer_norm_and_sequence(device: AnyDevice) -> None:
+def test_sequential_layer_norm_linear_and_relu_equal_numpy(device: AnyDevice) -> None:
     norm = nn.LayerNorm(17, device)
     norm.scale.assign(Tensor(draw(17), device))
     norm.shift.assign(Tensor(draw(17), device))
@@ -103,7 +103,7 @@ def test_layer_norm_and_sequence(device: AnyDevice) -> None:
     assert close(net(Tensor(x, device)).numpy(), wanted)
 
 
-def test_an_encoder_layer_is_that_of_the_paper(device: AnyDevice) -> None:
+def test_transformer_encoder_layer_equals_the_reference(device: AnyDevice) -> None:
     layer = nn.TransformerEncoder(6, 2, 7, 10, device)
     x = draw(2, 5, 6)
     v = values(layer.parameters())
@@ -133,13 +133,13 @@ OF_ARRAYS: dict[str, Callable[[Any], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", OF_ARRAYS)
-def test_arrays_are_taken_for_tensors(name: str) -> None:
+def test_layers_and_losses_take_arrays_as_tensors(name: str) -> None:
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     found, wanted = (OF_ARRAYS[name](given).numpy() for given in (x, Tensor(x, D)))
     assert np.array_equal(found, wanted)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_layers_and_losses_refuse_mismatched_shapes_and_dtypes() -> None:
     device = open_device("numpy")
     with pytest.raises(ValueError, match=r"7 features.*2 heads"):
         nn.SelfAttention(7, 2, 0, device)
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused() -> None:
         nn.cross_entropy(scores, Tensor([0.0, 1.0], device))
 
 
-def test_what_is_no_layer_or_weight_is_refused_at_once() -> None:
+def test_wrong_weights_layers_and_inputs_are_refused_with_advice() -> None:
     device = open_device("numpy")
     with pytest.raises(TypeError, match=r"Linear: takes a weight, not 3; nn\.Linear\.random"):
         nn.Linear(3, 4)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_what_is_no_layer_or_weight_is_refused_at_once() -> None:
         nn.SelfAttention(4, 2, 0, device)(Tensor.ones(3, 4, device=device))
 
 
-def test_cross_entropy_and_its_gradient(device: AnyDevice) -> None:
+def test_cross_entropy_and_its_gradient_equal_numpy(device: AnyDevice) -> None:
     logits, target = draw(7, 5) * 10, np.array([0, 4, 2, 2, 1, 3, 0])
     x = Tensor(logits, device)
     loss = nn.cross_entropy(x, Tensor(target, device))
@@ -178,8 +178,8 @@ def test_cross_entropy_and_its_gradient(device: AnyDevice) -> None:
     assert close(loss.gradient([x])[0].numpy(), slope)
 
 
-def test_a_query_that_may_look_nowhere_gives_no_number(device: AnyDevice) -> None:
-    """And a large negative mask the mean of all values."""
+def test_attention_of_a_fully_masked_query_is_nan(device: AnyDevice) -> None:
+    """With a large negative additive mask instead it is the mean of all values."""
     x = draw(3, 4)
     mask = np.tril(np.ones((3, 3), bool))
     mask[0] = False
@@ -191,8 +191,8 @@ def test_a_query_that_may_look_nowhere_gives_no_number(device: AnyDevice) -> Non
     assert np.allclose(nn.attention(q, q, q, mask=added).numpy()[0], x.mean(0), atol=1e-6)
 
 
-def test_a_mean_over_many_rows_of_halves_is_finite(device: AnyDevice) -> None:
-    """Whose sum no half can hold."""
+def test_float16_cross_entropy_over_many_rows_is_finite(device: AnyDevice) -> None:
+    """The sum over the rows overflows float16, their mean does not."""
     zeros = Tensor(np.zeros((20_000, 32), np.float16), device)
     shares = Tensor(np.full((20_000, 32), 1 / 32, np.float16), device)
     for target in (np.zeros(20_000, np.int32), shares):
@@ -201,7 +201,7 @@ def test_a_mean_over_many_rows_of_halves_is_finite(device: AnyDevice) -> None:
         assert float(loss.numpy()) == pytest.approx(np.log(32), rel=2e-3)
 
 
-def test_a_norm_of_halves_has_room_for_their_squares(device: AnyDevice) -> None:
+def test_float16_layer_norm_does_not_overflow(device: AnyDevice) -> None:
     x = np.float16([[300, -300], [6e4, 2e4], [1, 2]])
     ones, zeros = (Tensor(np.full(2, n, np.float16), device) for n in (1, 0))
     found = nn.layer_norm(Tensor(x, device), ones, zeros)
@@ -211,7 +211,7 @@ def test_a_norm_of_halves_has_room_for_their_squares(device: AnyDevice) -> None:
     assert nn.layer_norm(Tensor(x, device), ones, zeros.cast(dtype.f32)).dtype is dtype.f32
 
 
-def test_attention_of_halves_has_room_for_their_products(device: AnyDevice) -> None:
+def test_float16_attention_does_not_overflow(device: AnyDevice) -> None:
     x = Tensor(np.full((3, 64), 40, np.float16), device)
     for mask in (None, Tensor(np.zeros((3, 3), np.float16), device)):
         found = nn.attention(x, x, x, mask)
@@ -220,7 +220,7 @@ def test_attention_of_halves_has_room_for_their_products(device: AnyDevice) -> N
     assert nn.attention(x, x, x, np.zeros((3, 3), np.float32)).dtype is dtype.f32
 
 
-def test_layers_of_neighbouring_seeds_have_no_weights_in_common() -> None:
+def test_layers_with_neighbouring_seeds_share_no_weights() -> None:
     device = open_device("numpy")
     layers = [nn.TransformerEncoder(4, 2, 4, seed, device) for seed in range(4)]
     begins = [
@@ -238,7 +238,7 @@ def test_layers_of_neighbouring_seeds_have_no_weights_in_common() -> None:
 
 
 @pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long
-def test_a_small_network_learns_exclusive_or(device: AnyDevice) -> None:
+def test_small_network_learns_exclusive_or(device: AnyDevice) -> None:
     x = Tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]], device)
     target = Tensor([0, 1, 1, 0], device)
     net = nn.Sequential(
@@ -258,6 +258,6 @@ def test_a_small_network_learns_exclusive_or(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "relu", "gelu", "softmax", "variance"])
-def test_functions_are_found_by_their_names_as_other_processes_look_for_them(name: str) -> None:
+def test_nn_functions_have_module_and_qualified_names_for_pickling(name: str) -> None:
     function = getattr(nn, name)
     assert (function.__module__, function.__qualname__) == (nn.__name__, name)

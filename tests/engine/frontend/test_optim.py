@@ -1,4 +1,4 @@
-"""Optimizers against their formulas in float64, random numbers, and what they can fit."""
+"""Optimizers follow their formulas in float64 and fit a quadratic; random numbers; refusals."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def noise(seed: Tensor | int, device: AnyDevice) -> Tensor:
-    """Gradients that differ from step to step: the seed's form divides by their spread."""
+    """Gradients that differ from step to step: the form "seed" divides by their spread."""
     return Tensor.uniform((5, 3), seed, device) - 0.3
 
 
 def adamw(
     form: str, gradients: list[np.ndarray], decay: float = DECAY
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The parameters, and how large what was rounded on the way to them was."""
+    """The parameters after all steps, and the size of the terms whose rounding counts."""
     p, m, v = START.copy(), np.zeros((5, 3)), np.zeros((5, 3))
     absolute, size = np.zeros((5, 3)), np.abs(p)
     for step, g in enumerate(gradients, 1):
@@ -75,7 +75,9 @@ def test_adamw_follows_its_formula(device: AnyDevice, form: str) -> None:
 
 
 @pytest.mark.parametrize("as_tensors", [False, True])
-def test_adam_is_the_standard_form_without_decay(device: AnyDevice, as_tensors: bool) -> None:
+def test_adam_equals_standard_adamw_without_weight_decay(
+    device: AnyDevice, as_tensors: bool
+) -> None:
     p, count = Tensor(START, device), Tensor(np.uint32(0), device)
     known = Tensor(np.float32(BETAS), device, name="betas")
     betas = (known[0], known[1]) if as_tensors else BETAS
@@ -93,8 +95,8 @@ def test_adam_is_the_standard_form_without_decay(device: AnyDevice, as_tensors: 
     assert not close(p.numpy(), *adamw("standard", gradients))
 
 
-def test_bias_is_corrected_to_the_last_places(device: AnyDevice) -> None:
-    """A first step goes as far as the learning rate, whatever the slope; 0.999 is no float32."""
+def test_first_adam_steps_are_one_learning_rate_long_for_any_slope(device: AnyDevice) -> None:
+    """With bias correction each step is one learning rate long; 0.999 is not exact in float32."""
     p = Tensor(np.zeros(4, np.float32), device)
     slope = Tensor([3.0, -0.7, 0.01, -20.0], device)
     optimizer = optim.Adam([p], lr=1.0)
@@ -110,7 +112,9 @@ def test_bias_is_corrected_to_the_last_places(device: AnyDevice) -> None:
     assert np.allclose(p.numpy(), [-10, 10, -10, 10], rtol=2e-6)
 
 
-def test_zeros_around_small_matrices_stay_so_without_an_epsilon(device: AnyDevice) -> None:
+def test_soap_without_epsilon_updates_matrices_of_unequal_sizes_without_nan(
+    device: AnyDevice,
+) -> None:
     small, large = (Tensor(np.ones(s, np.float32), device) for s in ((3, 2), (5, 5)))
     optimizer = optim.SOAP([small, large], lr=1.0, epsilon=0.0)
     compile(lambda: optimizer.step((small.sum() + large.sum()) * 1.5) or {}, device).run()
@@ -119,10 +123,10 @@ def test_zeros_around_small_matrices_stay_so_without_an_epsilon(device: AnyDevic
 
 
 @pytest.mark.parametrize("make", [optim.Adam, optim.AdamW, optim.SOAP])
-def test_halves_move_as_far_as_the_learning_rate(
+def test_float16_parameters_move_by_the_learning_rate(
     device: AnyDevice, make: Callable[..., optim.AdamW | optim.SOAP]
 ) -> None:
-    """The slope is 0.004, of whose square a half holds nothing."""
+    """The slope is 0.004, whose square loses most digits in float16."""
     p = Tensor(np.ones((2, 3), np.float16), device)
     optimizer = make([p], lr=1e-3)
     compile(lambda: optimizer.step((p - 0.998).square().sum()) or {}, device).run()
@@ -130,7 +134,7 @@ def test_halves_move_as_far_as_the_learning_rate(
     assert np.allclose(p.numpy(), 0.999, atol=5e-4)
 
 
-def test_a_gradient_whose_square_no_half_holds_is_followed(device: AnyDevice) -> None:
+def test_soap_follows_float16_gradients_whose_square_overflows(device: AnyDevice) -> None:
     p, slope = (Tensor(np.full((2, 3), value, np.float16), device) for value in (1, 300))
     optimizer = optim.SOAP([p], lr=1e-2)
     compile(lambda: optimizer.step((p * slope).sum()) or {}, device).run()
@@ -138,7 +142,7 @@ def test_a_gradient_whose_square_no_half_holds_is_followed(device: AnyDevice) ->
     assert np.allclose(p.numpy(), 0.99, atol=1e-3)
 
 
-def test_only_floats_that_hold_state_can_be_trained(device: AnyDevice) -> None:
+def test_optimizers_refuse_parameters_that_are_no_realized_floats(device: AnyDevice) -> None:
     whole, computed = Tensor([1, 2], device), Tensor([1.0, 2.0], device) * 2
     for make in (lambda p: optim.SGD(p, 0.1), optim.Adam, optim.AdamW):
         with pytest.raises(ValueError, match="no parameters"):
@@ -149,7 +153,7 @@ def test_only_floats_that_hold_state_can_be_trained(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("make", [optim.SGD, optim.Adam, optim.AdamW, optim.SOAP])
-def test_what_no_optimizer_can_mean_is_refused(make: Callable[..., object]) -> None:
+def test_optimizers_refuse_invalid_rates_betas_and_parameters(make: Callable[..., object]) -> None:
     p, name = Tensor(np.zeros((2, 3)), open_device("numpy")), make.__name__
     for lr in (-1e-3, math.nan, math.inf):
         with pytest.raises(ValueError, match=rf"{name}: lr must be in \[0, inf\), not {lr}"):
@@ -180,7 +184,7 @@ def test_what_no_optimizer_can_mean_is_refused(make: Callable[..., object]) -> N
             make(wrong, 0.1)
 
 
-def test_a_decay_and_a_memory_have_limits_too() -> None:
+def test_weight_decay_and_shampoo_beta_out_of_range_are_refused() -> None:
     p = Tensor(np.zeros((2, 3)), open_device("numpy"))
     with pytest.raises(ValueError, match=r"AdamW: weight_decay must be in \[0, inf\), not -1"):
         optim.AdamW([p], weight_decay=-1.0)
@@ -196,8 +200,10 @@ RATES: dict[str, Callable[..., optim.SGD | optim.AdamW | optim.SOAP]] = {
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_rates_of_one_element_have_no_axes_of_their_own(device: AnyDevice, name: str) -> None:
-    """Whatever the shapes of the parameters are."""
+def test_learning_rate_of_one_element_leaves_parameter_shapes_unchanged(
+    device: AnyDevice, name: str
+) -> None:
+    """The learning rate has shape (), (1,) or (1, 1); parameters are matrices, vectors, scalars."""
     found = []
     for shape in ((), (1,), (1, 1)):
         parts = [Tensor(np.ones(s, np.float32), device) for s in ((3, 2), (), (1,))]
@@ -209,7 +215,7 @@ def test_rates_of_one_element_have_no_axes_of_their_own(device: AnyDevice, name:
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_a_rate_may_be_written_through_its_optimizer(device: AnyDevice, name: str) -> None:
+def test_learning_rate_can_be_written_through_the_optimizer(device: AnyDevice, name: str) -> None:
     part, lr = Tensor(np.ones((3, 2), np.float32), device), Tensor(np.float32([0.1]), device)
     optimizer = RATES[name]([part], lr, 0.8)
     optimizer.lr.write(np.float32([0.0]))
@@ -218,7 +224,7 @@ def test_a_rate_may_be_written_through_its_optimizer(device: AnyDevice, name: st
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_gradients_are_one_of_its_shape_for_each_parameter(name: str) -> None:
+def test_apply_needs_one_gradient_of_the_same_shape_per_parameter(name: str) -> None:
     x = Tensor(np.ones((3, 2), np.float32), open_device("numpy"))
     optimizer = RATES[name]([x], 0.1, 0.8)
     with pytest.raises(TypeError, match=rf"{name}: apply takes a list of Tensors, not Tensor"):
@@ -237,7 +243,7 @@ def test_betas_of_several_elements_are_refused() -> None:
         optim.AdamW([x], betas=(x * 0.5, 0.9))
 
 
-def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:
+def test_sgd_follows_its_formula(device: AnyDevice) -> None:
     p, goal, wanted = Tensor(START, device), Tensor(GOAL, device), START.copy()
 
     def step() -> dict[str, Tensor]:
@@ -252,7 +258,7 @@ def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("preset", ["default", "seed"])
-def test_the_learning_rate_is_computed_on_the_device(device: AnyDevice, preset: str) -> None:
+def test_learning_rate_schedule_is_computed_on_the_device(device: AnyDevice, preset: str) -> None:
     settings = dataclasses.replace(PRESETS[preset], steps=1000)
     done = np.array([0.0, 1.0, 500.0, 999.0])
     found = LearningRate(settings, device).after(Tensor(done, device)).numpy()
@@ -260,7 +266,9 @@ def test_the_learning_rate_is_computed_on_the_device(device: AnyDevice, preset: 
         wanted = 0.000533 * 0.99999**done
     else:
         wanted = settings.lr * 0.5 * (1 + np.cos(math.pi * done / 1000))
-    sizes = wanted if preset == "seed" else settings.lr * math.pi  # as large as an angle may be
+    sizes = (
+        wanted if preset == "seed" else settings.lr * math.pi
+    )  # the rounding of an angle of up to pi
     assert close(found, wanted, sizes, roundings=4)
 
 
@@ -271,7 +279,10 @@ SHAMPOO_BETA, EVERY = 0.9, 8
 
 
 def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
-    """Of the parameters with SHAPES, one by one; gradients are these numbers and the parameter."""
+    """SOAP in float64, for one parameter of SHAPES after another.
+
+    A gradient is the parameter plus the noise of `drawn`.
+    """
     found, gradients = [], [np.split(each, np.cumsum(SIZES)[:-1]) for each in drawn]
     for shape, start, noises in zip(SHAPES, STARTS, zip(*gradients, strict=True), strict=True):
         p = start.reshape(shape) if len(shape) == 2 else start.reshape(-1, 1)
@@ -297,7 +308,7 @@ def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
 
 
 def soap_program(device: AnyDevice, flat: bool) -> tuple[Program, optim.SOAP, list[Tensor], Tensor]:
-    """Steps over noise and a quadratic: parameters of their own, or one that holds them all."""
+    """Steps on noise and a quadratic, with separate parameters or one flat one of all."""
     arrays = [start.reshape(shape) for start, shape in zip(STARTS, SHAPES, strict=True)]
     parameters = [Tensor(a, device) for a in ([np.concatenate(STARTS)] if flat else arrays)]
     count = Tensor(np.uint32(0), device)
@@ -328,7 +339,7 @@ def test_soap_follows_its_formula(device: AnyDevice, flat: bool) -> None:
     ]
     wanted = soap(drawn, EVERY)
     found = np.concatenate([p.numpy().ravel() for p in parameters])
-    # Eigenvectors amplify what is rounded before them.
+    # Eigenvectors amplify the rounding of the factors.
     assert np.allclose(found, np.concatenate([p.ravel() for p in wanted]), atol=1e-4)
     unturned = soap(drawn, 10**6)
     away = [np.abs(a - b).max() for a, b in zip(wanted, unturned, strict=True)]
@@ -336,7 +347,7 @@ def test_soap_follows_its_formula(device: AnyDevice, flat: bool) -> None:
     assert max(away[1], away[3]) == 0
 
 
-def test_soap_goes_on_from_its_state(device: AnyDevice) -> None:
+def test_soap_continues_bit_for_bit_from_restored_state(device: AnyDevice) -> None:
     first, second = (soap_program(device, True) for _ in range(2))
     for program, optimizer, _, _ in (first, first, second):
         program.run(3)
@@ -354,7 +365,7 @@ def test_soap_goes_on_from_its_state(device: AnyDevice) -> None:
     assert not np.array_equal(first[2][0].numpy(), np.concatenate(STARTS, dtype=np.float32))
 
 
-def test_soap_keeps_its_bases_where_numbers_exploded() -> None:
+def test_soap_keeps_its_bases_when_factors_are_nan() -> None:
     _, optimizer, _, _ = soap_program(open_device("numpy"), True)
     before = optimizer.bases.numpy()
     optimizer.factors.write(np.full_like(before, np.nan))
@@ -362,7 +373,7 @@ def test_soap_keeps_its_bases_where_numbers_exploded() -> None:
     assert np.array_equal(optimizer.bases.numpy(), before)
 
 
-def test_soap_says_what_it_cannot_train() -> None:
+def test_soap_refuses_parameters_that_it_cannot_train() -> None:
     numpy = open_device("numpy")
     matrix, wide = (Tensor(np.zeros(s), numpy) for s in ((2, 3), (49, 2)))
     with pytest.raises(ValueError, match="no parameters"):
@@ -377,8 +388,8 @@ def test_soap_says_what_it_cannot_train() -> None:
         optim.SOAP([matrix]).step(wide.sum())
 
 
-def test_soap_takes_few_launches_however_many_matrices_there_are() -> None:
-    """On a GPU, where each of them takes time: six more than Adam."""
+def test_number_of_soap_launches_is_independent_of_the_matrix_count() -> None:
+    """With the mapping of a GPU, where a launch takes time: at most six more than Adam."""
     device = open_mapping("group")
 
     def launches(count: int) -> float:
@@ -395,8 +406,8 @@ def test_soap_takes_few_launches_however_many_matrices_there_are() -> None:
 
 
 @pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long
-def test_a_quadratic_is_found_again(device: AnyDevice) -> None:
-    """x^2 A + B from random x, with the features squared beforehand."""
+def test_adamw_recovers_the_coefficients_of_a_quadratic(device: AnyDevice) -> None:
+    """Learns A and B of x^2 A + B from random x; the inputs are squared beforehand."""
     factor, shift = np.array([1.777, 1.333, 0.333]), np.array([1.55, 0.0, -1.666])
     matrix = Tensor(np.zeros((3, 3)), device)
     offset = Tensor(np.zeros((1, 3)), device)
@@ -417,7 +428,7 @@ def test_a_quadratic_is_found_again(device: AnyDevice) -> None:
     assert np.allclose(offset.numpy(), shift, atol=0.02)
 
 
-def test_random_bits_are_the_hash_of_a_counter(device: AnyDevice) -> None:
+def test_random_bits_equal_the_hash_of_a_counter(device: AnyDevice) -> None:
     counter = np.arange(1000, dtype=np.uint32)
     with np.errstate(over="ignore"):
         mixed = lowbias32(np.array([7], np.uint32) + np.uint32(0x9E3779B9))
@@ -426,7 +437,7 @@ def test_random_bits_are_the_hash_of_a_counter(device: AnyDevice) -> None:
     assert not np.array_equal(Tensor.random_bits((1000,), 8, device).numpy(), wanted)
 
 
-def test_uniform_and_normal_numbers_have_their_moments(device: AnyDevice) -> None:
+def test_uniform_and_normal_samples_have_the_expected_moments(device: AnyDevice) -> None:
     """40,000 draws: four standard errors."""
     u = Tensor.uniform((40_000,), 1, device).numpy().astype(np.float64)
     assert u.min() >= 0
@@ -439,7 +450,7 @@ def test_uniform_and_normal_numbers_have_their_moments(device: AnyDevice) -> Non
     assert abs(float(np.mean(((n - 3) / 0.5) ** 4)) - 3) < 0.2
 
 
-def test_slices_of_a_flat_tensor_are_views_in_order(device: AnyDevice) -> None:
+def test_nn_slices_splits_a_flat_tensor_in_order(device: AnyDevice) -> None:
     flat = Tensor(np.arange(11.0), device)
     matrix, vector = nn.slices(flat, [(2, 4), (3,)])
     assert np.array_equal(matrix.numpy(), np.arange(8.0).reshape(2, 4))

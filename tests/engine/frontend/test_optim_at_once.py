@@ -1,4 +1,4 @@
-"""Optimizers outside of a compiled step: what they make of parameters and state is the same."""
+"""Optimizers outside of a compiled step update parameters and state as inside of one."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def start(device: AnyDevice) -> list[Tensor]:
 
 
 def loss(parameters: Sequence[Tensor]) -> Tensor:
-    """The gradient by each of them depends on all."""
+    """A loss whose gradient by each parameter depends on all of them."""
     weight, bias, factor = parameters
     return ((weight + bias) * factor - 0.5).square().sum()
 
 
 def clipped(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """At most 0.3 long together."""
+    """Gradients scaled to a joint norm of at most 0.3."""
     norm = sum((g.square().sum() for g in gradients[1:]), gradients[0].square().sum()).sqrt()
     return [g * (0.3 / norm).minimum(1.0) for g in gradients]
 
@@ -62,13 +62,13 @@ def values(optimizer: Optimizer) -> list[np.ndarray]:
 
 
 def assert_near(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
-    """Kernels that are cut elsewhere round otherwise."""
+    """Differently fused kernels round differently."""
     for mine, other in zip(found, wanted, strict=True):
         assert np.allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
 @every_optimizer
-def test_steps_at_once_are_those_of_a_compiled_step(device: AnyDevice, name: str) -> None:
+def test_immediate_optimizer_steps_equal_compiled_steps(device: AnyDevice, name: str) -> None:
     def act(optimizer: Optimizer, parameters: list[Tensor]) -> None:
         optimizer.step(loss(parameters))
 
@@ -81,7 +81,7 @@ def test_steps_at_once_are_those_of_a_compiled_step(device: AnyDevice, name: str
 
 
 @every_optimizer
-def test_gradients_that_backward_found_move_the_same(device: AnyDevice, name: str) -> None:
+def test_apply_with_backward_gradients_equals_compiled_steps(device: AnyDevice, name: str) -> None:
     parameters = start(device)
     optimizer = MAKERS[name](parameters)
     for _ in range(STEPS):
@@ -94,8 +94,10 @@ def test_gradients_that_backward_found_move_the_same(device: AnyDevice, name: st
 
 
 @every_optimizer
-def test_clipped_gradients_move_the_same(device: AnyDevice, name: str) -> None:
-    """The factor is computed from all gradients, for each of them."""
+def test_immediate_steps_with_clipped_gradients_equal_compiled_steps(
+    device: AnyDevice, name: str
+) -> None:
+    """The scale factor of each gradient depends on all gradients."""
 
     def act(optimizer: Optimizer, parameters: list[Tensor]) -> None:
         optimizer.apply(clipped(loss(parameters).gradient(parameters)))
@@ -107,14 +109,14 @@ def test_clipped_gradients_move_the_same(device: AnyDevice, name: str) -> None:
     assert_near(values(optimizer), compiled(name, device, act))
 
 
-def test_one_step_of_gradient_descent_is_that_on_paper(device: AnyDevice) -> None:
+def test_one_immediate_sgd_step_uses_parameters_before_the_step(device: AnyDevice) -> None:
     a, b = Tensor(np.float32(1), device), Tensor(np.float32(3), device)
     optim.SGD([a, b], 0.1).step((a * b).square())
     assert np.allclose([a.item(), b.item()], [1 - 0.1 * 18, 3 - 0.1 * 6])
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_values_that_are_assigned_together_are_of_the_state_before(
+def test_assign_all_computes_every_value_from_the_state_before(
     device: AnyDevice, inside: bool
 ) -> None:
     a, b = Tensor([1.0, 2.0], device), Tensor([3.0, 4.0], device)
@@ -130,7 +132,7 @@ def test_values_that_are_assigned_together_are_of_the_state_before(
     assert (a.numpy().tolist(), b.numpy().tolist()) == ([3, 4], [2, 3])
 
 
-def test_what_cannot_be_assigned_together_is_refused_and_nothing_is_assigned() -> None:
+def test_refused_assign_all_assigns_nothing() -> None:
     device = open_device("numpy")
     a, b = Tensor([1.0], device), Tensor([2.0], device)
     with pytest.raises(ValueError, match="gets two values in one step"):

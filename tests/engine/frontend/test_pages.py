@@ -1,4 +1,4 @@
-"""Pages: steps read and move the value whose turn it is, and no other."""
+"""Pages: several values of one Tensor, of which a step reads and writes the current one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def filled(value: float) -> np.ndarray:
 
 
 def moving(device: AnyDevice) -> tuple[Program, Tensor, Tensor]:
-    """A step that adds one value to another, and gives what that was at one place."""
+    """A step that adds x to a total, and outputs one element of the total before."""
     x = Tensor(filled(1), device, name="x")
     total = Tensor(filled(0), device, name="total")
 
@@ -44,7 +44,7 @@ def moving(device: AnyDevice) -> tuple[Program, Tensor, Tensor]:
     return compile(step, device), x, total
 
 
-def test_a_step_reads_and_moves_the_page_whose_turn_it_is(device: AnyDevice) -> None:
+def test_step_reads_and_writes_only_the_current_page(device: AnyDevice) -> None:
     program, x, total = moving(device)
     pages = Pages(total)
     numbers = [0, *(pages.add(filled(value)) for value in (10, 20))]
@@ -62,7 +62,7 @@ def test_a_step_reads_and_moves_the_page_whose_turn_it_is(device: AnyDevice) -> 
     assert np.array_equal(x.numpy(), filled(1))
 
 
-def test_a_page_may_be_a_list() -> None:
+def test_page_may_be_given_as_a_list() -> None:
     index = Tensor(np.uint8([1, 2]), open_mapping("numpy"))
     pages = Pages(index)
     with pytest.raises(ValueError, match=r"cannot take int64\[2\]; use .astype"):
@@ -73,7 +73,7 @@ def test_a_page_may_be_a_list() -> None:
     assert flags.read(flags.add([False, True])).tolist() == [False, True]  # type: ignore[arg-type]
 
 
-def test_what_was_written_while_nothing_read_by_it_is_looked_at_later(device: AnyDevice) -> None:
+def test_indices_written_without_a_reader_are_checked_at_the_next_turn(device: AnyDevice) -> None:
     x = Tensor(np.arange(3, dtype=np.float32), device)
     index = Tensor(np.int32([0, 2]), device)
     reader = x.gather(index)
@@ -87,8 +87,8 @@ def test_what_was_written_while_nothing_read_by_it_is_looked_at_later(device: An
     assert reader.numpy().tolist() == [1, 2]
 
 
-def test_what_was_enqueued_keeps_the_page_that_it_had(device: AnyDevice) -> None:
-    """However many steps are on their way when another one has its turn."""
+def test_enqueued_steps_keep_the_page_that_was_current(device: AnyDevice) -> None:
+    """The page is switched while many steps are enqueued."""
     program, _, total = moving(device)
     pages = Pages(total)
     for number in range(1, 20):
@@ -100,7 +100,7 @@ def test_what_was_enqueued_keeps_the_page_that_it_had(device: AnyDevice) -> None
         assert np.array_equal(pages.read(number), filled(100 * number + 1 + number % 3))
 
 
-def test_several_programs_and_tensors_take_the_same_turns(device: AnyDevice) -> None:
+def test_several_programs_use_the_current_pages_of_several_tensors(device: AnyDevice) -> None:
     program, x, total = moving(device)
     judging = compile(lambda: {"sum": (total * x).sum()}, device, beside=program)
     pages = Pages(x), Pages(total)
@@ -116,7 +116,7 @@ def test_several_programs_and_tensors_take_the_same_turns(device: AnyDevice) -> 
     assert judging.read("sum") == 0
 
 
-def test_values_come_from_the_host_and_go_there_by_the_page_in_turn(device: AnyDevice) -> None:
+def test_feeder_and_receiver_use_the_current_page(device: AnyDevice) -> None:
     program, x, total = moving(device)
     pages = Pages(x)
     pages.add(filled(0))
@@ -136,8 +136,8 @@ def test_values_come_from_the_host_and_go_there_by_the_page_in_turn(device: AnyD
     assert [pages.read(n).max() for n in (0, 1)] == [9, 8]
 
 
-def test_launches_of_several_steps_take_turns_as_well() -> None:
-    """As those of one step do, and arguments behind what their groups count in."""
+def test_persistent_launches_of_several_steps_use_the_current_page() -> None:
+    """Persistent kernels have an additional argument, the counters of their groups."""
     device, generator = with_units(open_pocl(), 2), np.random.default_rng(0)
 
     def drawn(*shape: int, name: str) -> Tensor:
@@ -177,7 +177,7 @@ def test_launches_of_several_steps_take_turns_as_well() -> None:
         assert np.array_equal(found, expected)
 
 
-def test_what_rows_are_taken_by_is_checked_in_every_page(device: AnyDevice) -> None:
+def test_row_indices_are_bounds_checked_in_every_page(device: AnyDevice) -> None:
     table = Tensor(np.arange(8, dtype=np.float32), device)
     at = Tensor(np.array([1, 2], np.int32), device, name="at")
     program = compile(lambda: {"rows": table.gather(at)}, device)
@@ -193,8 +193,10 @@ def test_what_rows_are_taken_by_is_checked_in_every_page(device: AnyDevice) -> N
 
 
 @pytest.mark.parametrize("computed", [False, True])
-def test_and_in_those_that_were_there_before_the_step(device: AnyDevice, computed: bool) -> None:
-    """Those in turn as it is made, others as they have theirs; also where page 0 was computed."""
+def test_pages_added_before_compilation_are_bounds_checked(
+    device: AnyDevice, computed: bool
+) -> None:
+    """The current page is checked at compilation, others at their turn; page 0 may be computed."""
     table = Tensor(np.arange(8, dtype=np.float32), device)
     at = Tensor(np.array([1, 2], np.int32), device, name="at")
     if computed:
@@ -213,20 +215,20 @@ def test_and_in_those_that_were_there_before_the_step(device: AnyDevice, compute
     with pytest.raises(OutOfBoundsError, match="8 is none of them"):
         pages.turn(bad)
     program.run()
-    assert program.read("rows").tolist() == [7, 0]  # as the good one still has its turn
+    assert program.read("rows").tolist() == [7, 0]  # the good page is still the current one
     for number, rows in ((0, [1, 2]), (good, [7, 0])):
         pages.turn(number)
         program.run()
         assert program.read("rows").tolist() == rows
 
 
-def test_indices_that_two_tensors_make_are_checked_as_their_pages_meet(device: AnyDevice) -> None:
+def test_nested_indices_are_checked_for_each_pair_of_current_pages(device: AnyDevice) -> None:
     table = Tensor(np.arange(8, dtype=np.float32), device)
     at, of = (Tensor(np.array(values, np.int32), device) for values in ([3, 4, 5], [0, 1]))
     program = compile(lambda: {"rows": table.gather(at.gather(of))}, device)
     places, choices = Pages(at), Pages(of)
-    far = places.add(np.array([6, 7, 8], np.int32))  # whose last one nobody chooses
-    last = choices.add(np.array([2, 2], np.int32))  # which is 5
+    far = places.add(np.array([6, 7, 8], np.int32))  # nothing selects its last element
+    last = choices.add(np.array([2, 2], np.int32))  # element 2 of page 0, which is 5
     choices.turn(last)
     with pytest.raises(OutOfBoundsError, match="8 is none of them"):
         places.turn(far)
@@ -240,7 +242,7 @@ def test_indices_that_two_tensors_make_are_checked_as_their_pages_meet(device: A
     assert program.read("rows").tolist() == [6, 7]
 
 
-def test_only_what_is_in_memory_has_pages_and_all_are_alike(device: AnyDevice) -> None:
+def test_pages_need_a_buffer_and_have_equal_shapes_and_dtypes(device: AnyDevice) -> None:
     x = Tensor(filled(1), device)
     for none in (x * 2, Tensor(np.zeros((0, 3), np.float32), device)):
         with pytest.raises(ValueError, match="no memory that could have pages"):
@@ -258,7 +260,7 @@ def test_only_what_is_in_memory_has_pages_and_all_are_alike(device: AnyDevice) -
                 use(number)
 
 
-def test_pages_count_as_memory_of_the_device_and_are_given_back(device: AnyDevice) -> None:
+def test_pages_count_as_live_device_memory_until_deleted(device: AnyDevice) -> None:
     x = Tensor(filled(1), device).realize()
     pages = Pages(x)
     before = device.usage.live_bytes

@@ -1,4 +1,4 @@
-"""Kernels written by hand: what they are given, what they change, what is refused and how."""
+"""RawKernel: arguments of hand-written kernels, what they write, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def a() -> np.ndarray:
     return np.arange(10, dtype=np.float32)
 
 
-def test_arrays_come_back_and_the_grid_is_that_of_the_call(scale: RawKernel, a: np.ndarray) -> None:
+def test_raw_kernel_writes_arrays_back_for_the_grid_of_the_call(
+    scale: RawKernel, a: np.ndarray
+) -> None:
     out = np.full(12, -1, np.float32)
     scale((4, 4), (2, 2), out, a, 3, a.size)
     assert out.tolist() == [*(a * 3).tolist(), -1, -1]
@@ -38,7 +40,7 @@ def test_arrays_come_back_and_the_grid_is_that_of_the_call(scale: RawKernel, a: 
     assert out.tolist() == [0, 0.5, 1, 1.5, *(a[4:] * 3).tolist(), -1, -1]
 
 
-def test_calls_one_after_the_other_take_what_was_made_for_the_first(
+def test_later_calls_reuse_the_kernel_object_of_the_first(
     scale: RawKernel, a: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scale.device, "_kernel", lambda *_: pytest.fail("another one was made"))
@@ -49,13 +51,13 @@ def test_calls_one_after_the_other_take_what_was_made_for_the_first(
         assert out.tolist() == (a * factor).tolist()
 
 
-def test_arrays_that_are_no_block_of_memory_come_back_too(scale: RawKernel, a: np.ndarray) -> None:
+def test_strided_arrays_are_passed_and_written_back(scale: RawKernel, a: np.ndarray) -> None:
     out = np.zeros((10, 2), np.float32)
     scale((3, 4), (1, 4), out[:, 1], a[::-1], 1, a.size)
     assert out.tolist() == [[0, 9 - i] for i in range(10)]
 
 
-def test_indices_that_a_kernel_may_have_written_are_looked_at() -> None:
+def test_indices_written_by_a_raw_kernel_are_bounds_checked() -> None:
     device = open_opencl()
     source = "__kernel void t_put(__global int *o, int v) { o[get_global_id(0)] = v; }"
     put, index = RawKernel(device, source, "t_put"), Tensor([0, 1], device)
@@ -69,7 +71,9 @@ def test_indices_that_a_kernel_may_have_written_are_looked_at() -> None:
             taken.numpy()
 
 
-def test_tensors_stay_on_the_device(scale: RawKernel, a: np.ndarray) -> None:
+def test_raw_kernel_takes_tensors_without_copying_to_the_host(
+    scale: RawKernel, a: np.ndarray
+) -> None:
     device = scale.device
     out, x = Tensor.empty(10, device=device), Tensor(a, device) + 1
     scale((3, 4), (3, 4), out, x, 2.0, 10)
@@ -78,15 +82,15 @@ def test_tensors_stay_on_the_device(scale: RawKernel, a: np.ndarray) -> None:
     assert (out + x).numpy().tolist() == (a * 3 + 3).tolist()
 
 
-def test_what_would_be_written_and_lost_is_refused(scale: RawKernel, a: np.ndarray) -> None:
+def test_output_that_is_no_realized_tensor_is_refused(scale: RawKernel, a: np.ndarray) -> None:
     out = Tensor.empty(10, device=scale.device)
     for lost in (out + 0, out.reshape(2, 5), Tensor.zeros(10)):
         with pytest.raises(ValueError, match=r"float\* out: only a realized Tensor can be written"):
             scale((3, 4), (3, 4), lost, a, 2.0, 10)
 
 
-def test_an_array_that_is_given_twice_is_one_on_the_device(scale: RawKernel, a: np.ndarray) -> None:
-    """What is declared const never comes back, so that nothing old is left where it was written."""
+def test_array_passed_twice_is_one_device_buffer(scale: RawKernel, a: np.ndarray) -> None:
+    """A const argument is never copied back: old values would overwrite the result."""
     for view in (a, a[:], a.reshape(2, 5)):
         wanted = (view * 3).tolist()
         scale((3, 4), (3, 4), view, view[...], 3.0, 10)
@@ -98,7 +102,7 @@ def test_an_array_that_is_given_twice_is_one_on_the_device(scale: RawKernel, a: 
     assert (a.tolist(), out.tolist()) == (before, [0] * 10)
 
 
-def test_arrays_that_share_a_part_of_what_is_written_are_refused(scale: RawKernel) -> None:
+def test_partially_overlapping_output_arrays_are_refused(scale: RawKernel) -> None:
     long = np.arange(20, dtype=np.float32)
     before = long.copy()
     for out, x in ((long[1:11], long[:10]), (long[:10], long[9::-1]), (long, long[::2])):
@@ -110,7 +114,7 @@ def test_arrays_that_share_a_part_of_what_is_written_are_refused(scale: RawKerne
     assert long[1::2].tolist() == before[1::2].tolist()
 
 
-def test_arrays_that_are_only_read_may_share_memory() -> None:
+def test_overlapping_input_arrays_are_allowed() -> None:
     source = """__kernel void t_sums(__global float *o, __global const float *a,
         __global const float *b) { int i = get_global_id(0); o[i] = a[i] + b[i]; }"""
     out, long = np.zeros(10, np.float32), np.arange(20, dtype=np.float32)
@@ -118,14 +122,14 @@ def test_arrays_that_are_only_read_may_share_memory() -> None:
     assert out.tolist() == (long[:10] + long[1:11]).tolist()
 
 
-def test_an_array_that_cannot_be_written_is_read_only(scale: RawKernel, a: np.ndarray) -> None:
+def test_read_only_array_is_not_written_back(scale: RawKernel, a: np.ndarray) -> None:
     out = np.zeros(10, np.float32)
     out.flags.writeable = False
     scale((3, 4), (3, 4), out, a, 2.0, 10)
     assert not out.any()
 
 
-def test_time_is_of_the_device_and_changes_no_array(scale: RawKernel, a: np.ndarray) -> None:
+def test_timing_a_raw_kernel_changes_no_array(scale: RawKernel, a: np.ndarray) -> None:
     out = np.zeros(10, np.float32)
     assert scale.time((3, 4), (3, 4), out, a, 2.0, 10, runs=2) > 0
     assert not out.any()
@@ -134,7 +138,7 @@ def test_time_is_of_the_device_and_changes_no_array(scale: RawKernel, a: np.ndar
             scale.time((3, 4), (3, 4), out, a, 2.0, 10, runs=runs)  # type: ignore[arg-type]
 
 
-def test_the_wrong_dtype_number_or_count_is_refused_by_name(
+def test_errors_of_wrong_raw_kernel_arguments_name_the_parameter(
     scale: RawKernel, a: np.ndarray
 ) -> None:
     grid = (3, 4), (3, 4)
@@ -159,7 +163,7 @@ def test_the_wrong_dtype_number_or_count_is_refused_by_name(
         scale(*grid, a, a)
 
 
-def test_a_grid_that_groups_do_not_fill_is_refused(scale: RawKernel, a: np.ndarray) -> None:
+def test_grid_not_divisible_into_groups_is_refused(scale: RawKernel, a: np.ndarray) -> None:
     for items, group in [
         ((10, 4), (4, 4)),
         (16, (4, 4)),
@@ -179,7 +183,7 @@ def test_a_grid_that_groups_do_not_fill_is_refused(scale: RawKernel, a: np.ndarr
     scale((3, 4), (3, 4), a, a, 1.0, 10)  # the device was not harmed
 
 
-def test_an_array_is_not_taken_for_memory_that_a_group_shares(a: np.ndarray) -> None:
+def test_local_memory_parameter_is_refused(a: np.ndarray) -> None:
     source = "__kernel void t_shares(__local float *part, __global float *out) { out[0] = 1; }"
     kernel = RawKernel(open_opencl(), source, "t_shares")
     for given in (a, 64, Tensor(a, kernel.device)):
@@ -187,7 +191,7 @@ def test_an_array_is_not_taken_for_memory_that_a_group_shares(a: np.ndarray) -> 
             kernel(1, 1, given, a)
 
 
-def test_what_does_not_compile_comes_with_the_compilers_log() -> None:
+def test_compile_error_shows_the_log_and_missing_kernels_are_named() -> None:
     device = open_opencl()
     with pytest.raises(DeviceError) as caught:
         RawKernel(device, "__kernel void t_bad(__global float *a) { a[0] = nothing; }", "t_bad")
@@ -200,7 +204,7 @@ def test_what_does_not_compile_comes_with_the_compilers_log() -> None:
             RawKernel(device, commented, name, WIDTH=4)
 
 
-def test_of_a_source_that_has_the_kernel_what_was_compiled_is_damaged(
+def test_binary_without_the_kernel_of_its_source_is_reported_as_damaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lacks(_source: str, names: list[str], _options: object) -> None:
@@ -213,7 +217,7 @@ def test_of_a_source_that_has_the_kernel_what_was_compiled_is_damaged(
     assert "devices --check" in caught.value.hint
 
 
-def test_a_name_may_be_a_macros() -> None:
+def test_kernel_name_may_come_from_a_macro() -> None:
     source = (
         "#define KERNEL(name) __kernel void name\nKERNEL(t_named)(__global int *o) { o[0] = 7; }"
     )
@@ -222,13 +226,13 @@ def test_a_name_may_be_a_macros() -> None:
     assert out == 7
 
 
-def test_no_number_is_a_vector(a: np.ndarray) -> None:
+def test_vector_parameter_is_refused(a: np.ndarray) -> None:
     source = "__kernel void t_pair(__global float *o, float2 v) { o[0] = v.x; }"
     with pytest.raises(TypeError, match=r"float2 v is a vector.*declare float parameters"):
         RawKernel(open_opencl(), source, "t_pair")(1, 1, a, 1.0)
 
 
-def test_numpy_refuses_it() -> None:
+def test_raw_kernel_on_the_numpy_device_is_refused() -> None:
     with pytest.raises(DeviceError, match=r"runs no OpenCL C") as caught:
         RawKernel(open_device("numpy"), SCALE, "t_scale", WIDTH=4)
     assert "imgmlp devices" in caught.value.hint
@@ -239,7 +243,7 @@ def test_numpy_refuses_it() -> None:
             RawKernel(open_device("numpy"), *given)  # type: ignore[arg-type]
 
 
-def test_a_step_cannot_hold_one_nor_a_tensor_of_another_device(
+def test_raw_kernel_in_a_step_or_on_foreign_tensors_is_refused(
     scale: RawKernel, a: np.ndarray
 ) -> None:
     device = scale.device
@@ -256,8 +260,10 @@ def test_a_step_cannot_hold_one_nor_a_tensor_of_another_device(
         scale((3, 4), (3, 4), Tensor(a, open_device("numpy")), x, 1.0, 10)
 
 
-def test_other_threads_compute_while_a_step_is_built(scale: RawKernel, a: np.ndarray) -> None:
-    """What they launch and assign is theirs, and at once: no part of the step."""
+def test_other_threads_launch_and_assign_while_a_step_is_built(
+    scale: RawKernel, a: np.ndarray
+) -> None:
+    """Their launches and assignments run at once and are no part of the step."""
     device = scale.device
     x, out, count = Tensor(a, device), Tensor.empty(10, device=device), Tensor(a, device)
 

@@ -1,4 +1,4 @@
-"""Dtypes of Tensors: what two become together, casts, and how each wraps, rounds and counts."""
+"""Dtypes of Tensors: promotion, casts, wrapping integers, rounding floats, counting bools."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Array = np.ndarray[Any, Any]
 STORED = (dtype.bool_, dtype.i8, dtype.u8, dtype.i32, dtype.u32, dtype.f16, dtype.f32)
 
 
-def test_two_dtypes_meet_in_the_one_that_holds_both(device: AnyDevice) -> None:
-    """Every pair, on values that all dtypes have; i32 and u32 meet in u32."""
+def test_product_of_two_dtypes_has_their_promoted_dtype(device: AnyDevice) -> None:
+    """Every pair of dtypes, on values that all can hold; i32 and u32 are promoted to u32."""
     numbers = np.array([1, 0, 1, 1])
     tensors = {d.name: Tensor(numbers, device, d) for d in STORED}
     pairs = {
@@ -35,7 +35,7 @@ def test_two_dtypes_meet_in_the_one_that_holds_both(device: AnyDevice) -> None:
         assert np.array_equal(found[name], numbers), name
 
 
-def test_casts_truncate_wrap_and_test_as_in_numpy(device: AnyDevice) -> None:
+def test_casts_truncate_wrap_and_compare_with_zero_as_numpys(device: AnyDevice) -> None:
     f = np.array([-2.7, -0.5, 0.0, 0.5, 2.7, 100.9], np.float32)
     i = np.array([-129, -1, 0, 1, 200, 70_000], np.int32)
     x, y = Tensor(f, device), Tensor(i, device)
@@ -78,7 +78,7 @@ INTEGERS = {
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-def test_integers_of_every_width_wrap_divide_and_compare(device: AnyDevice, name: str) -> None:
+def test_integer_arithmetic_of_every_width_equals_numpys(device: AnyDevice, name: str) -> None:
     a, b = INTEGERS[name]
     kind = np.dtype(np.int32) if a.dtype == np.int64 else a.dtype
     a, b = a.astype(kind), b.astype(kind)
@@ -109,7 +109,7 @@ def test_integers_of_every_width_wrap_divide_and_compare(device: AnyDevice, name
             assert np.array_equal(found[key], array()), key
 
 
-def test_the_least_integer_by_minus_one_wraps(device: AnyDevice) -> None:
+def test_division_of_the_least_integer_by_minus_one_wraps(device: AnyDevice) -> None:
     a = np.array([-(2**31), -(2**31), 7, -7, 0], np.int32)
     b = np.array([-1, 1, -1, -1, -1], np.int32)
     x, y = Tensor(a, device), Tensor(b, device)
@@ -119,7 +119,7 @@ def test_the_least_integer_by_minus_one_wraps(device: AnyDevice) -> None:
     assert found["// -1"].tolist() == [-(2**31), -(2**31), -7, 7, 0]
 
 
-def test_python_integers_that_a_dtype_cannot_hold_compare_as_they_are(device: AnyDevice) -> None:
+def test_comparison_with_python_integers_beyond_the_dtype_is_exact(device: AnyDevice) -> None:
     a = {d: np.array([0, 1, 100], d.np) for d in STORED if d.is_int}
     limits = [-(2**40), -129, -1, 128, 256, 300, 2**31, 2**32, 2**40]
     found = results(
@@ -139,7 +139,7 @@ def test_python_integers_that_a_dtype_cannot_hold_compare_as_they_are(device: An
 
 
 @pytest.mark.parametrize("n", [np.int64(3 * 10**9), np.int64(-(2**40)), np.int8(-1)], ids=str)
-def test_numpys_integers_that_a_dtype_cannot_hold_compare_as_they_are(n: np.integer) -> None:
+def test_comparison_with_numpy_integers_beyond_the_dtype_is_exact(n: np.integer) -> None:
     for kind in (d for d in STORED if d.is_int):
         a = np.array([0, 1, 100], kind.np)
         x, wide = Tensor(a, open_device("numpy")), a.astype(np.int64)
@@ -148,7 +148,7 @@ def test_numpys_integers_that_a_dtype_cannot_hold_compare_as_they_are(n: np.inte
             assert np.array_equal(act(n, x).numpy(), act(n, wide)), (kind.name, act)
 
 
-def test_numpys_integers_shift_by_the_bits_of_the_dtype_that_both_meet_in() -> None:
+def test_shift_by_numpy_integers_uses_the_width_of_the_promoted_dtype() -> None:
     a = np.array([1, 200], np.uint8)
     x, flags = (Tensor(v, open_device("numpy")) for v in (a, a > 1))
     for found, wanted in ((x << np.int64(9), a.astype(np.int32) << 9), (x >> np.int32(9), a * 0)):
@@ -159,7 +159,7 @@ def test_numpys_integers_shift_by_the_bits_of_the_dtype_that_both_meet_in() -> N
             act()
 
 
-def test_a_limit_beyond_the_dtype_limits_nothing_or_is_refused(device: AnyDevice) -> None:
+def test_minimum_with_a_number_beyond_the_dtype_is_identity_or_refused(device: AnyDevice) -> None:
     x = Tensor(np.array([0, 7, 255], np.uint8), device)
     found = results({"max": x.maximum(-5), "min": x.minimum(300)}, device)
     assert found["max"].tolist() == found["min"].tolist() == [0, 7, 255]
@@ -171,7 +171,7 @@ def test_a_limit_beyond_the_dtype_limits_nothing_or_is_refused(device: AnyDevice
     assert far.numpy().tolist() == [0, 7, 255]
 
 
-def test_a_limit_makes_integers_of_bools_however_far_out_it_is(device: AnyDevice) -> None:
+def test_maximum_and_minimum_of_bools_and_integers_are_integers(device: AnyDevice) -> None:
     x = Tensor([True, False], device)
     for far in (2, 1 << 40):
         least, most = x.maximum(-far), x.minimum(far)
@@ -180,7 +180,7 @@ def test_a_limit_makes_integers_of_bools_however_far_out_it_is(device: AnyDevice
 
 
 @pytest.mark.filterwarnings("error")
-def test_numbers_that_are_too_large_for_a_float_are_infinite(device: AnyDevice) -> None:
+def test_python_numbers_beyond_the_float_range_are_infinite(device: AnyDevice) -> None:
     x, far = Tensor([1.0, -2.0], device), 10**400
     assert (x + far).numpy().tolist() == (x + 1e300).numpy().tolist() == [np.inf, np.inf]
     assert (x * -far).numpy().tolist() == [-np.inf, np.inf]
@@ -190,7 +190,7 @@ def test_numbers_that_are_too_large_for_a_float_are_infinite(device: AnyDevice) 
     assert Tensor(np.array([1e300, -1e300]), device).numpy().tolist() == [np.inf, -np.inf]
 
 
-def test_integers_stay_integers_in_logical_not_and_relu(device: AnyDevice) -> None:
+def test_logical_not_and_relu_of_integers_are_exact(device: AnyDevice) -> None:
     a = np.array([0, 1, 5, -3, 2**24 + 1, -(2**31)], np.int32)
     x = Tensor(a, device)
     found = results({"not": x.logical_not(), "relu": x.relu()}, device)
@@ -200,7 +200,7 @@ def test_integers_stay_integers_in_logical_not_and_relu(device: AnyDevice) -> No
     assert np.array_equal(found["relu"], np.maximum(a, 0))
 
 
-def test_bools_are_zero_or_one_whatever_is_done_to_them(device: AnyDevice) -> None:
+def test_operations_on_bools_store_zero_or_one(device: AnyDevice) -> None:
     a, b = np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 0], bool)
     x, y = Tensor(a, device), Tensor(b, device)
     found = results(
@@ -220,7 +220,9 @@ def test_bools_are_zero_or_one_whatever_is_done_to_them(device: AnyDevice) -> No
         assert np.array_equal(found[name].view(np.uint8), value.view(np.uint8)), name
 
 
-def test_bools_are_counted(device: AnyDevice, rng: np.random.Generator) -> None:
+def test_sum_and_mean_of_bools_count_true_values(
+    device: AnyDevice, rng: np.random.Generator
+) -> None:
     a = draw(rng, 33, 700)
     x = Tensor(a, device)
     found = results({"all": (x < 0).sum(), "rows": (x < 0).sum(1), "mean": (x < 0).mean()}, device)
@@ -232,7 +234,7 @@ def test_bools_are_counted(device: AnyDevice, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     "act", [lambda x: x + x, lambda x: x - x, lambda x: -x, lambda x: x // x, lambda x: x << x]
 )
-def test_arithmetic_that_leaves_the_bools_is_refused(act: Callable[[Tensor], Tensor]) -> None:
+def test_arithmetic_on_two_bools_is_refused(act: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(TypeError, match="bool"):
         act(Tensor([True, False]))
 
@@ -244,10 +246,10 @@ HALF_EDGES = [
 ]  # fmt: skip
 
 
-def test_a_cast_to_half_rounds_where_it_is_written(
+def test_cast_to_float16_rounds_even_if_nothing_is_stored(
     device: AnyDevice, rng: np.random.Generator
 ) -> None:
-    """Also if nothing is stored in between."""
+    """The cast rounds in registers as well as in memory."""
     bits = rng.integers(0, 2**32, 5000, dtype=np.uint32).view(np.float32)
     scales = 2.0 ** rng.uniform(-27, 17, 5000)
     a = np.concatenate(
@@ -268,15 +270,17 @@ def test_a_cast_to_half_rounds_where_it_is_written(
     for name in ("cast", "kept"):
         assert np.array_equal(found[name], wanted, equal_nan=True), name
         assert np.array_equal(np.signbit(found[name]), np.signbit(wanted)), name
-    finite = np.isfinite(a)  # a product with zero is zero, even of what is not finite
+    finite = np.isfinite(a)  # non-finite elements: the rewrite x * 0 = 0 ignores them
     assert np.array_equal(found["const"][finite], constant[finite])
 
 
-def test_every_result_of_halves_is_rounded_whatever_is_fused(
+def test_fused_float16_operations_round_every_result(
     device: AnyDevice, rng: np.random.Generator
 ) -> None:
-    """Bit by bit what NumPy gives, as float32 has more than twice the digits of a half; a
-    multiplication with an addition is rounded once."""
+    """Results equal NumPy's bit for bit, as float32 has more than twice the digits of float16.
+
+    multiply_add is rounded once.
+    """
     a, b, c = (draw(rng, 4000).astype(np.float16) for _ in range(3))
     x, y, z = (Tensor(v, device) for v in (a, b, c))
     found = results(
@@ -302,15 +306,17 @@ def test_every_result_of_halves_is_rounded_whatever_is_fused(
     }
     for name, value in wanted.items():
         assert found[name].dtype == value.dtype, name
-        if name in ("divided", "root"):  # which OpenCL allows a device to round otherwise
+        if name in ("divided", "root"):  # OpenCL allows devices to round these differently
             assert close(found[name], value, np.abs(value), roundings=3), name
         else:
             assert np.array_equal(found[name], value), name
 
 
-def test_functions_of_halves_are_rounded_a_few_times(device: AnyDevice) -> None:
-    """11 bits of significand: one rounding of each result is 2**-11 of it. What several operations
-    make, such as exp, goes through f32."""
+def test_float16_functions_are_accurate_to_a_few_roundings(device: AnyDevice) -> None:
+    """float16 has 11 bits of significand: one rounding is at most 2**-11 of the result.
+
+    Functions of several operations, such as exp, are computed in float32.
+    """
     a = np.linspace(-3, 3, 37).astype(np.float16)
     b = np.linspace(0.5, 5, 37).astype(np.float16)
     x, y = Tensor(a, device), Tensor(b, device)

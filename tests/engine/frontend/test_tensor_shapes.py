@@ -1,4 +1,4 @@
-"""Shapes of Tensors: sizes that divide nothing, all layouts, broadcasting, and indices."""
+"""Shapes of Tensors: odd sizes, all layouts, broadcasting, and indices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Array = np.ndarray[Any, Any]
 SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 65, 130)
 
 
-# --- sizes that divide nothing ---
+# --- sizes that are multiples of no tile size ---
 
 
 def matrix_layouts(a: Array, device: AnyDevice) -> list[Tensor]:
-    """One matrix as stored, transposed, flipped, and one of every few of a larger one."""
+    """One matrix stored in rows, transposed, flipped, and as a strided part of a larger one."""
     apart = np.full((2 * a.shape[0] + 1, 3 * a.shape[1]), 9, np.float32)
     apart[1::2, ::3] = a
     return [
@@ -32,7 +32,9 @@ def matrix_layouts(a: Array, device: AnyDevice) -> list[Tensor]:
     ]
 
 
-def test_products_of_all_sizes_and_layouts(device: AnyDevice, rng: np.random.Generator) -> None:
+def test_matrix_products_of_all_sizes_and_layouts_equal_numpy(
+    device: AnyDevice, rng: np.random.Generator
+) -> None:
     outputs, wanted = {}, {}
     for i in range(16):
         m, k, n = (int(v) for v in rng.choice(SIZES, 3))
@@ -44,7 +46,9 @@ def test_products_of_all_sizes_and_layouts(device: AnyDevice, rng: np.random.Gen
         assert close(value, *wanted[name]), name
 
 
-def test_leading_axes_of_products_broadcast(device: AnyDevice, rng: np.random.Generator) -> None:
+def test_leading_axes_of_matrix_products_broadcast(
+    device: AnyDevice, rng: np.random.Generator
+) -> None:
     shapes = [
         ((2, 1, 3, 5), (4, 5, 3)),
         ((5,), (2, 5, 3)),
@@ -66,7 +70,7 @@ def subsets(rank: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 7, 5), (2, 129, 131), (1, 1, 1)])
-def test_reductions_over_every_subset_of_axes(
+def test_reductions_over_every_subset_of_axes_equal_numpy(
     device: AnyDevice, rng: np.random.Generator, shape: tuple[int, ...]
 ) -> None:
     a = draw(rng, *shape)
@@ -83,7 +87,9 @@ def test_reductions_over_every_subset_of_axes(
         assert close(value, *wanted[name]), name
 
 
-def test_long_reductions_of_computed_values(device: AnyDevice, rng: np.random.Generator) -> None:
+def test_long_reductions_of_computed_values_are_accurate(
+    device: AnyDevice, rng: np.random.Generator
+) -> None:
     a = draw(rng, 50_021)
     x = Tensor(a, device)
     wide = a.astype(np.float64)
@@ -124,7 +130,7 @@ KEYS: list[Any] = [
 ]  # fmt: skip
 
 
-def test_slices_take_what_numpy_takes(device: AnyDevice) -> None:
+def test_slices_equal_numpys(device: AnyDevice) -> None:
     a = np.arange(77, dtype=np.float32).reshape(7, 11)
     x = Tensor(a, device)
     found = results({str(i): x[key] + 0 for i, key in enumerate(KEYS)}, device)
@@ -132,7 +138,7 @@ def test_slices_take_what_numpy_takes(device: AnyDevice) -> None:
         assert np.array_equal(found[str(i)], a[key]), key
 
 
-def test_rows_are_gathered_from_any_table_at_any_index(device: AnyDevice) -> None:
+def test_gather_equals_numpy_for_all_index_dtypes_and_table_layouts(device: AnyDevice) -> None:
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
     x = Tensor(table, device)
     moved = np.pad(table.T[::-1], ((1, 0), (0, 0)))
@@ -157,7 +163,7 @@ def test_rows_are_gathered_from_any_table_at_any_index(device: AnyDevice) -> Non
     assert np.array_equal(found["computed"], 2 * table[np.arange(7) * 3 % 4])
 
 
-def test_parts_of_several_dtypes_stand_side_by_side(device: AnyDevice) -> None:
+def test_concat_promotes_parts_of_several_dtypes(device: AnyDevice) -> None:
     a, b = np.arange(6, dtype=np.int32).reshape(2, 3), np.array([[0.5], [1.5]], np.float32)
     x, y = Tensor(a, device), Tensor(b, device)
     parts = [x, y, (x * 2)[:, ::-1], y.expand(2, 4)]
@@ -165,7 +171,7 @@ def test_parts_of_several_dtypes_stand_side_by_side(device: AnyDevice) -> None:
     assert np.array_equal(Tensor.concat(parts, -1).numpy(), wanted)
 
 
-def test_a_scalar_is_padded_and_flipped_and_so_is_its_gradient(device: AnyDevice) -> None:
+def test_scalar_can_be_padded_and_flipped_with_gradient(device: AnyDevice) -> None:
     x = Tensor(np.float32(3), device)
     assert x.pad().flip().item() == 3
     assert (x.flip() * x.pad()).gradient([x])[0].item() == 6
@@ -174,13 +180,13 @@ def test_a_scalar_is_padded_and_flipped_and_so_is_its_gradient(device: AnyDevice
 @pytest.mark.parametrize(
     "act", [lambda x: x.flip(0, 0), lambda x: x.sum((0, 0)), lambda x: x.max((1, -1))]
 )
-def test_an_axis_that_is_named_twice_is_refused(act: Callable[[Tensor], Tensor]) -> None:
+def test_repeated_axis_is_refused(act: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ValueError, match="twice"):
         act(Tensor([[1, 2], [3, 4]]))
 
 
-def test_a_bool_as_an_index_is_an_axis_and_no_number() -> None:
-    """As in NumPy."""
+def test_bool_index_adds_an_axis() -> None:
+    """NumPy does the same."""
     array = np.array([[1, 2], [3, 4]])
     x = Tensor(array, open_device("numpy"))
     assert np.array_equal(x[True].numpy(), array[True])
@@ -189,8 +195,8 @@ def test_a_bool_as_an_index_is_an_axis_and_no_number() -> None:
     assert np.array_equal(x[np.array(True), [1]].numpy(), array[np.array(True), [1]])
 
 
-def test_numbers_beside_arrays_count_as_arrays() -> None:
-    """Where their axes stand among the others is as in NumPy."""
+def test_mixed_index_keys_equal_numpys() -> None:
+    """The order of the result's axes is NumPy's for every combination of key parts."""
     array = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
     x, every = Tensor(array, open_device("numpy")), slice(None)
     few: list[Any] = [0, None, ..., slice(None, None, -2), [0, -1], [[0], [1]], True]
@@ -219,7 +225,7 @@ def test_numbers_beside_arrays_count_as_arrays() -> None:
         ([3], IndexError, "out of bounds"),
     ],
 )
-def test_what_is_no_index_is_refused(key: Any, error: type[Exception], words: str) -> None:
+def test_invalid_index_is_refused(key: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Tensor(np.ones((3, 4)))[key]
 
@@ -231,12 +237,12 @@ def test_what_is_no_index_is_refused(key: Any, error: type[Exception], words: st
         ([0], ..., [1], 0, 0), (0, ..., [0, 1], [1], 0), (0, slice(None), [1], [2], ...),
     ],
 )  # fmt: skip
-def test_dots_for_no_axis_stand_between_arrays_all_the_same(key: tuple[Any, ...]) -> None:
+def test_ellipsis_for_no_axis_separates_index_arrays_as_in_numpy(key: tuple[Any, ...]) -> None:
     x = np.arange(36).reshape(2, 2, 3, 3)
     assert np.array_equal(Tensor(x.astype(np.int32), open_device("numpy"))[key].numpy(), x[key])
 
 
-def test_indices_of_few_bits_reach_every_element(device: AnyDevice) -> None:
+def test_index_arrays_of_8_bits_reach_elements_beyond_their_range(device: AnyDevice) -> None:
     x = np.arange(90_000, dtype=np.float32).reshape(300, 300)
     rows, columns = np.uint8([1, 2, 100, 127]), np.int8([3, -1, 5, -128])
     i, j = Tensor(rows, device), Tensor(columns, device)
@@ -244,7 +250,7 @@ def test_indices_of_few_bits_reach_every_element(device: AnyDevice) -> None:
     assert np.array_equal(Tensor(x, device).take(np.int64(7)).numpy(), x[7])
 
 
-def test_sizes_are_numbers_or_one_tuple() -> None:
+def test_sizes_are_given_as_numbers_or_one_tuple() -> None:
     x = Tensor(np.arange(6.0).reshape(2, 3), open_device("numpy"))
     for make in (Tensor.zeros, Tensor.ones, Tensor.empty):
         assert make((2, 3)).shape == make([2, 3]).shape == make(2, 3).shape == (2, 3)
@@ -254,3 +260,13 @@ def test_sizes_are_numbers_or_one_tuple() -> None:
     assert x[:1, :1].reshape(()).shape == ()
     assert x.permute((1, 0)).numpy().tolist() == x.numpy().T.tolist()
     assert x[:1].expand([4, 3]).shape == (4, 3)
+
+
+def test_flat_index_addresses_the_elements_of_numpys_ravel() -> None:
+    x = Tensor(np.arange(24.0).reshape(2, 3, 4), open_device("numpy"))
+    assert x.strides == (12, 4, 1)
+    assert x.numpy().ravel()[x.flat_index(1, 2, 3)] == x[1, 2, 3].item() == 23
+    with pytest.raises(IndexError, match="axis 1"):
+        x.flat_index(0, 3, 0)
+    with pytest.raises(IndexError, match="2 indices"):
+        x.flat_index(0, 0)

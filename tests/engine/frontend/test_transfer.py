@@ -1,4 +1,4 @@
-"""Feeders and Receivers: every step sees what was sent before it, and nobody waits."""
+"""Feeders and Receivers: each step sees the value sent before it, and nothing blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def summing(device: AnyDevice) -> tuple[Program, Tensor]:
-    """A step that adds up what it is fed, and gives the sum of the last value."""
+    """A step that accumulates its input in a total, and outputs the sum of the last input."""
     x = Tensor(np.zeros((50, 40), np.float32), device, name="x")
     total = Tensor(np.zeros((), np.float32), device, name="total")
 
@@ -34,14 +34,14 @@ def filled(value: float) -> np.ndarray:
     return np.full((50, 40), value / 2000, np.float32)
 
 
-def test_each_step_reads_what_was_sent_before_it(device: AnyDevice) -> None:
+def test_each_step_reads_the_value_sent_before_it(device: AnyDevice) -> None:
     program, x = summing(device)
     feeder, heard = Feeder(program, x), []
     receiver = Receiver(program, ["last"], lambda tag, got: heard.append((tag, got["last"])))
     for i in range(10):
         values = filled(i)
         feeder.send(values)
-        values[...] = -1  # what was sent is a copy
+        values[...] = -1  # send copies the values
         program.run()
         receiver.send(i)
     receiver.wait()
@@ -52,7 +52,7 @@ def test_each_step_reads_what_was_sent_before_it(device: AnyDevice) -> None:
     assert close(program.read("last"), 9)
 
 
-def test_what_steps_move_is_received_as_they_left_it(device: AnyDevice) -> None:
+def test_receiver_gets_state_as_of_its_request(device: AnyDevice) -> None:
     x = Tensor(np.zeros((50, 40), np.float32), device, name="x")
     total = Tensor(np.zeros((50, 40), np.float32), device, name="total")
     beside = Tensor(np.zeros(3, np.float32), device)
@@ -67,7 +67,7 @@ def test_what_steps_move_is_received_as_they_left_it(device: AnyDevice) -> None:
     for i in range(4):
         program.run()
         receiver.send()
-        for feeder in feeders:  # after what was asked for is read
+        for feeder in feeders:  # takes effect after the requested values are read
             feeder.send(filled(i))
     receiver.wait()
     assert close(np.array([got["sum"] for got in heard]), [0, 0, 1, 2])
@@ -88,7 +88,7 @@ def test_what_steps_move_is_received_as_they_left_it(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("mapping", ["one", "group"])
-def test_sending_and_receiving_do_not_wait_for_a_device_that_is_busy(mapping: str) -> None:
+def test_sending_and_receiving_do_not_wait_for_a_busy_device(mapping: str) -> None:
     device = open_mapping(mapping)
     assert isinstance(device, Device)
     program, x = summing(device)
@@ -113,7 +113,7 @@ def test_sending_and_receiving_do_not_wait_for_a_device_that_is_busy(mapping: st
     assert close(np.array(heard), [3, 4])
 
 
-def test_values_of_one_and_two_bytes_arrive(device: AnyDevice) -> None:
+def test_feeder_sends_dtypes_of_one_and_two_bytes(device: AnyDevice) -> None:
     for kind in (np.bool_, np.float16):
         x = Tensor(np.zeros(5, kind), device)
         program = compile(lambda x=x: {"copy": Tensor.concat([x, x])}, device)
@@ -123,7 +123,7 @@ def test_values_of_one_and_two_bytes_arrive(device: AnyDevice) -> None:
         assert np.array_equal(program.read("copy"), np.concatenate([values, values]))
 
 
-def test_what_cannot_be_fed_is_refused(device: AnyDevice) -> None:
+def test_feeder_refuses_wrong_shapes_dtypes_and_tensors(device: AnyDevice) -> None:
     program, x = summing(device)
     feeder = Feeder(program, x)
     for wrong in (np.zeros((40, 50), np.float32), np.zeros((50, 40))):
@@ -137,6 +137,6 @@ def test_what_cannot_be_fed_is_refused(device: AnyDevice) -> None:
         Feeder(program, filled(1))  # type: ignore[arg-type]
 
 
-def test_an_empty_device_array_needs_no_memory() -> None:
+def test_staging_array_without_elements_is_allocated() -> None:
     for mapping in ("one", "numpy"):
         assert open_mapping(mapping).staging((0, 3), np.float32).shape == (0, 3)

@@ -1,8 +1,8 @@
-"""Gradients where rules meet: kinks and ties, integers on the way, repeated use, states.
+"""Gradients at kinks and ties, through integers, repeated use and states, and of compositions.
 
-test_ops.py compares every operation's gradient with finite differences; here are the
-cases that those cannot see, and compositions whose gradient is known in closed form or by
-central differences of the graph itself in float64.
+test_values_and_gradients.py compares every operation's gradient with finite differences. Here
+are the cases that finite differences cannot check, and compositions whose gradient is known in
+closed form or from central differences of the graph itself in float64.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ STEP = 1e-6  # of central differences in float64: their error is about STEP**2 +
 TOLERANCE = 1e-7  # of the largest slope
 
 
-def test_every_operation_has_a_rule_or_none_to_have() -> None:
+def test_every_differentiable_operation_has_a_gradient_rule() -> None:
     assert set(VJP) == set(Op) - LOAD - BITWISE - COMPARE - {Op.HASH, Op.MOD, Op.FMOD} - CONTROL
 
 
 # --- kinks and ties ---
 
 
-def test_gradients_far_from_zero_are_those_of_the_asymptotes(device: AnyDevice) -> None:
-    """exp overflows there, and infinity times zero would be NaN."""
+def test_gradients_of_saturated_activations_equal_their_asymptotes(device: AnyDevice) -> None:
+    """exp overflows there; a gradient of infinity times zero would be NaN."""
     x = Tensor([-1000.0, -50.0, -12.0, 12.0, 50.0, 1000.0], device)
     g = {"sigmoid": x.sigmoid(), "tanh": x.tanh(), "gelu": x.gelu()}
     found = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
@@ -49,8 +49,8 @@ def test_gradients_far_from_zero_are_those_of_the_asymptotes(device: AnyDevice) 
     assert [t.numpy().tolist() for t in slopes] == [[0, 0, 1, 1]] * 2
 
 
-def test_one_side_of_every_kink_is_chosen(device: AnyDevice) -> None:
-    """At 0: relu takes slope 0, leaky relu 1, abs 1; equal values share a maximum's gradient."""
+def test_gradient_at_a_kink_is_the_documented_one(device: AnyDevice) -> None:
+    """At 0 the slope of relu is 0, of leaky relu and abs 1; equal operands of maximum share it."""
     x = Tensor([-2.0, 0.0, 3.0], device)
     y = Tensor([-2.0, 1.0, 3.0], device)
     g = {
@@ -69,7 +69,7 @@ def test_one_side_of_every_kink_is_chosen(device: AnyDevice) -> None:
     wanted = {
         "relu": [0, 0, 1],
         "leaky": [0.25, 1, 1],
-        "elu": [0.5, 1, 1.5],  # which has no kink
+        "elu": [0.5, 1, 1.5],  # elu has no kink
         "abs": [-1, 1, 1],
         "sign": [1, 1, 1],
         "max": [0.5, 0, 0.5],
@@ -82,7 +82,7 @@ def test_one_side_of_every_kink_is_chosen(device: AnyDevice) -> None:
         assert found[name].tolist() == value, name
 
 
-def test_equal_values_share_the_gradient_of_each_reduced_maximum(device: AnyDevice) -> None:
+def test_equal_maxima_of_a_reduction_share_the_gradient(device: AnyDevice) -> None:
     x = Tensor([[1.0, 4.0, 4.0, 4.0], [7.0, 0.0, -1.0, 7.0]], device)
     weights = Tensor([6.0, 10.0], device)
     found = results(
@@ -103,14 +103,14 @@ def test_equal_values_share_the_gradient_of_each_reduced_maximum(device: AnyDevi
         assert close(found[name], value, np.abs(value), roundings=4), name
 
 
-def test_more_equal_maxima_than_a_half_can_count_share_the_gradient(device: AnyDevice) -> None:
+def test_more_equal_maxima_than_float16_can_count_share_the_gradient(device: AnyDevice) -> None:
     x = Tensor(np.zeros(70_000, np.float16), device)
     (found,) = x.max().gradient([x])
     assert found.dtype is dtype.f16
     assert np.array_equal(found.numpy(), np.full(70_000, 1 / 70_000, np.float16))
 
 
-def test_both_sides_of_a_maximum_add_up_to_the_whole(device: AnyDevice) -> None:
+def test_gradients_of_both_operands_of_maximum_add_up_to_one(device: AnyDevice) -> None:
     x, y = Tensor([1.0, 2.0, 3.0], device), Tensor([1.0, 5.0, 0.0], device)
     gx, gy = x.maximum(y).sum().gradient([x, y])
     assert (gx + gy).numpy().tolist() == [1, 1, 1]
@@ -133,7 +133,9 @@ def test_integers_and_comparisons_stop_gradients(device: AnyDevice) -> None:
     assert found["index"].tolist() == [2, 0, 1]
 
 
-def test_unconnected_tensors_have_zeros_of_their_shape_and_dtype(device: AnyDevice) -> None:
+def test_unconnected_tensors_have_zero_gradients_of_their_shape_and_dtype(
+    device: AnyDevice,
+) -> None:
     x = Tensor([1.0, 2.0], device)
     unused = Tensor(np.ones((3, 1), np.float16), device)
     whole = Tensor([1, 2], device)
@@ -145,7 +147,7 @@ def test_unconnected_tensors_have_zeros_of_their_shape_and_dtype(device: AnyDevi
     assert found[2].numpy().tolist() == [1, 2]
 
 
-def test_gradients_by_intermediates_and_by_the_loss_itself(device: AnyDevice) -> None:
+def test_gradients_are_taken_by_intermediates_and_by_the_loss(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0], device)
     y = x * 3
     loss = (y * y).sum()
@@ -155,27 +157,27 @@ def test_gradients_by_intermediates_and_by_the_loss_itself(device: AnyDevice) ->
     assert gloss.numpy().tolist() == 1
 
 
-def test_a_tensor_used_often_receives_the_sum(device: AnyDevice) -> None:
+def test_gradient_of_a_tensor_used_often_is_the_sum_over_its_uses(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0, 3.0], device)
     used = x * x + x + x[::-1] * 10 + Tensor.concat([x[1:], x[:1]]) * 100 + x.sum()
     assert used.sum().gradient([x])[0].numpy().tolist() == [116, 118, 120]
 
 
-def test_reading_a_value_keeps_its_gradient(device: AnyDevice) -> None:
+def test_reading_a_value_keeps_its_gradient_and_realize_makes_a_leaf(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0], device)
     y = x * 3
     assert y.numpy().tolist() == [3, 6]
     loss = (y * y).sum()
     assert loss.item() == 45
     assert loss.gradient([x])[0].numpy().tolist() == [18, 36]
-    z = (x * 3).realize()  # stands in memory now: a leaf
+    z = (x * 3).realize()  # realized: a leaf of the graph
     by_x, by_z = (z * z).sum().gradient([x, z])
     assert by_x.numpy().tolist() == [0, 0]
     assert by_z.numpy().tolist() == [6, 12]
 
 
-def test_gradients_of_gradients(device: AnyDevice) -> None:
-    """d/dx of x**3 and of sin twice, and of a leaky relu's rule, which is constant."""
+def test_second_derivatives_are_exact(device: AnyDevice) -> None:
+    """Second derivatives of x**3, of sin, and of leaky relu, whose slope is constant."""
     x = Tensor([0.5, -1.5], device)
     slope = (x**3 + x.sin() + x.leaky_relu(0.5)).sum().gradient([x])[0]
     curve = slope.sum().gradient([x])[0]
@@ -189,7 +191,7 @@ def test_gradients_of_gradients(device: AnyDevice) -> None:
 
 @pytest.mark.parametrize("table", [(9, 5), (9,), (3, 2, 4)])
 @pytest.mark.parametrize("places", [(), (7,), (2, 3)])
-def test_the_gradient_of_a_gathered_row_is_the_sum_over_its_uses(
+def test_gradient_of_a_gathered_row_is_the_sum_over_its_uses(
     table: tuple[int, ...], places: tuple[int, ...]
 ) -> None:
     rng = np.random.default_rng(1)
@@ -222,7 +224,7 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_gradients_of_movements_return_to_the_elements_origin(device: AnyDevice) -> None:
+def test_gradients_of_movements_equal_finite_differences(device: AnyDevice) -> None:
     x = np.random.default_rng(2).uniform(-1, 1, (7, 11)).astype(np.float32)
     tensor = Tensor(x, device)
     losses = {name: weighted(act(tensor), device) for name, act in MOVES.items()}
@@ -234,7 +236,7 @@ def test_gradients_of_movements_return_to_the_elements_origin(device: AnyDevice)
 
 
 def weighted(answer: Tensor, device: AnyDevice) -> Tensor:
-    """One number that every element of the answer changes in a way of its own."""
+    """A scalar loss in which every element of the answer has a different weight."""
     weights = Tensor.arange(answer.node.size, dtype=dtype.f32).reshape(*answer.shape).sin() + 1.5
     return (answer * weights).sum()
 
@@ -259,8 +261,8 @@ def differences(loss: Node, wrt: Sequence[Node], held: dict[Buffer, Array]) -> l
     return found
 
 
-def test_a_network_of_everything_agrees_with_differences_in_float64() -> None:
-    """Both sides in float64: rules that are wrong by a little show."""
+def test_gradients_of_a_mixed_network_equal_finite_differences_in_float64() -> None:
+    """Both sides are in float64, so that small errors of gradient rules are detected."""
     rng = np.random.default_rng(3)
     shapes = [(5, 3), (3, 4), (4,), (6, 4), ()]
     x, w, b, table, scale = (Tensor(rng.uniform(0.2, 1, s)) for s in shapes)
@@ -280,8 +282,8 @@ def test_a_network_of_everything_agrees_with_differences_in_float64() -> None:
         assert np.abs(g - wanted).max() <= TOLERANCE * np.abs(wanted).max(), leaf
 
 
-def test_halves_are_added_in_float32_forwards_and_backwards(device: AnyDevice) -> None:
-    """Sums that leave the range of halves, or their precision, on the way to one."""
+def test_float16_sums_accumulate_in_float32_forward_and_backward(device: AnyDevice) -> None:
+    """Partial sums exceed the range or the precision of float16; the results do not."""
     big = np.array([6e4, 6e4, -6e4, -6e4], np.float16)
     x, one = Tensor(big, device), Tensor(np.ones((1, 1), np.float16), device)
     many = Tensor(np.full(30_000, 0.1, np.float16), device)
@@ -305,7 +307,7 @@ def test_halves_are_added_in_float32_forwards_and_backwards(device: AnyDevice) -
 # --- the shape of the backward graph ---
 
 
-def test_gradients_of_slices_that_tile_are_concatenated() -> None:
+def test_gradients_of_slices_that_tile_a_tensor_are_concatenated() -> None:
     parts = [const(float(i), dtype.f32, (2, i)) for i in (1, 2, 3)]
     padded = [
         move(Op.PAD, part, ((0, 0), (begin, 6 - begin - part.shape[1])))
@@ -322,8 +324,27 @@ def test_gradients_of_slices_that_tile_are_concatenated() -> None:
         assert np.array_equal(evaluate([added], {})[0], wanted)
 
 
-def test_the_gradient_of_a_product_reads_the_other_factor_only() -> None:
+def test_gradient_of_a_product_reads_the_other_factor_only() -> None:
     x, y = (buffer(Buffer((2, 3), dtype.f32)) for _ in range(2))
     (g,) = gradient(reduce(Op.SUM, x * y, (0, 1)), [x])
     assert y in toposort([g])
     assert x not in toposort([g])
+
+
+def test_equal_values_share_the_gradient_of_maximum_and_max(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0, 2.0], device)
+    y = Tensor([1.0, 0.0, 3.0], device)
+    assert np.array_equal(x.maximum(y).sum().gradient([x])[0].numpy(), [0.5, 1.0, 0.0])
+    assert np.array_equal(x.max().gradient([x])[0].numpy(), [0.0, 0.5, 0.5])
+
+
+def test_unused_tensors_and_signs_of_copysign_have_zero_gradients(device: AnyDevice) -> None:
+    x, unused = Tensor([1.0, 2.0], device), Tensor([[3.0]], device)
+    assert np.array_equal(x.sum().gradient([unused])[0].numpy(), [[0.0]])
+    sign = Tensor([-1.0, 1.0], device)
+    assert np.array_equal(x.copysign(sign).sum().gradient([sign])[0].numpy(), [0.0, 0.0])
+
+
+def test_detached_factor_contributes_no_gradient(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device)
+    assert (x.detach() * x).sum().gradient([x])[0].numpy().tolist() == [1, 2]

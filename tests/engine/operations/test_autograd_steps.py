@@ -1,4 +1,4 @@
-"""Gradients that Tensors keep, rules of one's own, and gradients inside of steps."""
+"""Gradients accumulated by backward(), custom gradient rules, and gradients inside of steps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Array = np.ndarray[Any, Any]
 NUMPY = open_device("numpy")
 
 
-# --- gradients that Tensors keep ---
+# --- gradients accumulated by backward() ---
 
 
 def kept(tensor: Tensor) -> Any:
-    """Numbers of a gradient, which there must be."""
+    """The values of a Tensor's accumulated gradient, which must exist."""
     assert tensor.grad is not None
     return tensor.grad.numpy().tolist()
 
 
-def test_backward_adds_to_the_gradient_of_what_requires_one(device: AnyDevice) -> None:
+def test_backward_accumulates_into_grad_of_tensors_that_require_it(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0], device, requires_grad=True)
     unused = Tensor(np.ones((2, 1)), device, requires_grad=True)
     plain = Tensor([3.0, 4.0], device)
@@ -41,8 +41,8 @@ def test_backward_adds_to_the_gradient_of_what_requires_one(device: AnyDevice) -
     assert x.grad is None
 
 
-def test_kept_gradients_are_those_of_the_values_at_that_time(device: AnyDevice) -> None:
-    """Descent by hand: one parameter moves before the other's gradient is read."""
+def test_grad_is_computed_from_the_values_at_backward(device: AnyDevice) -> None:
+    """One parameter is updated before the other's gradient is read."""
     a, b = (Tensor([v], device, requires_grad=True) for v in (2.0, 3.0))
     (a * b).sum().backward()
     for p in (a, b):
@@ -52,7 +52,7 @@ def test_kept_gradients_are_those_of_the_values_at_that_time(device: AnyDevice) 
     assert b.numpy().tolist() == [1]
 
 
-def test_a_step_keeps_gradients_of_its_own(device: AnyDevice) -> None:
+def test_backward_in_a_compiled_step_updates_from_its_own_grad(device: AnyDevice) -> None:
     p = Tensor([1.0, 2.0], device, requires_grad=True)
 
     def step() -> dict[str, Tensor]:
@@ -67,8 +67,8 @@ def test_a_step_keeps_gradients_of_its_own(device: AnyDevice) -> None:
     assert p.numpy().tolist() == [-0.875, -28.0]
 
 
-def test_gradients_of_a_step_end_with_it(device: AnyDevice) -> None:
-    """So that to compile it twice gives the same twice, and those from before are there again."""
+def test_grad_accumulated_in_a_step_is_dropped_when_its_tracing_ends(device: AnyDevice) -> None:
+    """Compiling a step again gives an equal program; gradients from before it are restored."""
     p = Tensor([1.0, 2.0], device, requires_grad=True)
     (p * 10).sum().backward()
 
@@ -88,7 +88,7 @@ def test_gradients_of_a_step_end_with_it(device: AnyDevice) -> None:
     assert kept(p) == [13, 13]
 
 
-def test_gradients_of_a_body_or_a_choice_end_with_it(device: AnyDevice) -> None:
+def test_grad_accumulated_in_a_loop_or_cond_is_dropped_at_its_end(device: AnyDevice) -> None:
     p = Tensor([1.0, 2.0], device, requires_grad=True)
 
     def found(x: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def test_gradients_of_a_body_or_a_choice_end_with_it(device: AnyDevice) -> None:
     assert kept(p) == [0, 0]
 
 
-def test_what_cannot_have_a_gradient_is_refused() -> None:
+def test_backward_and_gradient_refuse_integers_and_unconnected_losses() -> None:
     with pytest.raises(TypeError, match="requires_grad: i32"):
         Tensor([1, 2], requires_grad=True)
     x = Tensor([1.0, 2.0], NUMPY, requires_grad=True)
@@ -124,11 +124,11 @@ def test_what_cannot_have_a_gradient_is_refused() -> None:
     assert kept(x) == [0, 0]
 
 
-# --- rules of one's own, and gradients inside of steps ---
+# --- custom gradient rules, and gradients inside of steps ---
 
 
-def test_a_function_has_the_gradient_that_it_says(device: AnyDevice) -> None:
-    """Rounding with the gradient of the identity, which quantisation trains with."""
+def test_function_node_uses_its_custom_gradient(device: AnyDevice) -> None:
+    """Rounding with the gradient of the identity, a straight-through estimator."""
     x, scale = Tensor([0.4, 1.6, -2.2], device), Tensor([1.0, 2.0, 3.0], device)
     rounded = (x + 8.5).cast(dtype.i32).cast(dtype.f32) - 8
 
@@ -142,8 +142,8 @@ def test_a_function_has_the_gradient_that_it_says(device: AnyDevice) -> None:
     assert gscale.numpy().tolist() == [0, 2, -2]
 
 
-def test_gradients_are_those_of_the_parameters_before_the_step(device: AnyDevice) -> None:
-    """Whatever is assigned, and in whatever order gradients are asked for."""
+def test_gradients_in_a_step_use_the_parameters_before_assignment(device: AnyDevice) -> None:
+    """A gradient that is taken after an assignment uses the parameters from before it."""
     p = Tensor([1.0, 2.0], device)
     seen = Tensor([0.0, 0.0], device)
 
@@ -162,7 +162,7 @@ def test_gradients_are_those_of_the_parameters_before_the_step(device: AnyDevice
     assert p.numpy().tolist() == [0.0, 1.0]
 
 
-def test_two_optimizers_in_a_step_see_the_same_parameters(device: AnyDevice) -> None:
+def test_two_optimizers_in_a_step_use_the_same_old_parameters(device: AnyDevice) -> None:
     a, b = Tensor([2.0], device), Tensor([3.0], device)
 
     def step() -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""Indices that the host gives are rows of their tables, wherever they come from and whenever.
+"""Indices are bounds-checked, wherever they come from and whenever they change.
 
-Each of these read memory that is nobody's, or ended the process, where nothing checked it.
+Without the check each of these cases read foreign memory or crashed the process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def table() -> Tensor:
 
 
 def uploaded(array: object) -> Tensor:
-    """Of which the host has no copy left."""
+    """A Tensor of which the host keeps no copy."""
     found = tensor(array)
     (found + 1).numpy()
     assert found.node.arg.host is None
@@ -74,20 +74,20 @@ REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_indices_of_the_host_out_of_bounds_are_refused(name: str) -> None:
+def test_host_indices_out_of_bounds_are_refused(name: str) -> None:
     with pytest.raises(OutOfBoundsError, match=r"index (-?\d+) is out of bounds"):
         REFUSED[name](table())
 
 
-def test_each_table_has_its_own_bounds() -> None:
+def test_bounds_are_checked_for_each_table() -> None:
     index = tensor(np.int32([0, 5]))
     tensor(np.zeros((9, 2))).gather(index).numpy()
     with pytest.raises(OutOfBoundsError, match="index 5 "):
         table().gather(index)
-    index.write(np.int32([0, 8]))  # which is a row of the only table that is read by it
+    index.write(np.int32([0, 8]))  # row 8 exists in the only table that is read by it
 
 
-def test_only_indices_inside_a_view_must_be_in_bounds() -> None:
+def test_only_indices_inside_the_view_that_is_read_are_checked() -> None:
     index = tensor(I)
     parts = index[:2], Tensor.concat([index, index])[3:5], index.cast(dtype.u8)[:2]
     for taken in (kept := [table().gather(part) for part in parts]):
@@ -110,7 +110,7 @@ LATER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_indices_written_later_are_checked(name: str) -> None:
+def test_indices_written_after_compilation_are_checked(name: str) -> None:
     x, index = table(), tensor(np.int32([0, 1]))
     program = compile(lambda: {"y": LATER[name](x, index)}, DEVICE)
     feeder, bad = Feeder(program, index), np.int32([0, BIG])
@@ -124,7 +124,7 @@ def test_indices_written_later_are_checked(name: str) -> None:
     assert np.array_equal(program.read("y"), wanted.read("y"))
 
 
-def test_indices_assigned_by_a_step_are_checked_now_and_later() -> None:
+def test_indices_assigned_by_a_step_are_checked_at_compilation_and_on_write() -> None:
     x, index, next_one = table(), tensor(np.int32([0, 1])), tensor(np.int32([2, 2]))
 
     def step(value: Tensor) -> dict[str, Tensor]:
@@ -140,18 +140,18 @@ def test_indices_assigned_by_a_step_are_checked_now_and_later() -> None:
         next_one.write(np.int32([0, -1]))
 
 
-def test_indices_that_a_step_computes_are_not_checked_by_the_host() -> None:
+def test_indices_computed_by_a_step_are_not_checked_by_the_host() -> None:
     index = tensor(np.int32([5, 4]))
     program = compile(lambda: {"index": index.assign(index - 3)}, DEVICE)
     taken = compile(lambda: {"y": table().gather(index - 1)}, DEVICE)
     program.run()
     assert index.numpy().tolist() == [2, 1]
-    table().gather(index)  # not known to be wrong, nor read back to find out
+    table().gather(index)  # the host neither knows the indices nor reads them back
     taken.run()
     assert taken.read("y").tolist() == X[[1, 0]].tolist()
 
 
-def test_values_sent_after_a_step_are_from_the_host() -> None:
+def test_indices_fed_after_a_step_are_checked_as_host_indices() -> None:
     index = tensor(np.int32([0, 1]))
     program = compile(lambda: {"index": index.assign(index + 1)}, DEVICE)
     program.run()
@@ -178,7 +178,7 @@ COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_indices_computed_immediately_are_checked(device: AnyDevice, name: str) -> None:
+def test_immediately_computed_indices_are_checked(device: AnyDevice, name: str) -> None:
     x, i = Tensor(X, device), Tensor([3], device)
     state = Tensor(np.float32(5), device)
     with pytest.raises(OutOfBoundsError, match=r"a computed (index|target) is"):
@@ -199,10 +199,10 @@ PUT: dict[str, Callable[[Program, Tensor, np.ndarray], object]] = {
 
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("name", PUT)
-def test_indices_moved_by_a_compiled_step_count_as_computed(
+def test_indices_updated_by_a_compiled_step_are_checked_as_computed(
     device: AnyDevice, name: str, seen: bool
 ) -> None:
-    """However the host put there what it was before, and wherever it was then."""
+    """The host has set the indices in one of several ways before, with or without a copy left."""
     x, index = Tensor(X, device), Tensor(np.int32([0, 1]), device)
     taken = x[index]
     if seen:
@@ -217,7 +217,7 @@ def test_indices_moved_by_a_compiled_step_count_as_computed(
     assert np.array_equal(taken.numpy(), X[[2, 2]])
 
 
-def test_indices_moved_immediately_are_still_from_the_host(device: AnyDevice) -> None:
+def test_indices_updated_immediately_are_checked_as_host_indices(device: AnyDevice) -> None:
     index = Tensor(np.int32([0, 7]), device)
     index.assign(index.flip(0))
     with pytest.raises(OutOfBoundsError, match="index 7 is out of bounds"):
@@ -239,11 +239,11 @@ def test_computed_indices_in_bounds_are_accepted(
     monkeypatch.setattr(Program, "run", noted)
     assert np.array_equal(x[Tensor([-1, 1], device)].numpy(), X[[-1, 1]])
     assert np.array_equal(x.sort(0, descending=True).numpy(), X[::-1])
-    assert len(made) == 2  # nothing looks at what is right
+    assert len(made) == 2  # no further program reads valid indices back
     assert nn.nll_loss(x[:2], i - 1).numpy() == -(X[0, 2] + X[1, 3]) / 2
 
 
-def test_a_users_own_comparison_has_no_bounds() -> None:
+def test_comparison_with_a_range_is_not_bounds_checked() -> None:
     index = tensor(np.int32([1, 6])) + 1
     compared = Tensor.arange(4).reshape(1, 4).eq(index.reshape(2, 1))
     loss = nn.nll_loss(tensor(np.ones((2, 4))), index)
@@ -252,7 +252,7 @@ def test_a_users_own_comparison_has_no_bounds() -> None:
         loss.numpy()
 
 
-def test_an_index_is_freed_with_its_last_reader() -> None:
+def test_index_buffer_is_freed_with_its_last_reader() -> None:
     gc.disable()
     try:
         index = tensor(np.int32([0, 1]))
@@ -300,7 +300,7 @@ def test_bounds_hold_as_long_as_a_reader_exists(name: str) -> None:
             index.write(np.int32([0, BIG]))
     del reader
     gc.collect()
-    if name.startswith("loop"):  # whose body is made anew of what was built
+    if name.startswith("loop"):  # the bounds of a loop outlive its result
         with pytest.raises(OutOfBoundsError):
             index.write(np.int32([0, BIG]))
     else:
@@ -317,7 +317,7 @@ def test_bounds_of_freed_readers_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("rows", [(2, 4), (4, 2)])
-def test_the_narrowest_bounds_of_all_readers_count(rows: tuple[int, int]) -> None:
+def test_indices_must_satisfy_the_narrowest_bounds_of_all_readers(rows: tuple[int, int]) -> None:
     """Two steps gather from tables of different sizes by the same indices, in either order."""
     at, kept = tensor(np.zeros(3, np.int32)), []
     for count in rows:

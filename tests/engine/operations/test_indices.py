@@ -1,4 +1,7 @@
-"""Elements by computed indices: many are sorted, few compared, and both give the same."""
+"""Gather and scatter by computed indices.
+
+Few indices are compared with every position; many are sorted first. Both give equal results.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 import pytest
 from reference import close
 
-from imgmlp.engine import Tensor, compile, dtype, open_device
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
 from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.operations import scans
@@ -20,12 +23,14 @@ def drawn(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 4, shape)
 
 
-def test_many_indices_are_sorted_and_few_compared(
+def test_scatter_and_gather_by_sorted_indices_equal_those_by_comparison(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = open_device("numpy")
     x, new = (Tensor(drawn(2, n, 3, seed=n), device).cast(dtype.f32) for n in (5, 70))
-    at = Tensor(drawn(2, 70, 3, seed=1) + drawn(2, 70, 3) - 1, device)  # -1 and 5 lead nowhere
+    at = Tensor(
+        drawn(2, 70, 3, seed=1) + drawn(2, 70, 3) - 1, device
+    )  # -1 and 5 are out of bounds and ignored
     rows = Tensor(drawn(3, 40, seed=2), device)
 
     def step() -> dict[str, Tensor]:
@@ -47,7 +52,7 @@ def test_many_indices_are_sorted_and_few_compared(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_scattered_rows_of_every_dtype_are_added(
+def test_scatter_add_by_sorted_indices_equals_comparison_for_every_dtype(
     kind: dtype.DType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = open_device("numpy")
@@ -60,7 +65,7 @@ def test_scattered_rows_of_every_dtype_are_added(
     assert np.array_equal(after.numpy(), before.numpy())
 
 
-def test_no_index_is_compared_with_each_element_of_a_long_line() -> None:
+def test_scatter_along_a_long_axis_compares_no_index_with_every_element() -> None:
     size = 1 << 15
     x, at = Tensor(np.ones(size, np.float32)), Tensor(np.arange(size)[::-1].copy())
     (slope,) = x.gather(at).square().sum().gradient([x])
@@ -70,7 +75,7 @@ def test_no_index_is_compared_with_each_element_of_a_long_line() -> None:
         assert Op.LOOP in {n.op for n in nodes}
 
 
-def test_no_indices_change_nothing() -> None:
+def test_scatter_without_indices_changes_nothing() -> None:
     x, none = Tensor(drawn(4, 3), open_device("numpy")), drawn(0, 3)
     for y in (x.scatter(0, none, none), x.scatter_add(0, none, none)):
         assert np.array_equal(y.numpy(), x.numpy())
@@ -85,10 +90,24 @@ def test_no_indices_change_nothing() -> None:
         lambda x, at: x.scatter_add(1, at, at), lambda x, at: x.scatter(1, at, at),
     ],
 )  # fmt: skip
-def test_more_elements_than_an_i32_can_index_are_refused(
+def test_operations_refuse_more_elements_than_an_i32_can_index(
     act: Callable[[Tensor, np.ndarray], Tensor],
 ) -> None:
-    """Where their places would wrap; none of them lies in memory here."""
+    """Flat indices would wrap. The expanded Tensor is never stored here."""
     x, at = Tensor(np.ones((70_000, 1), np.float32)), np.full((70_000, 1), 7, np.int32)
     with pytest.raises(ValueError, match="more than an i32 can count"):
         act(x.expand(70_000, 40_000), at)
+
+
+def test_gradient_of_gather_adds_up_repeated_rows(device: AnyDevice) -> None:
+    table = np.random.default_rng(0).standard_normal((9, 5)).astype(np.float32)
+    index = np.array([[3, 0], [3, 8], [3, 1]])
+    t, i = Tensor(table, device), Tensor(index, device)
+    program = compile(
+        lambda: {"rows": t.gather(i), "g": (t.gather(i).square().sum()).gradient([t])[0]}, device
+    )
+    program.run()
+    assert np.array_equal(program.read("rows"), table[index])
+    wanted = np.zeros((9, 5))
+    np.add.at(wanted, index, 2 * table[index])
+    assert close(program.read("g"), wanted, np.abs(wanted), roundings=4)

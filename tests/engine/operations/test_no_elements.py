@@ -1,4 +1,4 @@
-"""Tensors without elements: what NumPy does with such arrays, on every device and in every form."""
+"""Tensors without elements behave as NumPy's empty arrays, on every device and in every form."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def emptied(row: operations.Row) -> list[Shapes]:
 
 
 def answers(row: operations.Row, shapes: Shapes) -> np.ndarray | None:
-    """What NumPy gives, if it gives anything."""
+    """NumPy's result, or None if NumPy refuses these shapes."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of means of nothing
+            warnings.simplefilter("ignore")  # warnings about means of empty arrays
             found = operations.evaluated(row.array, [np.ones(s) for s in shapes])
     except (IndexError, ValueError):
         return None
     return np.asarray(found)
 
 
-# windows of no size are refused, and so are more of the largest than there are, and ranges that do
-# not lie within an axis; without features
-# all scores are 0, where NumPy has none divided by none
+# Not compared: windows without elements, topk of more elements than there are, and shrinking to
+# ranges outside of an axis are refused; attention without features has scores of 0, where NumPy
+# divides 0 by 0.
 OTHERWISE = ("conv", "topk", "attention", "shrink")
 CASES = [
     (row, shapes)
@@ -46,7 +46,7 @@ CASES = [
 ]
 
 
-def test_operations_do_as_numpy(device: AnyDevice) -> None:
+def test_operations_on_empty_tensors_equal_numpys(device: AnyDevice) -> None:
     assert len(CASES) > 200
     found: dict[str, Tensor] = {}
     for i, (row, shapes) in enumerate(CASES):
@@ -65,7 +65,9 @@ def test_operations_do_as_numpy(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 100), (100, 0), (2, 0, 70)])
-def test_sorting_without_lines(device: AnyDevice, shape: tuple[int, ...]) -> None:
+def test_sorting_empty_tensors_keeps_shape_and_dtype(
+    device: AnyDevice, shape: tuple[int, ...]
+) -> None:
     x = Tensor(np.zeros(shape), device)
     for axis in range(len(shape)):
         order, found = x.argsort(axis), x.sort(axis, descending=True)
@@ -97,7 +99,9 @@ def test_empty_tensors_are_created_read_and_written(device: AnyDevice) -> None:
             y.write(other)
 
 
-def test_reductions_of_no_elements_give_the_neutral_element(device: AnyDevice) -> None:
+def test_reductions_of_no_elements_give_the_neutral_element_or_are_refused(
+    device: AnyDevice,
+) -> None:
     x = Tensor(np.zeros((0, 3)), device)
     assert x.sum(0).numpy().tolist() == [0, 0, 0]
     assert x.prod(0).numpy().tolist() == x.prod(np.int64(0)).numpy().tolist() == [1, 1, 1]
@@ -111,7 +115,7 @@ def test_reductions_of_no_elements_give_the_neutral_element(device: AnyDevice) -
             act()
 
 
-def test_joining_padding_and_indexing_without_elements(device: AnyDevice) -> None:
+def test_concat_pad_product_and_indexing_take_empty_tensors(device: AnyDevice) -> None:
     x, y = Tensor(np.zeros((0, 3)), device), Tensor([[1.0, 2.0, 3.0]], device)
     assert Tensor.concat([x, y, x]).numpy().tolist() == [[1, 2, 3]]
     assert (y.transpose() @ x[:, :0].reshape(0, 3)[:0].pad((0, 1), (0, 0))).shape == (3, 3)
@@ -126,8 +130,8 @@ def test_joining_padding_and_indexing_without_elements(device: AnyDevice) -> Non
         x.reshape(0, -1)
 
 
-def test_compiled_steps_with_empty_tensors_run(device: AnyDevice) -> None:
-    """Beside others, as outputs, in loops and choices, in layers."""
+def test_compiled_step_mixes_empty_and_other_tensors(device: AnyDevice) -> None:
+    """Empty Tensors are outputs, carried by loops, chosen by cond, and inputs of layers."""
     x, n = Tensor(np.zeros((0, 4)), device), Tensor([3.0], device)
 
     def step() -> dict[str, Tensor]:
@@ -152,12 +156,12 @@ def test_compiled_steps_with_empty_tensors_run(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Tensor.zeros(-1), lambda: Tensor.full((2, -3), 1)])
-def test_sizes_are_not_negative(make: Callable[[], Tensor]) -> None:
+def test_negative_sizes_are_refused(make: Callable[[], Tensor]) -> None:
     with pytest.raises(ValueError, match="negative"):
         make()
 
 
-def test_a_step_of_empty_tensors_only_runs() -> None:
+def test_compiled_step_of_empty_tensors_only_runs() -> None:
     device = open_opencl()
     program = compile(lambda: {"x": Tensor(np.zeros((3, 0)), device) * 2}, device)
     program.run()

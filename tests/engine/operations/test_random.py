@@ -1,4 +1,4 @@
-"""Random numbers: exactly the documented hash, the same on every device, and fit for use."""
+"""Random numbers equal the documented hash on every device, and are statistically sound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bits(count: int, seed: int | tuple[int, ...]) -> list[int]:
     return [lowbias((lowbias(i) + mixed) % 2**32) for i in range(count)]
 
 
-def test_bits_are_exactly_the_hash_on_every_device(device: AnyDevice) -> None:
+def test_random_bits_equal_the_documented_hash_on_every_device(device: AnyDevice) -> None:
     program = compile(
         lambda: {str(s): Tensor.random_bits((3, 67), s, device) for s in SEEDS}, device
     )
@@ -44,21 +44,21 @@ def test_bits_are_exactly_the_hash_on_every_device(device: AnyDevice) -> None:
     ("seed", "words"),
     [(2**32, (0, 1)), (2**64 + 7, (7, 0, 1)), (-(2**33), (0, -2)), (-5, (-5,)), (5, (5,))],
 )
-def test_a_seed_beyond_32_bits_counts_as_several(seed: int, words: tuple[int, ...]) -> None:
+def test_seed_beyond_32_bits_equals_a_tuple_of_its_words(seed: int, words: tuple[int, ...]) -> None:
     device = open_mapping("numpy")
     found = Tensor.random_bits((7,), seed, device).numpy()
     assert found.tolist() == bits(7, tuple(word % 2**32 for word in words))
     assert bits(9, -1) == bits(9, 2**32 - 1)
 
 
-def test_a_seed_is_a_whole_number_wherever_it_comes_from() -> None:
+def test_seed_that_is_no_integer_is_refused() -> None:
     for seed in (3.7, Tensor(np.float32(-3), open_mapping("numpy"))):
         with pytest.raises(TypeError, match="is no whole number"):
             Tensor.random_bits((2,), seed)  # type: ignore[arg-type]
 
 
-def test_different_seeds_give_different_streams() -> None:
-    """No number in common but by chance: 8 * 300 of 2**32 meet with probability 0.0007."""
+def test_different_seeds_give_disjoint_streams() -> None:
+    """Among 7 * 300 random words of 32 bits any two are equal with a probability of 0.0005."""
     different = [s for s in SEEDS if s != -1]
     drawn = [b for seed in different for b in bits(300, seed)]
     assert len(set(drawn)) == len(drawn)
@@ -78,7 +78,7 @@ def test_seeds_may_be_computed_on_the_device(device: AnyDevice) -> None:
         assert program.read("bits").tolist() == bits(33, (9, step_number))
 
 
-def test_uniform_numbers_are_the_upper_bits(device: AnyDevice) -> None:
+def test_uniform_samples_are_the_upper_24_bits_of_the_hash(device: AnyDevice) -> None:
     found = Tensor.uniform((257,), 3, device).numpy()
     wanted = [(b >> 8) / 2**24 for b in bits(257, 3)]
     assert found.dtype == np.float32
@@ -87,8 +87,8 @@ def test_uniform_numbers_are_the_upper_bits(device: AnyDevice) -> None:
     assert max(wanted) < 1
 
 
-def test_normal_numbers_are_those_of_box_and_muller(device: AnyDevice) -> None:
-    """A rounded angle turns the radius by as much."""
+def test_normal_samples_equal_the_box_muller_transform(device: AnyDevice) -> None:
+    """The rounding of the angle is an error relative to the radius."""
     found = Tensor.normal((257,), 3, mean=1.0, variance=4.0, device=device).numpy()
     for value, b in zip(found, bits(257, 3), strict=True):
         u, v = (b >> 8) / 2**24, (lowbias(b) >> 8) / 2**24
@@ -97,7 +97,7 @@ def test_normal_numbers_are_those_of_box_and_muller(device: AnyDevice) -> None:
         assert close(value, 1 + radius * math.cos(angle), size, roundings=16)
 
 
-def test_random_numbers_are_by_default_on_the_device_of_the_seed(device: AnyDevice) -> None:
+def test_random_tensors_are_on_the_device_of_the_seed_by_default(device: AnyDevice) -> None:
     seed = Tensor(np.uint32(5), device)
     for draw in (Tensor.random_bits, Tensor.uniform, Tensor.normal):
         assert draw((3,), (1, seed)).device is device
@@ -107,14 +107,14 @@ def test_random_numbers_are_by_default_on_the_device_of_the_seed(device: AnyDevi
         assert draw((3,), 5).device is None
 
 
-def test_the_extreme_draws_of_the_normal_are_finite() -> None:
+def test_extreme_normal_samples_are_finite() -> None:
     """The largest u is 1 - 2**-24: the radius is at most sqrt(48 ln 2), and 0 at u = 0."""
     found = Tensor.normal((1 << 20,), 11, device=open_opencl()).numpy()
     assert np.isfinite(found).all()
     assert 4.2 < np.abs(found).max() <= math.sqrt(48 * math.log(2))
 
 
-def test_neighbours_seeds_and_bits_are_not_correlated() -> None:
+def test_neighbouring_samples_seeds_and_bits_are_uncorrelated() -> None:
     """Correlations of n pairs have a standard error of n ** -0.5; five of them are allowed."""
     n = 1 << 16
     device = open_mapping("numpy")

@@ -1,7 +1,7 @@
-"""Random graphs of all that a Tensor can do, on every form of a step, are what NumPy says.
+"""Random graphs of all operations agree with NumPy, on the device and in every lowered form.
 
-tools/graphs.py runs as many as one likes. That they find something is tested by faults put in on
-purpose; docs/engine.md says how many graphs it took to see each.
+tools/graphs.py runs any number of them. Deliberate faults test that the graphs detect errors;
+docs/engine.md lists how many graphs it took to detect each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from imgmlp.engine.ir.view import View, canonical_view
 from imgmlp.engine.operations import autograd, scans
 from imgmlp.engine.passes import simplify
 
-TOGETHER = 20  # in a program
+GRAPHS_PER_TEST = 20
 
 
 @functools.cache
@@ -42,11 +42,11 @@ FORMS = ("numpy:procedure", "numpy:uops", "numpy:uops-group", "numpy")
 
 
 @pytest.mark.parametrize(
-    ("form", "first"), [(FORMS[n // 60], n) for n in range(0, 60 * len(FORMS), TOGETHER)]
+    ("form", "first"), [(FORMS[n // 60], n) for n in range(0, 60 * len(FORMS), GRAPHS_PER_TEST)]
 )
-def test_nodes_and_their_lowered_forms_agree_with_numpy(form: str, first: int) -> None:
-    """Of a graph both in one test, as to find out what is right takes the longest."""
-    for seed in range(first, first + TOGETHER):
+def test_random_graphs_and_their_lowered_forms_agree_with_numpy(form: str, first: int) -> None:
+    """Both forms of a graph share one test, as computing the expected values takes longest."""
+    for seed in range(first, first + GRAPHS_PER_TEST):
         graph, wanted = drawn(seed)
         for name in dict.fromkeys(("numpy", form)):
             faults = faults_on([graph], [wanted], open_device(name), name)[0]
@@ -55,7 +55,7 @@ def test_nodes_and_their_lowered_forms_agree_with_numpy(form: str, first: int) -
 
 
 @pytest.mark.parametrize(("form", "first", "count"), [("one", 180, 4), ("group", 184, 2)])
-def test_compiled_graphs_agree_with_numpy(form: str, first: int, count: int) -> None:
+def test_compiled_random_graphs_agree_with_numpy(form: str, first: int, count: int) -> None:
     pairs = [drawn(seed) for seed in range(first, first + count)]
     found = faults_on([g for g, _ in pairs], [w for _, w in pairs], open_mapping(form), form)
     for seed, faults in enumerate(found, first):
@@ -63,7 +63,7 @@ def test_compiled_graphs_agree_with_numpy(form: str, first: int, count: int) -> 
 
 
 def test_error_bounds_are_tight_and_cover_most_values() -> None:
-    """A bound that allows anything would find nothing."""
+    """A bound that is too wide would detect no error."""
     close, all_slopes, told_of = [], 0, 0
     for seed in range(40):
         graph, wanted = drawn(seed)
@@ -75,10 +75,10 @@ def test_error_bounds_are_tight_and_cover_most_values() -> None:
     assert told_of > 0.8 * all_slopes
 
 
-def test_every_operation_is_drawn() -> None:
-    """All methods that docs/operations.md has, and the templates fit some value each.
+def test_random_graphs_cover_every_documented_operation() -> None:
+    """The templates contain every method of docs/operations.md.
 
-    Beside them are those that draw numbers by themselves, and what is made of others here.
+    Exceptions are the methods that draw random numbers, and compositions of others.
     """
     named = r"\.(\w+)\("
     rows = {
@@ -89,7 +89,9 @@ def test_every_operation_is_drawn() -> None:
     assert not rows - {m for text in texts for m in re.findall(named, text)} - beside
 
 
-def test_lines_too_long_for_counting_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorting_by_merging_agrees_with_numpy_in_random_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         scans, "MAX_COUNTED_LINE", 2
     )  # few lines of a random graph have more than 64
@@ -102,10 +104,10 @@ def test_lines_too_long_for_counting_are_merged(monkeypatch: pytest.MonkeyPatch)
             assert not faults_on([graph], [wanted], open_device(form), form)[0]
 
 
-# --- faults put in on purpose ---
+# --- deliberate faults ---
 
 
-def test_a_wrong_shape_without_elements_is_a_fault() -> None:
+def test_wrong_shape_without_elements_is_reported_as_a_fault() -> None:
     leaves = {"x1": np.ones((2, 3), np.float32)}
     for array, fault in (("x1[:0]", ""), ("x1[:0, :1]", "its shape is (0, 1), not (0, 3)")):
         graph = Graph(leaves, (Line(("v1",), "x1[:0]", array),), ("v1",))
@@ -157,7 +159,9 @@ FAULTS: dict[str, tuple[str, int, Callable[[pytest.MonkeyPatch], None]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_graphs_detect_a_deliberate_fault(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     form, most, put_in = FAULTS[fault]
     device = open_device(form)
     put_in(monkeypatch)
@@ -166,7 +170,7 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert took <= most
 
 
-def test_a_graph_that_fails_becomes_a_small_program(
+def test_failing_graph_is_shrunk_to_a_small_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(autograd.VJP, Op.SIN, wrong_sign)

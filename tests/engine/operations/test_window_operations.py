@@ -1,4 +1,7 @@
-"""Convolutions in both of their forms: sums of taps for few weights, else a product of matrices."""
+"""Convolutions, pooling, interpolation and einsum.
+
+A convolution is a sum of taps if it has few weights, and a matrix product otherwise.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import open_mapping
 from reference import close
 
 from imgmlp.engine import Tensor, compile, dtype, open_device
@@ -28,7 +32,7 @@ def drawn(*shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_both_forms_have_the_same_values_and_gradients(
+def test_convolution_by_taps_equals_convolution_by_matrix_product(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, w = drawn((1, 4, 7, 6), (4, 4 // options.get("groups", 1), 3, 2))
@@ -45,7 +49,7 @@ def test_both_forms_have_the_same_values_and_gradients(
         assert close(value, wanted)
 
 
-def test_a_convolution_of_a_picture_with_itself() -> None:
+def test_gradient_of_an_image_convolved_with_itself_is_twice_the_image() -> None:
     (x,) = drawn((1, 1, 3, 3))
     (by_x,) = x.conv2d(x).sum().gradient([x])  # the sum of squares
     assert close(by_x.numpy(), 2 * x.numpy())
@@ -60,7 +64,7 @@ def test_a_convolution_of_a_picture_with_itself() -> None:
         ((1, 8, 9, 9), 4, 2, True),
     ],
 )
-def test_a_convolution_with_few_weights_is_not_a_matrix_product(
+def test_convolution_with_few_weights_is_not_a_matrix_product(
     shape: tuple[int, ...], outputs: int, stride: int, product: bool
 ) -> None:
     x, w = drawn(shape, (outputs, 8, 3, 3))
@@ -71,8 +75,8 @@ def test_a_convolution_with_few_weights_is_not_a_matrix_product(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_upstream_gradient_is_computed_once_for_all_taps(count: int) -> None:
-    """For a GPU all that a kernel multiplies is a tap by a weight."""
+def test_upstream_gradient_is_computed_once_for_all_taps(count: int) -> None:
+    """A kernel for a GPU multiplies nothing but taps by weights."""
     device = open_device("numpy:uops-group")
     x, w = (Tensor(np.ones(s, np.float32), device) for s in ((1, 3, 9, 9), (2, 3, 3, 3)))
 
@@ -85,7 +89,7 @@ def test_the_upstream_gradient_is_computed_once_for_all_taps(count: int) -> None
     assert sum(u.arg is Op.MUL for u in uops) == w.node.size
 
 
-def test_groups_are_summed_separately() -> None:
+def test_depthwise_convolution_is_not_a_matrix_product() -> None:
     x, w = drawn((1, 16, 5, 5), (16, 1, 3, 3))
     assert Op.DOT not in {n.op for n in toposort([x.conv2d(w, groups=16).node])}
 
@@ -98,27 +102,27 @@ def test_groups_are_summed_separately() -> None:
     ids=str,
 )  # fmt: skip
 def test_invalid_windows_are_refused(options: dict[str, Any]) -> None:
-    """Also those that would see padding alone, of which nothing is the largest."""
+    """Windows of padding alone are refused as well: they have no largest element."""
     (x,) = drawn((1, 1, 5, 5))
     assert x.max_pool2d(2, stride=np.int64(1), padding=(1, 0)).shape == (1, 1, 6, 4)
     with pytest.raises(ValueError, match=next(iter(options))):
         x.max_pool2d(**{"kernel": 2, **options})
 
 
-def test_padding_is_allowed_if_each_window_has_a_pixel() -> None:
+def test_padding_is_allowed_if_each_pooling_window_has_a_pixel() -> None:
     (x,) = drawn((1, 1, 3, 4))
     assert x.max_pool2d(2, 1, (1, 2), 2).shape == (1, 1, 3, 6)
     assert np.array_equal(x.max_pool2d(3, 3, 2, (2, 3)).numpy(), x[:, :, :1, 1:2].numpy())
 
 
-def test_the_largest_of_bools_at_an_edge_is_a_bool() -> None:
+def test_max_pooling_of_padded_bools_is_bool() -> None:
     x = Tensor(np.eye(3, dtype=bool).reshape(1, 1, 3, 3), open_device("numpy"))
     found = x.max_pool2d(2, 1, 1)
     assert found.dtype is dtype.bool_
     assert found[0, 0, 0].numpy().tolist() == [True, True, False, False]
 
 
-def test_integers_are_spread_over_windows_as_floats_are() -> None:
+def test_transposed_convolution_takes_integers() -> None:
     device = open_device("numpy")
     x = Tensor(np.arange(4, dtype=np.int32).reshape(1, 1, 2, 2), device)
     found = x.conv_transpose2d(Tensor.ones(1, 1, 2, 2), stride=2).numpy()
@@ -136,14 +140,14 @@ def test_integers_are_spread_over_windows_as_floats_are() -> None:
         (lambda x, w: x[:, :0].conv2d(w, groups=0), "0 groups"),
     ],
 )
-def test_factors_that_do_not_fit_are_refused(
+def test_convolution_refuses_mismatched_bias_and_groups(
     act: Callable[[Tensor, Tensor], Tensor], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
         act(*drawn((1, 4, 5, 5), (4, 4, 3, 3)))
 
 
-def test_factors_may_be_arrays() -> None:
+def test_convolution_and_einsum_take_arrays() -> None:
     rng = np.random.default_rng(8)
     x, w, bias = (
         rng.standard_normal(n).astype(np.float32) for n in ((1, 3, 6, 7), (3, 3, 3, 3), 3)
@@ -156,3 +160,50 @@ def test_factors_may_be_arrays() -> None:
         assert np.array_equal(found.numpy(), wanted.numpy())
     product = Tensor.einsum("ij,kj->ik", Tensor(x[0, 0], NUMPY), x[0, 1])
     assert close(product.numpy(), x[0, 0] @ x[0, 1].T)
+
+
+def test_interpolation_does_not_spread_infinity_and_nan() -> None:
+    device = open_mapping("numpy")
+    a = np.arange(30, dtype=np.float32).reshape(5, 6)
+    a[1, 2], a[4, 0] = np.inf, np.nan
+    for size in [(5, 6), (3, 9), (10, 12), (2, 2)]:
+        rows, columns = (np.arange(n) * m // n for n, m in zip(size, a.shape, strict=True))
+        found = Tensor(a, device).interpolate(size).numpy()
+        assert np.array_equal(found, a[rows][:, columns], equal_nan=True)
+    linear = Tensor(a, device).interpolate((5, 6), "linear").numpy()
+    assert np.array_equal(linear, a, equal_nan=True)
+    wide = Tensor(a, device).interpolate((10, 6), "linear").numpy()
+    assert (~np.isfinite(wide)).sum() == 7  # weighted with one of the two: four elements and three
+    whole = Tensor(np.int32([[1 << 30 | 1, 3]]), device).interpolate((2, 4))
+    assert whole.numpy().tolist() == [[1 << 30 | 1] * 2 + [3] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("formula", "shapes"),
+    [
+        ("...i->...", ((2, 3),)), ("...i->", ((3,),)), ("...i->", ((2, 3),)),
+        ("...i->i", ((2, 3),)), ("...->", ((2, 3),)), ("...i,...i->", ((2, 3), (2, 3))),
+        ("...i,i->", ((3,), (3,))), ("ij->...", ((2, 3),)), ("i...j->ij", ((2, 3),)),
+        ("i...,j...->ij", ((2, 1), (3, 1))), ("...j,...j->...", ((2, 1, 3), (4, 3))),
+        ("...ii->...i", ((2, 1, 3),)), ("...ij", ((2, 3, 4),)), ("bA", ((2, 3),)),
+        ("ab,b->a", ((2, 1), (3,))), ("ab,ab->ab", ((1, 3), (2, 1))), ("i,i->", ((0,), (1,))),
+        ("ii->i", ((1, 3),)), ("ij,", ((2, 3),)), (",i->i", ((), (2,))), ("i-j", ((2, 3, 4),)),
+        ("i......j->ij", ((2, 3),)), ("i->i->i", ((2,),)), ("ij->ii", ((2, 2),)),
+        ("i->...i...", ((2,),)), ("é->é", ((2,),)),
+    ],
+)  # fmt: skip
+def test_einsum_accepts_and_refuses_the_formulas_of_numpy(
+    formula: str, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    arrays = [np.random.default_rng(0).integers(1, 9, s).astype(np.float32) for s in shapes]
+    device = open_mapping("numpy")
+    tensors = [Tensor(a, device) for a in arrays]
+    try:
+        wanted = np.einsum(formula, *arrays)
+    except ValueError:
+        with pytest.raises(ValueError, match="einsum"):
+            Tensor.einsum(formula, *tensors)
+    else:
+        found = Tensor.einsum(formula, *tensors).numpy()
+        assert found.shape == np.shape(wanted)
+        assert np.array_equal(found, wanted)
