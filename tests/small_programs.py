@@ -1,10 +1,11 @@
-"""What tests of Tensors, gradients and control flow share: operands, and one program for many."""
+"""Operands that tests of Tensors and gradients share, and one program for the values of many."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from conftest import open_mapping
 
 from imgmlp.engine import AnyDevice, Tensor, compile
 
@@ -20,8 +21,13 @@ def symmetric(n: int) -> Array:
     return a @ a.T
 
 
+def two_integers(kind: str = "u1") -> Tensor:
+    """The integers 2 and 3 in a NumPy dtype, on the NumPy device."""
+    return Tensor(np.array([2, 3], kind), open_mapping("numpy"))
+
+
 def results(outputs: dict[str, Tensor], device: AnyDevice) -> dict[str, Array]:
-    """The values of several Tensors, by one program: a driver compiles many small ones slowly."""
+    """The values of several Tensors from one program: a driver compiles many small ones slowly."""
     program = compile(lambda: outputs, device)
     program.run()
     return {name: program.read(name) for name in outputs}

@@ -25,7 +25,7 @@ def device() -> Device:
     return open_opencl()
 
 
-def test_building_blocks_lie_beside_the_engine() -> None:
+def test_building_blocks_are_the_files_in_the_kernels_folder() -> None:
     assert imgmlp.__file__ is not None
     files = sorted((Path(imgmlp.__file__).parent / "kernels").glob("*.cl"))
     assert len(files) > 5
@@ -73,7 +73,7 @@ def within(found: Array, wanted: Array, units: float) -> bool:
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 7])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100, 101])
-def test_shares_cover_everything_once(device: Device, groups: int, count: int) -> None:
+def test_shares_of_groups_cover_every_item_once(device: Device, groups: int, count: int) -> None:
     bench = Bench(
         device,
         ["scalar"],
@@ -84,7 +84,7 @@ def test_shares_cover_everything_once(device: Device, groups: int, count: int) -
     assert found.tolist() == [1] * count + [0] * (128 - count)
 
 
-def test_lowbias32_is_the_twins(device: Device) -> None:
+def test_lowbias32_equals_the_numpy_implementation_and_is_a_bijection(device: Device) -> None:
     bench = Bench(
         device,
         ["scalar"],
@@ -97,7 +97,7 @@ def test_lowbias32_is_the_twins(device: Device) -> None:
     assert len(set(found.tolist())) == 1000  # a bijection
 
 
-def test_powers_of_two_are_right_to_the_last_place_or_next_to_it(device: Device) -> None:
+def test_power_of_two_is_accurate_to_one_unit_in_the_last_place(device: Device) -> None:
     bench = Bench(
         device,
         ["scalar"],
@@ -123,7 +123,7 @@ def test_powers_of_two_are_right_to_the_last_place_or_next_to_it(device: Device)
         )
 
 
-def test_division_rounds_towards_minus_infinity(device: Device) -> None:
+def test_integer_division_rounds_towards_minus_infinity(device: Device) -> None:
     bench = Bench(
         device,
         ["scalar"],
@@ -139,7 +139,7 @@ def test_division_rounds_towards_minus_infinity(device: Device) -> None:
     assert np.array_equal(found[:, 1], a % b)
 
 
-def test_square_roots_are_as_right_as_they_must_be(device: Device) -> None:
+def test_square_root_is_as_accurate_as_opencl_demands(device: Device) -> None:
     bench = Bench(
         device,
         ["scalar"],
@@ -161,7 +161,9 @@ def test_square_roots_are_as_right_as_they_must_be(device: Device) -> None:
         ("uchar", np.uint8),
     ],
 )
-def test_group_reductions(device: Device, lanes: int, results: int, name: str, dtype: type) -> None:
+def test_group_sum_and_group_max_equal_numpy(
+    device: Device, lanes: int, results: int, name: str, dtype: type
+) -> None:
     bench = Bench(
         device,
         ["scalar", "reduce"],
@@ -277,7 +279,9 @@ def check_product(
 @pytest.mark.parametrize("inner", [1, 3, 255, 256, 257, 600])
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 64, 65])
 @pytest.mark.parametrize("vector", [8, 16])
-def test_product_by_one_item(device: Device, vector: int, rows: int, inner: int) -> None:
+def test_tile_product_by_one_work_item_equals_numpy(
+    device: Device, vector: int, rows: int, inner: int
+) -> None:
     bench, wide = Bench(device, ["vectors", "product_one"], PRODUCT_ONE, vector), 2 * vector
     for columns, flip in ((wide, 0), (wide, 1), (wide, 2), (1, 3), (5, 0), (13, 2), (vector, 0)):
         check_product(bench, rows, inner, columns, flip, direct=False, local=1)
@@ -287,7 +291,9 @@ def test_product_by_one_item(device: Device, vector: int, rows: int, inner: int)
 
 @pytest.mark.parametrize("inner", [16, 128, 272])
 @pytest.mark.parametrize("vector", [8, 16])
-def test_product_along_terms(device: Device, vector: int, inner: int) -> None:
+def test_product_vectorised_along_terms_equals_numpy(
+    device: Device, vector: int, inner: int
+) -> None:
     bench, rng = (
         Bench(device, ["vectors", "product_one"], PRODUCT_ALONG, vector),
         np.random.default_rng(inner),
@@ -302,7 +308,7 @@ def test_product_along_terms(device: Device, vector: int, inner: int) -> None:
 
 @pytest.mark.parametrize("inner", [1, 64, 256])
 @pytest.mark.parametrize("vector", [8, 16])
-def test_product_in_registers(device: Device, vector: int, inner: int) -> None:
+def test_product_in_registers_equals_numpy(device: Device, vector: int, inner: int) -> None:
     bench = Bench(device, ["vectors", "product_one"], PRODUCT_REGISTERS, vector)
     rng, wide = np.random.default_rng(inner), 2 * vector
     others = [(8, 32), (8, 8)] if vector == 16 else []
@@ -322,7 +328,7 @@ def test_product_in_registers(device: Device, vector: int, inner: int) -> None:
 
 @pytest.mark.parametrize("inner", [1, 31, 32, 33, 128, 130])
 @pytest.mark.parametrize("rows", [1, 8, 15, 32, 63, 64])
-def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
+def test_tile_product_by_a_group_equals_numpy(device: Device, rows: int, inner: int) -> None:
     own = next(n for n in (1, 2, 4, 8) if 8 * n >= rows)
     which = f"#define PRODUCT tile_product_{own}\n#define SPREAD spread_{own}\n"
     bench = Bench(device, ["factor", "product_group"], which + PRODUCT_GROUP)
@@ -333,7 +339,7 @@ def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
 
 @pytest.mark.parametrize("inner", [1, 33, 64])
 @pytest.mark.parametrize("rows", [33, 64])
-def test_narrow_product_by_a_group(device: Device, rows: int, inner: int) -> None:
+def test_narrow_tile_product_by_a_group_equals_numpy(device: Device, rows: int, inner: int) -> None:
     which = "#define PRODUCT tile_product_narrow\n#define SPREAD spread_narrow\n"
     bench = Bench(device, ["factor", "product_group"], which + PRODUCT_GROUP)
     for columns, flip in (
@@ -347,7 +353,7 @@ def test_narrow_product_by_a_group(device: Device, rows: int, inner: int) -> Non
         check_product(bench, rows, inner, columns, flip, direct=aligned, local=LANES_PER_GROUP)
 
 
-def test_products_of_several_kernels_by_a_group(device: Device) -> None:
+def test_two_kernels_with_group_products_in_one_program_are_right(device: Device) -> None:
     """PoCL's compiler mistook a loop that fetched slices at two places, where kernels share it."""
     both = "".join(
         f"""__kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))

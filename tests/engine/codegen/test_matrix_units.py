@@ -42,7 +42,7 @@ def device() -> AnyDevice:
         (GPU_TILE_SIDE, NARROW_TILE_COLUMNS),
     ],
 )
-def test_lanes_have_each_sum_of_a_tile_once(size: tuple[int, int]) -> None:
+def test_fragments_assign_each_sum_of_a_tile_to_one_lane(size: tuple[int, int]) -> None:
     """Two neighbours each, where m16n8 leaves them: row lane / 4 and columns 2 * (lane % 4)."""
     lane, pair = Var("lane", 0, LANES_PER_GROUP - 1), Var("pair", 0, size[0] * size[1] // 256 - 1)
     row, column = Fragments.of(*size).place(lane, pair)
@@ -57,7 +57,7 @@ def test_lanes_have_each_sum_of_a_tile_once(size: tuple[int, int]) -> None:
 
 @compiled
 @pytest.mark.parametrize("precision", ["half", "float32"])
-def test_products_of_whole_numbers_are_exact(
+def test_integer_valued_products_on_matrix_units_are_exact(
     device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes that divide nothing, factors either way round, tiles of all heights, column sums."""
@@ -100,7 +100,7 @@ LIMITS: dict[Precision, float] = {"half": 1e-2, "float32": 2e-6}
 
 @compiled
 @pytest.mark.parametrize(("precision", "batch", "sizes", "copied", "near"), CASES)
-def test_gradients_of_several_tiles(
+def test_network_gradients_on_matrix_units_are_right_over_several_tiles(
     device: AnyDevice, precision: Precision, batch: int, sizes: list[int], copied: int, near: bool,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -121,7 +121,7 @@ def test_gradients_of_several_tiles(
 
 
 @compiled
-def test_values_that_do_not_fit_are_kept_as_halves(
+def test_values_beyond_local_memory_are_stored_as_float16(
     device: AnyDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What layers had before their sines, for the way back: no product takes it, and as it is there
@@ -149,7 +149,7 @@ NOT_FINITE = [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000]  # GPU
 
 @compiled
 @pytest.mark.parametrize("precision", ["half", "float32"])
-def test_what_is_not_finite_stays_so(
+def test_matrix_units_propagate_nan_and_infinity(
     device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a value of a row and in a weight; also where rounding carries into a number's sign."""
@@ -174,7 +174,7 @@ def test_what_is_not_finite_stays_so(
 
 
 @pytest.mark.parametrize(("units", "groups"), [(1, 3), (4, 12)])
-def test_matrices_of_float32_stay_where_they_are_for_several_tiles(
+def test_float32_matrices_of_several_tiles_are_read_from_global_memory(
     device: AnyDevice, units: int, groups: int
 ) -> None:
     """The cache has them from the first tile on; of one tile each, groups take them slice by slice.

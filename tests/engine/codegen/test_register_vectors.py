@@ -45,7 +45,7 @@ AFTER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
 
 
 @pytest.mark.parametrize("name", AFTER)
-def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: str) -> None:
+def test_plain_arithmetic_on_neighbouring_columns_is_vectorised(device: Device, name: str) -> None:
     after, wanted = AFTER[name]
     x, w, other = tensor(device, 13, 20), tensor(device, 20, 32), tensor(device, 13, 32)
     bias = tensor(device, 32)
@@ -62,7 +62,7 @@ def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: st
 
 
 @pytest.mark.parametrize("in_vectors", [True, False])
-def test_limits_hold_numbers_and_leave_nan(device: Device, in_vectors: bool) -> None:
+def test_vectorised_clipping_limits_numbers_and_keeps_nan(device: Device, in_vectors: bool) -> None:
     x = np.repeat(np.float32([-np.inf, -2, -0.5, 0.25, 0.5, 2, np.inf, np.nan]), 32).reshape(8, 32)
     given = Tensor(x[:, :1] if in_vectors else x, device)
     ones = Tensor(np.ones((1, 32), np.float32), device)
@@ -78,7 +78,7 @@ def test_limits_hold_numbers_and_leave_nan(device: Device, in_vectors: bool) -> 
     assert np.array_equal(program.read("y"), x.clip(0, 1), equal_nan=True)
 
 
-def test_what_all_columns_share_is_stored_in_each(device: Device) -> None:
+def test_value_shared_by_all_columns_is_stored_in_each(device: Device) -> None:
     """Beside a product, in whose loop over columns several are written at once."""
     x, w, row = tensor(device, 13, 20), tensor(device, 20, 32), tensor(device, 13, 1)
     numbers = Tensor(np.arange(13, dtype=np.int32).reshape(13, 1), device)
@@ -108,7 +108,7 @@ def test_what_all_columns_share_is_stored_in_each(device: Device) -> None:
     assert not program.read("unchanged").any()
 
 
-def test_whole_numbers_go_in_vectors(device: Device) -> None:
+def test_integer_operations_on_columns_are_vectorised(device: Device) -> None:
     x, w = RNG.integers(-40, 40, (13, 20)), RNG.integers(-9, 9, (20, 16))
     bias = RNG.integers(-99, 99, 16).astype(np.int32)
 
@@ -130,7 +130,9 @@ def test_whole_numbers_go_in_vectors(device: Device) -> None:
     ("rows", "columns", "vectors"),
     [(1, 16, True), (131, 16, True), (70, 8, True), (64, 24, True), (64, 9, False)],
 )
-def test_tiles_that_are_not_whole(device: Device, rows: int, columns: int, vectors: bool) -> None:
+def test_vectorised_products_of_partial_tiles_are_right(
+    device: Device, rows: int, columns: int, vectors: bool
+) -> None:
     x, w = tensor(device, rows, 3), tensor(device, 3, columns)
     program = compile(lambda: {"y": x @ w + 1}, device)
     assert bool(vectorise_columns(program.stages.codes[0])[0]) is vectors
@@ -149,7 +151,7 @@ FAR = "#pragma clang loop vectorize(disable)"
         (lambda x: x[:, :20] * 0.5, False),
     ],
 )
-def test_a_loop_over_elements_that_are_far_apart_has_no_vectors(
+def test_cheap_loop_over_strided_elements_is_not_vectorised(
     device: Device, first: Callable[[Tensor], Tensor], far: bool
 ) -> None:
     """A column of a matrix that becomes one of another, with no arithmetic that takes long."""
@@ -169,7 +171,7 @@ def test_a_loop_over_elements_that_are_far_apart_has_no_vectors(
         (17, 16, {8: 2, 16: 2}, 2),  # for two cores, neither of which shall have much more
     ],
 )
-def test_parts_of_tiles_have_one_height_where_the_last_tile_has_fewer_rows(
+def test_tiles_are_chosen_so_that_few_part_heights_are_compiled(
     device: Device, rows: int, units: int, heights: dict[int, int], tiles: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -152,7 +152,9 @@ CASES = [
 
 @simulated
 @pytest.mark.parametrize(("mapping", "name"), CASES)
-def test_nothing_is_reported(mapping: Mapping, name: str, judge: Open) -> None:
+def test_simulator_reports_no_error_in_small_programs(
+    mapping: Mapping, name: str, judge: Open
+) -> None:
     check(programs_of(mapping)[name], judge(mapping))
 
 
@@ -160,7 +162,7 @@ def test_nothing_is_reported(mapping: Mapping, name: str, judge: Open) -> None:
 @pytest.mark.parametrize("arena", [False, True], ids=["apart", "arena"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
-def test_nothing_is_reported_of_whole_steps(
+def test_simulator_reports_no_error_in_whole_steps(
     mapping: Mapping, name: str, arena: bool, judge: Open
 ) -> None:
     """Also where intermediates share an arena, in which overlapping ones of a kernel would race."""
@@ -169,7 +171,7 @@ def test_nothing_is_reported_of_whole_steps(
 
 @simulated
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
-def test_nothing_is_reported_of_random_graphs(mapping: Mapping, judge: Open) -> None:
+def test_simulator_reports_no_error_in_random_graphs(mapping: Mapping, judge: Open) -> None:
     """Of more operations than the programs above have, and the values are right."""
     for seed in (200, 201):
         graph, device = Maker(seed).graph(), judge(mapping, mapping[0] == "one")
@@ -179,7 +181,7 @@ def test_nothing_is_reported_of_random_graphs(mapping: Mapping, judge: Open) -> 
 
 @simulated
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
-def test_nothing_is_reported_of_decoding(
+def test_simulator_reports_no_error_in_decoding(
     mapping: Mapping, judge: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 5)
@@ -195,7 +197,7 @@ def test_nothing_is_reported_of_decoding(
 
 
 @simulated
-def test_nothing_is_reported_of_reading_latents(judge: Open) -> None:
+def test_simulator_reports_no_error_in_reading_latents(judge: Open) -> None:
     """By kernels/latents.cl, whose neighbours lie beyond each edge of a grid."""
     model, device = small_latent_model(6, 9), judge(("one", MIN_VECTOR_WIDTH))
     shape = model.shape
@@ -218,7 +220,7 @@ FAULTS = {
 
 @simulated
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_reported(fault: str, judge: Open) -> None:
+def test_simulator_reports_a_deliberate_fault(fault: str, judge: Open) -> None:
     """Seven numbers in and out, and eight work-items in groups of four."""
     device = judge(("group", MIN_VECTOR_WIDTH))
     source = f"""__kernel void t_fault(__global float *out, __global const float *in) {{

@@ -50,7 +50,7 @@ TERMS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_terms(device: Device, name: str) -> None:
+def test_sums_of_vectorisable_terms_are_vectorised_and_accurate(device: Device, name: str) -> None:
     """All lengths: of whole vectors, halves of one, and a few terms more."""
     (terms, wanted), numpy = TERMS[name], open_device("numpy")
     rng = np.random.default_rng(0)
@@ -90,7 +90,9 @@ OUTPUTS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
 
 @pytest.mark.parametrize("columns", [16, 32, 96, 1088, 24, 81])
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_neighbouring_outputs(device: Device, name: str, columns: int) -> None:
+def test_sums_of_neighbouring_outputs_are_vectorised_and_accurate(
+    device: Device, name: str, columns: int
+) -> None:
     """In whole vectors, also 128 columns at once; elsewhere the last ones have fewer."""
     terms, wanted = OUTPUTS[name]
     rng, numpy = np.random.default_rng(0), open_device("numpy")
@@ -113,7 +115,7 @@ def test_neighbouring_outputs(device: Device, name: str, columns: int) -> None:
     assert not any(vectorise_sums(code, device.vector_width)[0] for code in codes)
 
 
-def test_the_largest_of_columns_is_no_sum(device: Device) -> None:
+def test_maximum_of_columns_is_not_vectorised_as_a_sum(device: Device) -> None:
     values = np.random.default_rng(0).standard_normal((5, 32)).astype(np.float32)
     program = compile(lambda: {"most": Tensor(values, device).max(0)}, device)
     program.run()
@@ -121,7 +123,7 @@ def test_the_largest_of_columns_is_no_sum(device: Device) -> None:
     assert not any(vectorise_outputs(code, 8)[0] for code in program.stages.codes)
 
 
-def test_fewer_than_a_vector_have_no_more_accumulators_than_terms(device: Device) -> None:
+def test_short_sum_has_no_more_accumulators_than_terms(device: Device) -> None:
     values = np.arange(15, dtype=np.float32).reshape(3, 5)
     program = compile(lambda: {"sums": Tensor(values, device).sum(1)}, device)
     program.run()

@@ -37,12 +37,14 @@ def loop(
 @pytest.mark.parametrize(
     ("count", "kind", "inner"), [(3, "vector", False), (2, "loop", False), (2, "vector", True)]
 )
-def test_other_loops_go_one_by_one(count: int, kind: str, inner: bool) -> None:
+def test_only_innermost_vector_loops_of_power_of_two_access_vectors(
+    count: int, kind: str, inner: bool
+) -> None:
     assert VectorAccess.of(loop(count, kind, inner)[0], RANGE) is None
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_what_begins_on_a_multiple_of_their_count_moves_at_once(count: int) -> None:
+def test_aligned_neighbours_are_loaded_and_stored_as_a_vector(count: int) -> None:
     code, n = loop(count)
     found = VectorAccess.of(code, RANGE)
     assert found is not None
@@ -60,7 +62,7 @@ def test_what_begins_on_a_multiple_of_their_count_moves_at_once(count: int) -> N
 
 
 @pytest.mark.parametrize("rest", [1, LINE, LINE * 3])
-def test_what_may_begin_between_does_not(rest: Expr | int) -> None:
+def test_unaligned_or_strided_elements_are_accessed_one_by_one(rest: Expr | int) -> None:
     code, n = loop()
     found = VectorAccess.of(code, RANGE)
     assert found is not None
@@ -72,7 +74,7 @@ def test_what_may_begin_between_does_not(rest: Expr | int) -> None:
 
 
 @pytest.mark.parametrize(("size", "at_once"), [(1022, False), (1024, True)])
-def test_nothing_behind_the_last_element_is_loaded(size: int, at_once: bool) -> None:
+def test_masked_vector_load_does_not_reach_beyond_the_buffer(size: int, at_once: bool) -> None:
     """Where some neighbours are missing, which padding takes the place of."""
     code, n = loop(4, size=size)
     found = VectorAccess.of(code, RANGE)
@@ -81,7 +83,7 @@ def test_nothing_behind_the_last_element_is_loaded(size: int, at_once: bool) -> 
     assert found.load(GLOBAL, LINE * 128 + n) is not None
 
 
-def test_halves_in_memory_go_one_by_one() -> None:
+def test_float16_in_global_memory_is_accessed_one_by_one() -> None:
     """Any device has those, not only one with matrix units."""
     code, n = loop()
     halves = UOp(U.GLOBAL, f16, (), (Buffer((1024,), f16), True))
@@ -91,7 +93,7 @@ def test_halves_in_memory_go_one_by_one() -> None:
     assert found.store(GLOBAL, LINE * 64 + n, 7) is None
 
 
-def test_halves_are_rounded_and_stored_two_in_a_word() -> None:
+def test_float16_in_local_memory_is_rounded_and_stored_in_pairs() -> None:
     code, n = loop()
     found = VectorAccess.of(code, RANGE)
     assert found is not None
@@ -103,7 +105,7 @@ def test_halves_are_rounded_and_stored_two_in_a_word() -> None:
     )
 
 
-def test_eight_lines_meet_all_banks_once() -> None:
+def test_swizzled_float16_lines_have_no_bank_conflicts() -> None:
     """The same eight columns, 16 bytes, of eight lines lie in different parts of 128 bytes."""
     code, _ = loop()
     for column in range(0, 64, 8):
@@ -114,7 +116,7 @@ def test_eight_lines_meet_all_banks_once() -> None:
 
 
 @pytest.mark.parametrize("columns", [3, 8, 16, 40, 100, 128])
-def test_lines_of_any_length_meet_all_banks_once(columns: int) -> None:
+def test_float16_lines_of_any_length_are_padded_or_swizzled(columns: int) -> None:
     local = LocalBuffer.of((16, columns), f32, f16, "local")
     chunks = local.pitch // 8
     assert local.pitch >= columns
@@ -122,7 +124,7 @@ def test_lines_of_any_length_meet_all_banks_once(columns: int) -> None:
 
 
 @pytest.mark.parametrize(("lines", "squares"), [(8, [5]), (4, [2, 3])])
-def test_float32_that_is_read_at_once_meets_all_banks_once(lines: int, squares: list[int]) -> None:
+def test_swizzled_float32_squares_have_no_bank_conflicts(lines: int, squares: list[int]) -> None:
     """Eight lines of a square, 16 bytes each, along lines, and four of two squares across them."""
     local, at = LocalBuffer.of((32, 64), f32, f32, "local"), Var("at", 0, 32 * 64 - 1)
     cells = [int(local.cell(at).evaluate({"at": i})) for i in range(local.size)]

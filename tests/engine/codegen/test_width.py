@@ -29,7 +29,7 @@ def opened(name: str, vector: int = 16) -> AnyDevice:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(("form", "vector"), [("numpy:uops", 16), ("one", 16), ("one", 8)])
-def test_both_widths_give_the_same_values(form: str, vector: int, name: str) -> None:
+def test_vectors_of_8_and_16_give_the_same_values(form: str, vector: int, name: str) -> None:
     program, wanted = PROGRAMS[name](opened(form, vector)), PROGRAMS[name](NumpyDevice())
     program.run()
     wanted.run()
@@ -52,7 +52,7 @@ def test_both_widths_give_the_same_values(form: str, vector: int, name: str) -> 
         (48, 300, [32, 32]),
     ],
 )
-def test_what_is_no_whole_tile_goes_in_narrower_ones(
+def test_columns_beyond_whole_tiles_use_narrower_tiles(
     columns: int, inner: int, tiles: list[int]
 ) -> None:
     device = opened("numpy:uops")
@@ -62,7 +62,7 @@ def test_what_is_no_whole_tile_goes_in_narrower_ones(
     assert list(dict.fromkeys(found)) == list(dict.fromkeys(tiles))
 
 
-def test_loops_that_only_store_are_asked_to_go_in_wide_vectors() -> None:
+def test_only_loops_without_sums_get_the_wide_vector_hint() -> None:
     """Those that add up are not, as that lets a compiler change the order of sums."""
     device = opened("numpy:uops")
     x = Tensor(np.ones((40, 32), np.float32), device)
@@ -78,7 +78,9 @@ def test_loops_that_only_store_are_asked_to_go_in_wide_vectors() -> None:
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
 @pytest.mark.parametrize("name", STEPS)
-def test_only_a_compiler_that_may_have_them_is_shown_wide_vectors(name: str, lanes: str) -> None:
+def test_vectors_of_16_occur_only_in_code_for_devices_that_allow_them(
+    name: str, lanes: str
+) -> None:
     """Others abort or hang at any vector of 16; on a GPU lanes are the vectors."""
     device = open_mapping("numpy:uops" if lanes == "one" else "numpy:uops-group")
     narrow = PROGRAMS[name](device).stages.source

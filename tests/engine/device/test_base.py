@@ -37,7 +37,7 @@ def two_launches(device: Device) -> tuple[Program, Tensor]:
     return program, state
 
 
-def test_a_failure_in_the_middle_of_a_step_ends_the_use_of_the_device(device: Device) -> None:
+def test_failed_launch_makes_the_device_unusable(device: Device) -> None:
     program, state = two_launches(device)
     program.run()
     program.wait()
@@ -73,7 +73,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("use", ["wait", "done"])
-def test_a_command_that_fails_later_is_an_error_where_one_asks(device: Device, use: str) -> None:
+def test_asynchronous_failure_is_raised_when_its_event_is_queried(device: Device, use: str) -> None:
     pending = Event(Failing(device), device._queued)
     with pytest.raises(DeviceError, match="waiting for the device"):
         getattr(pending, use)()
@@ -81,7 +81,7 @@ def test_a_command_that_fails_later_is_an_error_where_one_asks(device: Device, u
         device.finish()
 
 
-def test_training_on_a_device_that_is_lost_leaves_no_file(
+def test_training_on_a_lost_device_leaves_no_file(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch_all, runs = Device.launch_all, []

@@ -106,7 +106,7 @@ class Own:
             time.sleep(self._slow)
 
 
-def test_others_build_the_last_parts_and_all_are_built_here_in_the_end(fakes: list[Fake]) -> None:
+def test_helper_processes_build_the_last_parts_and_all_are_loaded_here(fakes: list[Fake]) -> None:
     builders = Builders("0:0", 2)
 
     def others() -> None:
@@ -131,7 +131,7 @@ def test_others_build_the_last_parts_and_all_are_built_here_in_the_end(fakes: li
     gone(builders)
 
 
-def test_others_begin_with_what_will_be_wanted(fakes: list[Fake]) -> None:
+def test_helpers_build_offered_parts_once_before_they_are_requested(fakes: list[Fake]) -> None:
     """And build none of it twice."""
     builders = Builders("0:0", 1)
     (fake,) = fakes
@@ -150,7 +150,7 @@ def test_others_begin_with_what_will_be_wanted(fakes: list[Fake]) -> None:
     assert sorted(own.built) == PARTS
 
 
-def test_what_was_offered_and_fails_fails_whoever_wants_it(fakes: list[Fake]) -> None:
+def test_failure_of_an_offered_part_is_raised_only_to_its_requester(fakes: list[Fake]) -> None:
     """And not who builds something else."""
     builders, own = Builders("0:0", 1), list[str]()
 
@@ -167,7 +167,7 @@ def test_what_was_offered_and_fails_fails_whoever_wants_it(fakes: list[Fake]) ->
         builders.build(PARTS[4:], build)
 
 
-def test_nobody_waits_for_those_that_are_not_ready(fakes: list[Fake]) -> None:
+def test_build_does_not_wait_for_helpers_that_are_not_ready(fakes: list[Fake]) -> None:
     own, builders = Own(), Builders("0:0", 2)
     waited = builders.build(PARTS, own)
     assert own.built == PARTS
@@ -175,7 +175,7 @@ def test_nobody_waits_for_those_that_are_not_ready(fakes: list[Fake]) -> None:
     assert not any(fake.told for fake in fakes)
 
 
-def test_parts_of_the_next_program_are_for_those_that_have_nothing_to_do(fakes: list[Fake]) -> None:
+def test_idle_helpers_build_parts_of_the_next_program(fakes: list[Fake]) -> None:
     builders = Builders("0:0", 1)
     (fake,) = fakes
     fake.answers.put(True)
@@ -191,7 +191,7 @@ def test_parts_of_the_next_program_are_for_those_that_have_nothing_to_do(fakes: 
     assert fake.told.count(PARTS[4]) == 2
 
 
-def test_what_one_that_ends_has_begun_is_built_here(fakes: list[Fake]) -> None:
+def test_part_of_a_helper_that_ends_is_built_here(fakes: list[Fake]) -> None:
     builders = Builders("0:0", 1)
     (fake,) = fakes
     fake.answers.put(True)
@@ -208,7 +208,7 @@ def test_what_one_that_ends_has_begun_is_built_here(fakes: list[Fake]) -> None:
     assert not builders.is_useless  # it is another one's turn
 
 
-def test_one_that_never_answers_is_given_up(
+def test_unresponsive_helper_is_abandoned(
     fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_beside, "LAST_PARTS_TIMEOUT", 0.1)
@@ -224,7 +224,7 @@ def test_one_that_never_answers_is_given_up(
 
 
 @pytest.mark.parametrize(("slow", "useless"), [(0.0, False), (0.06, True)])
-def test_they_end_where_the_driver_keeps_nothing(
+def test_helpers_end_if_the_driver_caches_nothing(
     slow: float, useless: bool, fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_beside, "MIN_BUILD_SECONDS", 0.05)
@@ -241,7 +241,7 @@ def test_they_end_where_the_driver_keeps_nothing(
     assert (builders.is_useless, fake.ended, builders.working) == (useless, useless, not useless)
 
 
-def test_a_part_that_fails_says_so_and_leaves_nothing_to_do(fakes: list[Fake]) -> None:
+def test_failing_part_raises_and_clears_the_queue(fakes: list[Fake]) -> None:
     builders = Builders("0:0", 1)
     (fake,) = fakes
 
@@ -258,7 +258,7 @@ def test_a_part_that_fails_says_so_and_leaves_nothing_to_do(fakes: list[Fake]) -
     assert not set(fake.told) & set(PARTS[1:])
 
 
-def test_those_that_have_nothing_to_do_end(
+def test_idle_helpers_end_after_a_timeout(
     fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_beside, "IDLE_TIMEOUT", 0.01)
@@ -273,7 +273,7 @@ def test_those_that_have_nothing_to_do_end(
     assert not builders.is_useless
 
 
-def test_they_stay_where_another_program_is_expected(
+def test_helpers_stay_while_another_program_is_expected(
     fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_beside, "EXPECTED_TIMEOUT", 0.0)
@@ -287,7 +287,7 @@ def test_they_stay_where_another_program_is_expected(
     assert PARTS[4] in fake.told
 
 
-def test_those_that_wait_end_at_once_when_they_are_closed(fakes: list[Fake]) -> None:
+def test_waiting_helpers_end_at_once_when_closed(fakes: list[Fake]) -> None:
     builders = Builders("0:0", 2)
     fakes[0].answers.put(True)
     builders.close()
@@ -295,7 +295,7 @@ def test_those_that_wait_end_at_once_when_they_are_closed(fakes: list[Fake]) -> 
     assert all(fake.ended for fake in fakes)
 
 
-def test_where_none_gets_ready_no_others_are_begun(fakes: list[Fake]) -> None:
+def test_helpers_that_never_get_ready_are_not_replaced(fakes: list[Fake]) -> None:
     builders = Builders("0:0", 2)
     assert not builders.is_useless
     for fake in fakes:
@@ -304,7 +304,7 @@ def test_where_none_gets_ready_no_others_are_begun(fakes: list[Fake]) -> None:
     assert builders.is_useless
 
 
-def test_there_are_fewer_where_no_thread_can_be_begun(
+def test_number_of_helpers_is_reduced_if_threads_cannot_start(
     fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = threading.Thread.start
@@ -331,13 +331,13 @@ def pocl() -> Device:
     return open_pocl()
 
 
-def test_a_process_says_when_it_is_ready_and_has_built(pocl: Device) -> None:
+def test_helper_process_reports_ready_and_built(pocl: Device) -> None:
     answers = io.StringIO()
     build_for.serve(pocl.info.spec, io.StringIO(json.dumps(SOURCE) + "\n"), answers)
     assert answers.getvalue().splitlines() == ["ready", "built"]
 
 
-def test_it_builds_what_it_is_told_on_the_device_that_is_named(pocl: Device) -> None:
+def test_helper_process_builds_on_the_named_device(pocl: Device) -> None:
     answers = io.StringIO()
     with pytest.raises(DeviceError, match="compile"):
         build_for.serve(pocl.info.spec, io.StringIO(json.dumps(f"#error\n{BUILT_TWICE}")), answers)
@@ -346,7 +346,7 @@ def test_it_builds_what_it_is_told_on_the_device_that_is_named(pocl: Device) -> 
         build_for.serve("99:0", io.StringIO(), answers)
 
 
-def test_that_a_device_works_is_not_forgotten(
+def test_helper_process_keeps_the_probe_outcome(
     monkeypatch: pytest.MonkeyPatch, pocl: Device
 ) -> None:
     """It is not the process's own cache, as that of those that compile kernels is."""
@@ -360,7 +360,7 @@ def test_that_a_device_works_is_not_forgotten(
     assert len(forgotten) == 1  # so that it would have been seen
 
 
-def test_a_worker_is_told_and_answers_until_it_is_left(pocl: Device) -> None:
+def test_worker_process_answers_requests_until_it_is_closed(pocl: Device) -> None:
     with child.Worker(build_beside.MODULE, pocl.info.spec) as worker:
         assert worker.wait_until_ready()
         worker.send(json.dumps(SOURCE))
@@ -381,7 +381,7 @@ def test_a_worker_is_told_and_answers_until_it_is_left(pocl: Device) -> None:
     assert process.stdout.closed
 
 
-def test_parts_are_built_by_processes(pocl: Device) -> None:
+def test_helper_processes_build_parts(pocl: Device) -> None:
     builders = Builders(pocl.info.spec, 2)
     sources = [SOURCE.replace("t_part", f"t_part{n}") for n in range(4)]
     theirs = set[str]()
@@ -401,7 +401,7 @@ def test_parts_are_built_by_processes(pocl: Device) -> None:
     gone(builders)
 
 
-def test_one_that_cannot_be_started_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_cannot_be_started_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError("no more processes")
 
@@ -450,7 +450,7 @@ def as_nvidia(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "info", replace(device.info, platform=driver.NVIDIA))
 
 
-def test_processes_get_ready_where_a_driver_compiles_what_is_built(
+def test_helpers_are_started_for_drivers_that_compile_at_build(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pocl.expect_programs()
@@ -467,7 +467,7 @@ def test_processes_get_ready_where_a_driver_compiles_what_is_built(
     assert len(started) == 2
 
 
-def test_they_end_where_memory_is_short(
+def test_helpers_are_closed_when_memory_is_short(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_nvidia(pocl, monkeypatch)
@@ -487,7 +487,7 @@ def test_they_end_where_memory_is_short(
 
 
 @pytest.mark.parametrize(("memory", "count"), [(1 << 31, 3), (10 << 30, 5), (1 << 37, 7)])
-def test_there_are_as_many_as_cores_and_memory_allow(
+def test_number_of_helpers_is_limited_by_cores_and_memory(
     memory: int, count: int, pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_nvidia(pocl, monkeypatch)
@@ -497,7 +497,7 @@ def test_there_are_as_many_as_cores_and_memory_allow(
     assert [one.count for one in started] == [count]
 
 
-def test_what_is_built_is_not_begun_again(
+def test_built_parts_are_not_offered_again(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_nvidia(pocl, monkeypatch)
@@ -509,7 +509,7 @@ def test_what_is_built_is_not_begun_again(
     assert started[0].offered == [other]
 
 
-def test_there_are_none_where_none_are_wanted(
+def test_no_helpers_are_started_if_disabled(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_nvidia(pocl, monkeypatch)
@@ -518,7 +518,7 @@ def test_there_are_none_where_none_are_wanted(
     assert started == []
 
 
-def test_they_end_with_the_device(started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_end_with_the_device(started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_pocl()
     as_nvidia(device, monkeypatch)
     device.expect_programs()
@@ -531,7 +531,7 @@ TEXT = "__kernel void {}(__global float *x) {{ x[0] = {}; }}"
 
 
 @pytest.mark.parametrize("helped", [False, True])
-def test_kernels_come_from_their_parts(
+def test_each_kernel_comes_from_the_part_that_defines_it(
     helped: bool, pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = time.time_ns() % 10**6
@@ -553,7 +553,7 @@ def test_kernels_come_from_their_parts(
 
 
 @pytest.mark.parametrize(("count", "kept", "begun"), [(3, -1.0, 1), (3, 1000.0, 0), (2, -1.0, 0)])
-def test_others_come_where_the_first_part_shows_that_nothing_is_kept(
+def test_helpers_are_started_if_the_first_part_was_slow_to_build(
     count: int, kept: float, begun: int,
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -565,7 +565,9 @@ def test_others_come_where_the_first_part_shows_that_nothing_is_kept(
     assert [one.parts for one in started] == [list(parts)[1:]] * begun
 
 
-def test_parts_hold_each_kernel_once_behind_what_all_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_is_split_into_parts_with_a_common_head_and_each_kernel_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     head = "#define ONE 1\n"
     kernels = [f"__kernel void k{n}(int x) {{ {'x += ONE; ' * n} }}\n" for n in range(7)]
     monkeypatch.setattr(executable, "MIN_PART_LENGTH", 80)
@@ -580,7 +582,7 @@ def test_parts_hold_each_kernel_once_behind_what_all_need(monkeypatch: pytest.Mo
     assert list(executable.parts(head + "".join(kernels)).values()) == [[f"k{n}" for n in range(7)]]
 
 
-def test_a_program_gives_the_same_in_parts(
+def test_program_built_in_parts_gives_the_same_results(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes get ready for a graph that is new and large, before it is lowered. What another
@@ -624,7 +626,7 @@ def test_a_program_gives_the_same_in_parts(
     assert len(one.parts) - len(functions) < len(new)
 
 
-def test_programs_that_are_compiled_together_are_lowered_before_any_is_built(
+def test_programs_compiled_together_are_all_lowered_before_any_is_built(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one has the kernels of the first."""
@@ -664,7 +666,7 @@ def test_programs_that_are_compiled_together_are_lowered_before_any_is_built(
     assert third.read("largest") == pytest.approx(63 * number)
 
 
-def test_one_that_is_compiled_together_is_ready_as_soon_as_it_is_needed(pocl: Device) -> None:
+def test_program_compiled_together_is_built_at_its_first_use(pocl: Device) -> None:
     x = Tensor(np.arange(4, dtype=np.float32), pocl)
 
     def step() -> dict[str, Tensor]:
@@ -684,7 +686,7 @@ def test_one_that_is_compiled_together_is_ready_as_soon_as_it_is_needed(pocl: De
         assert each.read("largest") == 6
 
 
-def test_what_judges_networks_is_compiled_with_the_step(
+def test_judging_program_is_compiled_with_the_latent_step(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "MANY_NODES", 10**6)
@@ -698,7 +700,7 @@ def test_what_judges_networks_is_compiled_with_the_step(
     assert bits > 0
 
 
-def test_where_compiling_together_fails_the_next_is_by_itself(pocl: Device) -> None:
+def test_failed_joint_compilation_does_not_affect_the_next_program(pocl: Device) -> None:
     x = Tensor(np.arange(4, dtype=np.float32), pocl)
 
     def step() -> dict[str, Tensor]:
@@ -716,7 +718,7 @@ def test_where_compiling_together_fails_the_next_is_by_itself(pocl: Device) -> N
     assert program.read("sum") == 6
 
 
-def test_a_latent_step_is_large_and_has_several_parts() -> None:
+def test_latent_step_is_large_and_split_into_several_parts() -> None:
     pixels = np.zeros((128, 128, 3), np.uint8)
     step = LatentStep(pixels, 0, open_device("numpy"))
     assert len(step.program._nodes()) > program.MANY_NODES

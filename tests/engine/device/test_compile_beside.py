@@ -104,7 +104,7 @@ def launches_of(device: Device, source: str, names: Sequence[str]) -> tuple[Any,
         (3, 16, None, 0),
     ],
 )
-def test_there_are_processes_for_cores_and_for_kernels_that_are_worth_them(
+def test_number_of_compiling_processes_depends_on_cores_and_kernels(
     kernels: int, cores: int, told: str | None, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(child.COMPILERS_VARIABLE, raising=False)
@@ -114,7 +114,7 @@ def test_there_are_processes_for_cores_and_for_kernels_that_are_worth_them(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_they_make_is_there_for_whoever_launches_it(
+def test_machine_code_of_helpers_is_used_at_launch(
     count: int, pocl: Device, shared: Path, places: list[Path]
 ) -> None:
     source, names = new_source()
@@ -138,7 +138,7 @@ def test_what_they_make_is_there_for_whoever_launches_it(
     assert not any(place.exists() for place in places)
 
 
-def test_what_is_there_is_not_made_again(pocl: Device, places: list[Path]) -> None:
+def test_existing_machine_code_is_not_compiled_again(pocl: Device, places: list[Path]) -> None:
     source, names = new_source()
     _, launches = launches_of(pocl, source, names)
     pocl.launch_all(launches)
@@ -151,7 +151,7 @@ def test_what_is_there_is_not_made_again(pocl: Device, places: list[Path]) -> No
         assert not list(place.glob(f"{compile_for.PROGRAM_FOLDERS}/{names[0]}"))
 
 
-def test_those_that_help_have_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_processes_start_no_helpers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, str] = {}
     monkeypatch.setattr("subprocess.Popen", lambda *_, env, **__: told.update(env))
     monkeypatch.setenv(child.COMPILERS_VARIABLE, "5")
@@ -161,7 +161,7 @@ def test_those_that_help_have_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[child.COMPILERS_VARIABLE] == "5"
 
 
-def test_of_a_step_whose_kernels_are_new_others_make_some(
+def test_helpers_are_requested_once_after_a_slow_first_launch(
     pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are asked once, after the first launch that took long, for those that are to come."""
@@ -185,7 +185,7 @@ def test_of_a_step_whose_kernels_are_new_others_make_some(
     assert len(asked) == 1
 
 
-def test_a_step_gives_the_same_with_them(
+def test_step_with_compiling_helpers_gives_the_same_results(
     pocl: Device, monkeypatch: pytest.MonkeyPatch, places: list[Path]
 ) -> None:
     monkeypatch.setattr(opencl, "MIN_COLD_SECONDS", 0.0)
@@ -201,7 +201,7 @@ def test_a_step_gives_the_same_with_them(
     assert not place.exists()
 
 
-def test_nobody_is_asked_while_kernels_that_are_there_take_long(
+def test_slow_launches_of_compiled_kernels_request_no_helpers(
     pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What counts is the time that compiling takes, not that of the kernel before."""
@@ -220,7 +220,7 @@ def slowly(launch_first: Any, launch: Launch, queue: Any) -> Any:
     return launch_first(launch, queue)
 
 
-def test_an_error_names_the_launch_that_failed(pocl: Device) -> None:
+def test_launch_error_names_its_kernel(pocl: Device) -> None:
     source, names = new_source()
     _, launches = launches_of(pocl, source, names)
     launches[1].global_size = (3,)
@@ -229,7 +229,7 @@ def test_an_error_names_the_launch_that_failed(pocl: Device) -> None:
         pocl.launch_all(launches)
 
 
-def test_a_process_that_fails_harms_nobody(pocl: Device) -> None:
+def test_failing_helper_does_not_affect_launches(pocl: Device) -> None:
     source, names = new_source()
     values, launches = launches_of(pocl, source, names)
     tasks = [Task.of(launch) for launch in launches]
@@ -242,7 +242,7 @@ def test_a_process_that_fails_harms_nobody(pocl: Device) -> None:
     assert found[0] > KERNELS - 1
 
 
-def test_those_that_are_not_needed_any_more_are_ended(
+def test_helpers_are_ended_when_no_longer_needed(
     pocl: Device, shared: Path, places: list[Path]
 ) -> None:
     source, names = new_source()
@@ -256,7 +256,7 @@ def test_those_that_are_not_needed_any_more_are_ended(
     assert not place.exists()
 
 
-def test_large_kernels_are_for_the_process_that_has_their_memory(
+def test_tasks_with_large_buffers_stay_in_the_main_process(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[dict[str, Any]] = []
@@ -276,7 +276,7 @@ def test_large_kernels_are_for_the_process_that_has_their_memory(
     ]
 
 
-def test_arguments_are_told_as_bytes_and_numbers(pocl: Device) -> None:
+def test_task_arguments_are_buffer_sizes_and_typed_numbers(pocl: Device) -> None:
     memory, number = pocl.alloc(20), np.uint32(2**31 + 1)
     launch = SimpleNamespace(
         handle=SimpleNamespace(name="k"), global_size=(8,), local_size=None, kept=[memory, number]
@@ -293,7 +293,7 @@ def test_arguments_are_told_as_bytes_and_numbers(pocl: Device) -> None:
     assert not found.any()
 
 
-def test_code_is_moved_at_once_and_never_over_what_is_there(tmp_path: Path) -> None:
+def test_machine_code_is_moved_without_overwriting(tmp_path: Path) -> None:
     own, shared = tmp_path / "own", tmp_path / "shared"
     for kernel in ("new", "old"):
         (own / kernel / "1-1-1").mkdir(parents=True)
@@ -306,7 +306,7 @@ def test_code_is_moved_at_once_and_never_over_what_is_there(tmp_path: Path) -> N
     assert found == {"new/1-1-1/code.so": "its own", "old/1-1-1/code.so": "theirs"}
 
 
-def test_bitcode_is_lent_of_the_newest_programs(tmp_path: Path) -> None:
+def test_bitcode_of_the_newest_programs_is_linked(tmp_path: Path) -> None:
     own, past = tmp_path / "imgmlp-pocl-own", time.time() - 1000
     for n in range(compile_for.MAX_LINKED_PROGRAMS + 3):
         program = tmp_path / "AB" / f"C{n}"
@@ -324,9 +324,7 @@ def test_bitcode_is_lent_of_the_newest_programs(tmp_path: Path) -> None:
     compile_for.link_bitcode(tmp_path, own)  # what is there already stays
 
 
-def test_one_without_room_on_its_disk_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_helper_without_disk_space_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"spec": "0:0", "source": "", "options": [], "tasks": []}
     (tmp_path / compile_beside.REQUEST_FILE).write_text(json.dumps(told))
     opened = list[str]()
@@ -337,7 +335,7 @@ def test_one_without_room_on_its_disk_leaves(
 
 
 @pytest.mark.parametrize("compiling", [False, True], ids=["begins", "compiles"])
-def test_one_whose_parent_is_gone_leaves_nothing(
+def test_helper_whose_parent_died_leaves_no_files(
     pocl: Device, shared: Path, places: list[Path], compiling: bool
 ) -> None:
     source, names = new_source(60)
@@ -356,7 +354,7 @@ def test_one_whose_parent_is_gone_leaves_nothing(
 
 
 @pytest.mark.parametrize("error", [None, OSError], ids=["ends", "fails"])
-def test_files_stay_until_the_kernel_is_made_that_a_parent_leaves_behind(
+def test_orphaned_helper_removes_its_files_only_after_the_current_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError] | None
 ) -> None:
     """In a thread that never ends, as the process would with what is called here."""
@@ -384,7 +382,7 @@ def test_files_stay_until_the_kernel_is_made_that_a_parent_leaves_behind(
     assert not tmp_path.exists()
 
 
-def test_what_ended_processes_left_is_swept_away(
+def test_old_folders_of_ended_processes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = "old", "new"

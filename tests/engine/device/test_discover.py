@@ -36,7 +36,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
     return show
 
 
-def test_auto_passes_over_what_does_not_work(listed: Callable[[dict[str, str]], None]) -> None:
+def test_auto_skips_broken_devices_with_a_warning(listed: Callable[[dict[str, str]], None]) -> None:
     listed({"8:0": "its compiler broke", "9:0": ""})
     for spec in ("auto", "cpu"):
         with pytest.warns(ImgmlpWarning) as said:
@@ -47,7 +47,7 @@ def test_auto_passes_over_what_does_not_work(listed: Callable[[dict[str, str]], 
         assert "\n" not in str(one.message)
 
 
-def test_auto_ends_at_numpy_and_says_what_it_costs(
+def test_auto_falls_back_to_numpy_and_warns_of_its_speed(
     listed: Callable[[dict[str, str]], None],
 ) -> None:
     listed({"8:0": "broken", "9:0": "lost"})
@@ -59,12 +59,12 @@ def test_auto_ends_at_numpy_and_says_what_it_costs(
     assert "many times as long" in numpy
 
 
-def test_a_device_is_opened_by_its_name_only() -> None:
+def test_open_device_refuses_anything_but_a_name() -> None:
     with pytest.raises(TypeError, match="open_device takes a name such as 'auto'"):
         open_device(None)  # type: ignore[arg-type]
 
 
-def test_what_nobody_asked_for_is_opened_without_a_word(
+def test_open_quietly_warns_of_nothing(
     listed: Callable[[dict[str, str]], None], recwarn: pytest.WarningsRecorder
 ) -> None:
     listed({"8:0": "its compiler broke", "9:0": ""})
@@ -78,7 +78,7 @@ def test_what_nobody_asked_for_is_opened_without_a_word(
 
 
 @pytest.mark.parametrize("spec", ["8:0", "cpu"])
-def test_what_was_asked_for_is_never_replaced(
+def test_named_device_is_never_replaced(
     listed: Callable[[dict[str, str]], None], recwarn: pytest.WarningsRecorder, spec: str
 ) -> None:
     listed({"8:0": "broken"})
@@ -98,7 +98,7 @@ def test_what_was_asked_for_is_never_replaced(
         ("mine", "no device 'mine'", "auto, gpu, cpu and numpy"),
     ],
 )
-def test_what_is_not_there_is_told_by_what_was_meant(
+def test_error_of_an_unknown_device_name_suggests_valid_ones(
     listed: Callable[[dict[str, str]], None], spec: str, problem: str, advice: str
 ) -> None:
     listed({"8:0": ""})

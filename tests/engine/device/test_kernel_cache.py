@@ -32,7 +32,7 @@ print(float((x * float(sys.argv[1])).sum().item()))
 """
 
 
-def test_a_device_compiles_the_same_source_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_compiles_equal_sources_once(monkeypatch: pytest.MonkeyPatch) -> None:
     device, compiled = open_opencl(), []
     build = device._compile
     monkeypatch.setattr(device, "_compile", lambda *a: compiled.append(a[0]) or build(*a))
@@ -50,7 +50,7 @@ def pocl() -> Device:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_cache_that_is_removed_while_a_kernel_is_compiled_is_made_again_or_named(
+def test_cache_removed_during_compilation_is_recreated_or_named_in_the_error(
     pocl: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     place, build, tries = tmp_path / "cache", pocl._built, iter(range(times))
@@ -90,7 +90,7 @@ def run_step(folder: Path, factor: float) -> set[Path]:
     return {p for p in files if not p.name.startswith("tempfile")}
 
 
-def test_the_next_process_compiles_only_what_is_new(pocl: Device, tmp_path: Path) -> None:
+def test_next_process_compiles_only_new_kernels(pocl: Device, tmp_path: Path) -> None:
     first = run_step(tmp_path, 3)
     assert any(path.suffix == ".so" for path in first)
     stamps = {path: path.stat().st_mtime_ns for path in first if path.suffix == ".so"}
@@ -101,7 +101,7 @@ def test_the_next_process_compiles_only_what_is_new(pocl: Device, tmp_path: Path
     assert {path.suffix for path in more - first} >= {".so"}
 
 
-def test_a_folder_of_this_process_alone_is_known_by_its_name(
+def test_private_cache_folder_is_recognised(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
@@ -113,7 +113,7 @@ def test_a_folder_of_this_process_alone_is_known_by_its_name(
     assert kernel_cache.is_private()
 
 
-def test_folders_of_processes_that_were_killed_go_after_days(
+def test_old_private_folders_of_killed_processes_are_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -129,7 +129,7 @@ def test_folders_of_processes_that_were_killed_go_after_days(
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_without_platformdirs_a_folder_of_this_process_serves(
+def test_without_platformdirs_the_cache_folder_is_private(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("POCL_CACHE_DIR", raising=False)
@@ -139,9 +139,7 @@ def test_without_platformdirs_a_folder_of_this_process_serves(
 
 
 @pytest.mark.skipif(kernel_cache.fcntl is None, reason="no locks on this system")
-def test_a_long_wait_for_a_lock_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_long_wait_for_a_lock_warns_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
     monkeypatch.setattr(kernel_cache, "SILENT_WAIT", 0.0)
     with kernel_cache.locked(path, 10.0, "nobody"):  # free: no word
@@ -161,7 +159,9 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 """
 
 
-def test_a_limit_of_files_is_an_error_and_not_the_end(pocl: Device, tmp_path: Path) -> None:
+def test_file_size_limit_raises_an_error_instead_of_killing_the_process(
+    pocl: Device, tmp_path: Path
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED + STEP, "3"],
         env=environment(XDG_CACHE_HOME=str(tmp_path), POCL_CACHE_DIR=str(tmp_path)),
@@ -181,7 +181,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_is_left_for_a_folder_of_this_process(
+def test_full_disk_makes_the_cache_folder_private(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
@@ -190,7 +190,7 @@ def test_a_full_disk_is_left_for_a_folder_of_this_process(
     assert kernel_cache.is_private()
 
 
-def test_a_disk_that_reserves_no_room_is_taken(
+def test_disk_without_fallocate_counts_as_having_space(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def unknown(*_: object) -> None:
@@ -200,7 +200,7 @@ def test_a_disk_that_reserves_no_room_is_taken(
     assert kernel_cache.has_space(tmp_path)
 
 
-def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
+def test_full_disk_during_compilation_raises_a_device_error(
     pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = Tensor(np.ones(7, np.float32), pocl)
@@ -215,7 +215,7 @@ def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
 # --- the folder ---
 
 
-def test_each_processor_has_a_folder_of_its_own(
+def test_each_processor_has_its_own_cache_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
@@ -228,7 +228,7 @@ def test_each_processor_has_a_folder_of_its_own(
     assert seen == [tmp_path / f"processor-{digest}" for digest in (aa, bb, aa)]
 
 
-def test_a_folder_of_the_users_is_taken_as_it_is(
+def test_folder_of_the_user_is_kept_as_the_parent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("processor-cache", f"processor-{'a' * 17}", f"my-processor-{'a' * 16}"):
@@ -240,7 +240,7 @@ def test_a_folder_of_the_users_is_taken_as_it_is(
         assert kernel_cache.PROCESSOR_FOLDER.fullmatch(chosen.name)
 
 
-def test_processors_differ_by_flags_and_model(
+def test_processor_digest_depends_on_flags_and_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
@@ -256,7 +256,7 @@ def test_processors_differ_by_flags_and_model(
 
 # PoCL's files of a program, and how much is left of them. Nothing in bitcode says how long it is.
 @pytest.mark.parametrize(("part", "left"), [(".so", 0), (".so", 0.5), (".bc", 0)])
-def test_what_was_cut_off_is_compiled_again(
+def test_truncated_cache_files_are_compiled_again(
     pocl: Device, tmp_path: Path, part: str, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the next start of the machine, as PoCL ends the process that loads it."""
@@ -282,7 +282,7 @@ def test_what_was_cut_off_is_compiled_again(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="machine code is of another kind here")
 @pytest.mark.parametrize("size", [4, 16, 0x29, 63])
-def test_machine_code_of_less_than_its_head_is_not_whole(tmp_path: Path, size: int) -> None:
+def test_machine_code_shorter_than_its_header_is_not_whole(tmp_path: Path, size: int) -> None:
     (tmp_path / "a.so").write_bytes((kernel_cache.ELF_MAGIC + bytes(64))[:size])
     assert not kernel_cache._is_whole(tmp_path / "a.so")
 
@@ -309,7 +309,7 @@ else:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_process_forked_from_one_with_a_device_does_not_wait_for_ever() -> None:
+def test_forked_process_gets_an_error_instead_of_a_deadlock() -> None:
     run = [sys.executable, "-W", "ignore", "-c", FORKED]
     env = environment()
     done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=600, check=False)

@@ -32,7 +32,7 @@ def faults(**changes: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is glibc that is told")
-def test_memory_of_arrays_is_kept_for_the_next_ones_unless_the_user_has_decided_otherwise() -> None:
+def test_freed_array_memory_is_reused_unless_malloc_is_configured() -> None:
     usual = faults(MALLOC_TRIM_THRESHOLD_="131072")
     if usual < 1000:
         pytest.skip("this C library keeps it in any case")

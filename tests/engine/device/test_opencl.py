@@ -49,25 +49,25 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 @pytest.mark.parametrize("spec", ["numpy:procedure", "numpy:uops", "numpy:uops-group"])
-def test_what_runs_lower_forms_is_opened_by_name_and_not_listed(spec: str) -> None:
+def test_emulators_of_lowered_forms_are_opened_by_name_but_not_listed(spec: str) -> None:
     device = open_device(spec)
     assert device.info.spec == spec
     assert device.lanes == ("group" if "group" in spec else "one")
     assert spec not in [info.spec for info in list_devices()]
 
 
-def test_numpy_is_always_there_and_comes_last() -> None:
+def test_numpy_is_always_listed_last() -> None:
     found = list_devices()
     assert found[-1].spec == found[-1].kind == "numpy"
     assert isinstance(open_device("numpy"), NumpyDevice)
     assert any(d.kind == "cpu" for d in found)
 
 
-def test_auto_is_a_device_that_runs_opencl() -> None:
+def test_auto_opens_an_opencl_device() -> None:
     assert isinstance(open_device("auto"), Device)
 
 
-def test_a_simulator_is_opened_by_its_name_only(
+def test_simulator_is_opened_by_its_name_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may be listed first, and it says that it is a GPU as well."""
@@ -90,13 +90,13 @@ def test_a_simulator_is_opened_by_its_name_only(
     assert "NumPy computes" in second
 
 
-def test_a_spec_opens_what_is_listed_under_it() -> None:
+def test_listed_spec_opens_its_device() -> None:
     for info in list_devices():
         assert open_device(info.spec).info == info
 
 
 @pytest.mark.parametrize("spec", ["", "7:0", "0:99", "tpu", "0", "-1:0", "0:0:0"])
-def test_an_unknown_spec_lists_what_there_is(spec: str) -> None:
+def test_error_of_an_unknown_spec_lists_devices(spec: str) -> None:
     with pytest.raises(DeviceError) as raised:
         open_device(spec)
     assert raised.value.exit_code == 6
@@ -104,7 +104,7 @@ def test_an_unknown_spec_lists_what_there_is(spec: str) -> None:
     assert "numpy" in raised.value.hint
 
 
-def test_bytes_come_back(device: AnyDevice) -> None:
+def test_written_bytes_are_read_back(device: AnyDevice) -> None:
     allocation = device.alloc(40)
     device.write(allocation, np.arange(10, dtype=np.float32))
     found = np.empty(10, np.float32)
@@ -127,13 +127,13 @@ def test_slices_share_memory_and_respect_alignment(device: AnyDevice) -> None:
         device.slice(whole, 1, 4)
 
 
-def test_a_driver_that_loses_parts_is_given_whole_allocations() -> None:
+def test_nvidia_driver_gets_no_sliced_allocations() -> None:
     pocl = open_pocl()
     assert pocl.can_slice
     assert not Device(pocl._handle, replace(pocl.info, platform=NVIDIA)).can_slice
 
 
-def test_a_launch_runs_with_its_arguments_each_time(opencl: Device) -> None:
+def test_bound_launch_can_be_repeated_with_its_arguments(opencl: Device) -> None:
     allocation = opencl.alloc(20)
     opencl.write(allocation, np.ones(5, np.float32))
     kernel = opencl.build(DOUBLE, ["t_double"])["t_double"]
@@ -145,7 +145,7 @@ def test_a_launch_runs_with_its_arguments_each_time(opencl: Device) -> None:
     assert all(t > 0 for t in opencl.time_launches([launch, launch]))  # microseconds
 
 
-def test_what_launches_are_bound_to_is_made_once_and_bound_again_when_they_are_done(
+def test_released_kernel_objects_are_reused_for_later_launches(
     opencl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, own = list[str](), opencl._kernel
@@ -169,7 +169,7 @@ def test_what_launches_are_bound_to_is_made_once_and_bound_again_when_they_are_d
     assert found.tolist() == [[4] * 4, [4] * 4, [2, 2, 2, 1]]
 
 
-def test_nothing_of_a_kernel_is_kept_for_ever(
+def test_linecache_of_kernel_sources_is_bounded(
     opencl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pyopencl has it, which takes the longer for each the more there were."""
@@ -181,7 +181,7 @@ def test_nothing_of_a_kernel_is_kept_for_ever(
         assert len(linecache.cache) <= building.MAX_CACHED_SOURCES
 
 
-def test_a_kernel_that_does_not_build_says_why_and_where(opencl: Device) -> None:
+def test_build_error_shows_the_log_and_saves_the_source(opencl: Device) -> None:
     source = f"__kernel void t_broken(__global float *x) {{ x[0] = undeclared; }} {BUILT_TWICE}"
     with pytest.raises(DeviceError) as raised:
         opencl.build(source, ["t_broken"])
@@ -232,7 +232,7 @@ void t_declared(__global float *out, __global uint *count, __global half *halves
 FINITE = "static int isfinite_or_not(float x, float y) { return (x - x == 0) + 2 * (y == y); }"
 
 
-def test_what_is_declared_means_what_the_drivers_header_says() -> None:
+def test_own_declarations_equal_those_of_the_drivers_header() -> None:
     device, found = open_pocl(), list[bytes]()
     for options in ((), ("-DHEADER",)):
         kernel = device.build(FINITE + DECLARED, ["t_declared"], options)["t_declared"]
@@ -252,7 +252,7 @@ def test_what_is_declared_means_what_the_drivers_header_says() -> None:
 FAR = f"__kernel void t_far(__global float *x) {{ x[0] = clamp(x[0], 0.f, 1.f); }} {BUILT_TWICE}"
 
 
-def test_what_is_generated_is_built_without_the_drivers_header() -> None:
+def test_generated_kernels_are_built_without_the_drivers_header() -> None:
     device = open_pocl()
     if device.info.driver != WHEEL_VERSION:
         pytest.skip("only of the wheel's PoCL it is known how")
@@ -261,7 +261,7 @@ def test_what_is_generated_is_built_without_the_drivers_header() -> None:
         device._built(building._declarations() + FAR, [SKIP_HEADER_OPTION])
 
 
-def test_what_is_not_declared_is_found_in_the_drivers_header() -> None:
+def test_undeclared_functions_are_found_in_the_drivers_header() -> None:
     device = open_pocl()
     kernel, allocation = device.build(FAR, ["t_far"])["t_far"], device.alloc(4)
     device.write(allocation, np.full(1, 3, np.float32))
@@ -271,7 +271,7 @@ def test_what_is_not_declared_is_found_in_the_drivers_header() -> None:
     assert found == 1
 
 
-def test_a_compiler_that_finds_no_room_on_the_disk_is_told_of(
+def test_build_failure_on_a_full_disk_says_so(
     opencl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -283,7 +283,7 @@ def test_a_compiler_that_finds_no_room_on_the_disk_is_told_of(
     assert error.hint.endswith("cannot write x.o")
 
 
-def test_more_memory_than_there_is_says_how_much(opencl: Device) -> None:
+def test_out_of_memory_error_names_the_requested_bytes(opencl: Device) -> None:
     with pytest.raises(OutOfMemoryError) as raised:
         opencl.alloc(1 << 50)
     assert f"{1 << 50:,}" in str(raised.value)
@@ -313,12 +313,12 @@ def python(code: str, **changes: str | None) -> subprocess.CompletedProcess[str]
     ],
     ids=["no HOME", "HOME that is not there", "HOME that cannot be written"],
 )
-def test_kernels_run_without_a_place_for_their_cache(changes: dict[str, str | None]) -> None:
+def test_kernels_run_without_a_writable_cache_folder(changes: dict[str, str | None]) -> None:
     done = python(RUN, POCL_CACHE_DIR=None, **changes)
     assert (done.stdout, done.stderr) == ("30.0\n", "")
 
 
-def test_without_a_driver_numpy_computes_unless_one_was_asked_for() -> None:
+def test_without_a_driver_auto_opens_numpy_and_cpu_is_refused() -> None:
     code = """
 import warnings
 from imgmlp.engine import list_devices, open_device
@@ -338,7 +338,7 @@ except DeviceError as error:
 
 
 @pytest.mark.parametrize("left", ["None", "types.ModuleType('pyopencl')"], ids=["none", "a folder"])
-def test_numpy_computes_where_there_is_no_pyopencl(left: str) -> None:
+def test_without_pyopencl_auto_opens_numpy(left: str) -> None:
     code = f"""
 import sys, types
 sys.modules["pyopencl"] = {left}
@@ -353,7 +353,7 @@ print([d.spec for d in list_devices()], (Tensor([1.0], open_device("auto")) + 1)
 
 
 @pytest.mark.parametrize("kind", ["OSError", "RuntimeError", "AttributeError", "ImportError"])
-def test_numpy_computes_where_pyopencl_is_broken(tmp_path: Path, kind: str) -> None:
+def test_with_broken_pyopencl_numpy_works_and_the_cause_is_shown(tmp_path: Path, kind: str) -> None:
     (tmp_path / "pyopencl.py").write_text(f"raise {kind}('libOpenCL.so:\\nof another machine')")
     code = """
 from imgmlp.engine import Tensor, list_devices, open_device
@@ -368,7 +368,9 @@ open_device("cpu")
 @pytest.mark.parametrize(
     ("processes", "rounds"), [(4, 1), pytest.param(16, 50, marks=pytest.mark.soak)]
 )
-def test_processes_on_a_cold_cache(tmp_path: Path, processes: int, rounds: int) -> None:
+def test_concurrent_processes_on_an_empty_cache_all_succeed(
+    tmp_path: Path, processes: int, rounds: int
+) -> None:
     for turn in range(rounds):
         cache = tmp_path / str(turn) / "pocl"
         cache.mkdir(parents=True)
@@ -383,7 +385,7 @@ def test_processes_on_a_cold_cache(tmp_path: Path, processes: int, rounds: int) 
         assert any(cache.iterdir())
 
 
-def test_seconds_of_the_compiler_are_counted_and_those_of_a_second_build_are_none() -> None:
+def test_compile_time_is_counted_for_the_first_build_only() -> None:
     device = open_opencl()
     before = device.compiling
     device.build(DOUBLE, ["t_double"])
@@ -396,7 +398,7 @@ def test_seconds_of_the_compiler_are_counted_and_those_of_a_second_build_are_non
 # --- memory that nobody uses any more ---
 
 
-def test_devices_of_one_processor_share_a_context() -> None:
+def test_devices_of_one_processor_share_a_context_but_no_queue() -> None:
     """But no queue, so that what fails in one is not lost to the other."""
     one, other = open_opencl(), open_opencl()
     assert one._context is other._context
@@ -410,14 +412,14 @@ def test_devices_of_one_processor_share_a_context() -> None:
         one.finish()
 
 
-def test_nobody_begins_with_a_context_in_which_a_queue_failed() -> None:
+def test_context_of_a_failed_queue_is_not_reused() -> None:
     one = open_opencl()
     one._failed("trying", RuntimeError("lost"))
     assert open_opencl()._context is not one._context
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_a_context_goes_with_its_last_device_but_pocl_s_stays(
+def test_context_is_released_with_its_last_device_except_on_pocl(
     stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = open_opencl()
@@ -428,7 +430,7 @@ def test_a_context_goes_with_its_last_device_but_pocl_s_stays(
     assert (shared() is not None) is stays
 
 
-def test_memory_is_used_again_by_what_needs_as_much() -> None:
+def test_freed_buffers_are_reused_for_allocations_of_equal_size() -> None:
     device = open_opencl()
     device.spare.most = 8192
     kept = device.alloc(4096)
@@ -440,7 +442,7 @@ def test_memory_is_used_again_by_what_needs_as_much() -> None:
     assert device.alloc(4096).handle is not first  # which is in use
 
 
-def test_no_more_is_kept_than_was_allowed() -> None:
+def test_cached_buffers_stay_within_the_limit() -> None:
     device = open_opencl()
     device.info = replace(device.info, memory=2**24)  # of which all is asked for
     device.spare.most = 8192
@@ -452,7 +454,7 @@ def test_no_more_is_kept_than_was_allowed() -> None:
     assert not device.spare.clear()
 
 
-def test_processes_that_share_a_gpu_keep_little_of_its_memory() -> None:
+def test_buffer_cache_limit_is_a_small_fraction_of_gpu_memory() -> None:
     small = replace(open_device("numpy").info, kind="gpu", memory=2**32)
     assert opencl_module.spare(small) == 2**26
     assert opencl_module.spare(replace(small, memory=2**40)) == 2**28
@@ -460,7 +462,7 @@ def test_processes_that_share_a_gpu_keep_little_of_its_memory() -> None:
 
 
 @pytest.mark.parametrize(("error", "stays"), [(MemoryError, True), (ValueError, False)])
-def test_a_program_whose_compiler_lacked_memory_is_never_released(
+def test_program_whose_compiler_ran_out_of_memory_is_never_released(
     opencl: Device, monkeypatch: pytest.MonkeyPatch, error: type[Exception], stays: bool
 ) -> None:
     """PoCL keeps its lock then, for which whoever releases it would wait."""
@@ -481,7 +483,7 @@ def test_a_program_whose_compiler_lacked_memory_is_never_released(
     assert (made[0]() is not None) is stays
 
 
-def test_what_is_kept_is_given_back_before_memory_is_said_to_be_short(
+def test_cached_buffers_are_freed_before_out_of_memory_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = open_opencl()
@@ -500,7 +502,7 @@ def test_what_is_kept_is_given_back_before_memory_is_said_to_be_short(
     assert asked == [2048, 2048]
 
 
-def test_a_queue_beside_begins_behind_what_is_before_and_is_waited_for(
+def test_side_queue_waits_for_earlier_launches_and_is_joined(
     opencl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: dict[str, tuple[object, list[str] | None]] = {}

@@ -96,7 +96,7 @@ def faked(wheel: int, tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.skipif(CLANG is None, reason="clang 14, which knows what a name implies, is not there")
 @pytest.mark.parametrize("name", pocl.LLVM_PROCESSORS)
-def test_a_name_implies_what_llvm_says(name: str) -> None:
+def test_processor_name_implies_the_flags_that_clang_defines(name: str) -> None:
     options = ["-cc1", "-triple", "x86_64-linux-gnu", "-target-cpu", name, "-E", "-dM", "-x", "c"]
     said = subprocess.run(
         [str(CLANG), *options, "/dev/null"], capture_output=True, text=True, check=True
@@ -120,14 +120,14 @@ def test_a_name_implies_what_llvm_says(name: str) -> None:
         ("k8", "", "x86-64"),
     ],
 )
-def test_the_best_name_uses_nothing_that_is_hidden(like: str, hidden: str, best: str) -> None:
+def test_best_processor_name_implies_no_hidden_flag(like: str, hidden: str, best: str) -> None:
     flags = pocl.implied(like) - {hidden}
     assert pocl.best_name(flags) == best
     assert pocl.implied(best) <= flags
     assert pocl.is_right(like, flags) == (not hidden)
 
 
-def test_a_name_that_llvm_does_not_know_is_never_right() -> None:
+def test_processor_name_unknown_to_llvm_is_never_right() -> None:
     everything = frozenset().union(*map(pocl.implied, pocl.LLVM_PROCESSORS))
     assert not pocl.is_right("generic", everything)
     assert not pocl.is_right("znver5", everything)
@@ -142,11 +142,13 @@ def test_a_name_that_llvm_does_not_know_is_never_right() -> None:
         ("OpenCL 3.0 CUDA", ""),
     ],
 )
-def test_a_device_tells_what_it_compiles_for(version: str, name: str) -> None:
+def test_processor_name_is_parsed_from_the_device_version(version: str, name: str) -> None:
     assert pocl.compiled_for(version) == name
 
 
-def test_wide_vectors_need_the_name_and_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_of_16_need_the_compiled_name_and_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     have = pocl.implied("skylake-avx512")
     monkeypatch.setattr(pocl, "processor_flags", lambda: have)
     assert pocl.vector_width(pocl.PLATFORM, "skylake-avx512") == 16
@@ -172,7 +174,7 @@ def test_wide_vectors_need_the_name_and_the_processor(monkeypatch: pytest.Monkey
         ("generic", "avx", ""),  # nobody knows; it is tried
     ],
 )
-def test_a_processor_without_what_its_name_implies_is_unfit(
+def test_processor_without_a_flag_of_its_compiled_name_is_unsupported(
     monkeypatch: pytest.MonkeyPatch, name: str, hidden: str, lacking: str
 ) -> None:
     have = pocl.implied("icelake-server") - {hidden}
@@ -184,7 +186,7 @@ def test_a_processor_without_what_its_name_implies_is_unfit(
     assert pocl.unsupported_reason(pocl.PLATFORM, name) == ""
 
 
-def test_what_an_emulator_hides_is_not_believed(
+def test_processor_flags_exclude_what_numpy_denies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The flags are those of every core, less what NumPy, which asks the processor, denies."""
@@ -204,13 +206,13 @@ def test_what_an_emulator_hides_is_not_believed(
 # Memory
 
 
-def test_memory_that_is_not_there_is_no_crash(wheel: int) -> None:
+def test_reading_unmapped_memory_returns_nothing(wheel: int) -> None:
     assert len(pocl.read_memory(wheel, 8)) == 8
     for address in (0, 8, 1 << 20, (1 << 47) - 4096, 1 << 60, (1 << 64) - 8, -8):
         assert pocl.read_memory(address, 8) == b""
 
 
-def test_a_name_that_was_given_stays_where_it_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_name_buffers_are_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """PoCL may be reading it, for another thread."""
     monkeypatch.setattr(pocl, "_names_by_address", {})
     held = ctypes.c_void_p(None)
@@ -228,7 +230,7 @@ def test_a_name_that_was_given_stays_where_it_is_for_ever(monkeypatch: pytest.Mo
     assert {first, held.value} <= {ctypes.addressof(text) for text in pocl._name_buffers}
 
 
-def test_threads_that_look_at_a_device_together_give_one_name(
+def test_concurrent_threads_set_the_processor_name_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held, given = ctypes.c_void_p(None), len(pocl._name_buffers)
@@ -263,7 +265,7 @@ def test_threads_that_look_at_a_device_together_give_one_name(
         ("skylake-avx512", "icelake-server", "skylake-avx512"),  # has AVX-512 as it is
     ],
 )
-def test_a_name_without_the_avx512_that_is_there_gives_way(
+def test_processor_name_without_available_avx512_is_replaced(
     monkeypatch: pytest.MonkeyPatch, name: str, like: str, given: str
 ) -> None:
     held = ctypes.c_void_p(None)
@@ -279,7 +281,7 @@ def test_a_name_without_the_avx512_that_is_there_gives_way(
 
 
 @pytest.mark.parametrize("name", ["generic", "znver5", ""])
-def test_a_name_that_is_refused_is_mended(
+def test_processor_name_refused_by_llvm_is_corrected(
     imgmlp: Command, faked: dict[str, str], name: str
 ) -> None:
     done = imgmlp("train", "small.png", *QUICK, env=faked | {"FAKE_NAME": name})
@@ -287,7 +289,9 @@ def test_a_name_that_is_refused_is_mended(
     assert "PoCL" in done.stderr
 
 
-def test_a_name_that_implies_too_much_is_mended(imgmlp: Command, faked: dict[str, str]) -> None:
+def test_processor_name_that_implies_hidden_flags_is_corrected(
+    imgmlp: Command, faked: dict[str, str]
+) -> None:
     """A hypervisor hides AVX-512 of a processor that LLVM knows by its model."""
     have = frozenset(f for f in pocl.processor_flags() if not f.startswith("avx512"))
     hide = f"pocl.processor_flags = lambda: {have!r}"
@@ -300,7 +304,7 @@ def test_a_name_that_implies_too_much_is_mended(imgmlp: Command, faked: dict[str
 
 
 @pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)
-def test_instructions_that_are_hidden_are_never_tried(
+def test_device_that_would_use_hidden_instructions_is_never_tried(
     imgmlp: Command, faked: dict[str, str], more: str
 ) -> None:
     """Which of them a compiler uses is not to be found out by one kernel."""
@@ -322,7 +326,7 @@ def test_instructions_that_are_hidden_are_never_tried(
 
 
 @pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)
-def test_a_name_that_cannot_be_mended_is_passed_over(
+def test_device_with_an_uncorrectable_name_is_skipped(
     imgmlp: Command, faked: dict[str, str], more: str
 ) -> None:
     env = faked | {"FAKE_MORE": more}

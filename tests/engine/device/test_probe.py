@@ -79,7 +79,9 @@ def ask(info: DeviceInfo) -> str:
     return probe.problem_of(0, info)
 
 
-def test_an_outcome_is_found_once(place: Path, outcomes: list[str], info: DeviceInfo) -> None:
+def test_device_is_tried_once_per_driver(
+    place: Path, outcomes: list[str], info: DeviceInfo
+) -> None:
     outcomes += ["", "broken"]
     assert [ask(info), ask(info)] == ["", ""]
     other = replace(info, driver="newer")  # another driver is tried anew
@@ -90,11 +92,13 @@ def test_an_outcome_is_found_once(place: Path, outcomes: list[str], info: Device
 @pytest.mark.parametrize(
     "changed", ["driver", "version", "compiled_for", "name", "platform", "spec"]
 )
-def test_what_may_change_the_outcome_has_one_of_its_own(info: DeviceInfo, changed: str) -> None:
+def test_key_depends_on_everything_that_may_change_the_outcome(
+    info: DeviceInfo, changed: str
+) -> None:
     assert probe._key(0, info) != probe._key(0, replace(info, **{changed: "another"}))
 
 
-def test_a_linker_that_was_installed_may_change_the_outcome(
+def test_key_depends_on_installed_linkers(
     monkeypatch: pytest.MonkeyPatch, info: DeviceInfo
 ) -> None:
     keys = set()
@@ -105,7 +109,7 @@ def test_a_linker_that_was_installed_may_change_the_outcome(
     assert len(keys) == 3
 
 
-def test_without_a_path_to_look_for_a_linker_the_outcome_is_another(
+def test_key_depends_on_whether_path_is_set(
     monkeypatch: pytest.MonkeyPatch, info: DeviceInfo, place: Path, play: Callable[[str], None]
 ) -> None:
     """Whatever the system looks through then: what is found later is not believed to be missing."""
@@ -119,7 +123,7 @@ def test_without_a_path_to_look_for_a_linker_the_outcome_is_another(
     assert "set PATH" in ask(info)
 
 
-def test_a_reinstalled_driver_or_program_is_tried_again(
+def test_key_depends_on_driver_library_and_source_files(
     monkeypatch: pytest.MonkeyPatch, info: DeviceInfo, tmp_path: Path
 ) -> None:
     library = tmp_path / "libdriver.so"
@@ -135,7 +139,7 @@ def test_a_reinstalled_driver_or_program_is_tried_again(
     assert len(keys) == 4
 
 
-def test_where_nobody_knows_the_library_the_present_folder_does_not_matter(
+def test_key_of_an_unknown_library_ignores_the_current_folder(
     monkeypatch: pytest.MonkeyPatch, info: DeviceInfo, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(probe, "_library_of", lambda handle: "")
@@ -147,7 +151,7 @@ def test_where_nobody_knows_the_library_the_present_folder_does_not_matter(
 
 
 @pytest.mark.skipif(not probe.MAPS.exists(), reason="only Linux says what a process has loaded")
-def test_a_devices_library_is_known() -> None:
+def test_library_of_a_device_is_found() -> None:
     for handle, info in find()[0]:
         if info.platform == "Portable Computing Language":
             assert "pocl" in Path(probe._library_of(handle.int_ptr)).name
@@ -155,7 +159,7 @@ def test_a_devices_library_is_known() -> None:
     pytest.skip("there is no PoCL")
 
 
-def test_a_failure_is_believed_for_a_day(
+def test_failure_is_remembered_for_a_day(
     place: Path, outcomes: list[str], info: DeviceInfo
 ) -> None:
     outcomes += ["broken", "", "never"]
@@ -169,7 +173,7 @@ def test_a_failure_is_believed_for_a_day(
     assert outcomes == ["never"]
 
 
-def test_no_answer_is_believed_for_some_minutes(
+def test_timeout_is_remembered_for_some_minutes(
     monkeypatch: pytest.MonkeyPatch,
     place: Path,
     info: DeviceInfo,
@@ -190,7 +194,7 @@ def test_no_answer_is_believed_for_some_minutes(
     assert ask(info) == ""
 
 
-def test_what_is_forgotten_or_damaged_is_tried_again(
+def test_forgotten_or_damaged_outcome_is_tried_again(
     place: Path, outcomes: list[str], info: DeviceInfo
 ) -> None:
     outcomes += ["broken", "", "", "", ""]
@@ -205,7 +209,7 @@ def test_what_is_forgotten_or_damaged_is_tried_again(
 
 
 @pytest.mark.parametrize("folder", [None, Path("/proc/none")])
-def test_where_nothing_can_be_kept_a_process_tries_once(
+def test_device_is_tried_once_per_process_without_a_cache(
     monkeypatch: pytest.MonkeyPatch,
     place: Path,
     outcomes: list[str],
@@ -218,7 +222,7 @@ def test_where_nothing_can_be_kept_a_process_tries_once(
     assert outcomes == []
 
 
-def test_what_cannot_be_kept_leaves_nothing_behind(
+def test_outcome_that_cannot_be_stored_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, place: Path, outcomes: list[str], info: DeviceInfo
 ) -> None:
     """As in a sticky folder, where another user's file is not to be replaced."""
@@ -235,11 +239,11 @@ def test_what_cannot_be_kept_leaves_nothing_behind(
 # The process
 
 
-def test_a_device_that_works_is_tried_and_found_to(place: Path, real: DeviceInfo) -> None:
+def test_trial_of_a_working_device_reports_no_problem(place: Path, real: DeviceInfo) -> None:
     assert probe._try_device(real).problem == ""
 
 
-def test_a_device_that_is_gone_is_a_problem_for_now(place: Path, info: DeviceInfo) -> None:
+def test_missing_device_is_a_temporary_problem(place: Path, info: DeviceInfo) -> None:
     problem, believed = probe._try_device(info)
     assert "not there" in problem
     assert not believed
@@ -260,7 +264,7 @@ def test_a_device_that_is_gone_is_a_problem_for_now(place: Path, info: DeviceInf
         (f"echo error: {probe.LINKER_ERROR} >&2; kill -ABRT $$", "install gcc", True),
     ],
 )
-def test_a_process_that_is_lost_is_a_problem(
+def test_crash_of_the_trial_process_is_a_problem_and_driver_faults_last(
     place: Path,
     info: DeviceInfo,
     play: Callable[[str], None],
@@ -276,7 +280,7 @@ def test_a_process_that_is_lost_is_a_problem(
     assert len(list(place.glob("probe-*"))) == 1
 
 
-def test_a_process_that_a_damaged_kernel_ends_has_another_one_without_it(
+def test_trial_that_crashes_on_a_damaged_kernel_is_repeated_without_it(
     place: Path, info: DeviceInfo, play: Callable[[str], None]
 ) -> None:
     damaged = place / "AB" / "PROGRAM" / "kernel" / "1" / "kernel.so"
@@ -287,7 +291,7 @@ def test_a_process_that_a_damaged_kernel_ends_has_another_one_without_it(
     assert not damaged.exists()
 
 
-def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_grows_with_the_load_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     for load in (0.0, 2.0, 6.0, 1000.0):
@@ -299,7 +303,7 @@ def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ENOENT])
-def test_no_process_is_a_problem_for_now(
+def test_failure_to_start_the_trial_process_is_a_temporary_problem(
     monkeypatch: pytest.MonkeyPatch, place: Path, info: DeviceInfo, number: int
 ) -> None:
     def fail(*_: object) -> None:
@@ -314,7 +318,7 @@ def test_no_process_is_a_problem_for_now(
 @pytest.mark.parametrize(
     ("source", "words"), [("1.1f", "wrong numbers"), ("nothing", "does not compile")]
 )
-def test_what_the_driver_does_wrong_lasts(
+def test_wrong_results_of_the_driver_are_a_lasting_problem(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     real: DeviceInfo,
@@ -335,7 +339,7 @@ def test_what_the_driver_does_wrong_lasts(
     ],
     ids=["memory of the device", "disk", "memory"],
 )
-def test_what_the_machine_lacks_may_be_there_the_next_time(
+def test_lack_of_memory_or_disk_is_a_temporary_problem(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     real: DeviceInfo,
@@ -350,7 +354,7 @@ def test_what_the_machine_lacks_may_be_there_the_next_time(
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="objdump, which shows instructions, is not there")
-def test_wide_vectors_are_tried_where_they_are_used(tmp_path: Path) -> None:
+def test_trial_kernel_uses_avx512_only_with_vectors_of_16(tmp_path: Path) -> None:
     """Registers of AVX-512 are in no instruction of an earlier processor."""
     pocl = open_pocl()
     code = f"from imgmlp.engine.device import trial; trial.main({pocl.info.spec!r})"
@@ -361,7 +365,7 @@ def test_wide_vectors_are_tried_where_they_are_used(tmp_path: Path) -> None:
     assert ("%zmm" in told.stdout) == (pocl.vector_width == 16)
 
 
-def test_processes_that_start_together_try_once(tmp_path: Path, real: DeviceInfo) -> None:
+def test_concurrent_processes_try_a_device_once(tmp_path: Path, real: DeviceInfo) -> None:
     """Whoever waited finds what was found."""
     code = f"""
 import sys, pathlib
@@ -382,7 +386,7 @@ print(open_device({real.spec!r}).info.spec)
     assert (tmp_path / "log").read_text() == "tried "
 
 
-def test_a_wait_ends_after_the_trial_may(
+def test_lock_timeout_exceeds_the_longest_trial(
     monkeypatch: pytest.MonkeyPatch, place: Path, outcomes: list[str], info: DeviceInfo
 ) -> None:
     """Else the device would be tried twice at once, on a machine that is busy already."""
@@ -404,7 +408,7 @@ def test_a_wait_ends_after_the_trial_may(
 
 
 @pytest.mark.parametrize("error", [DeviceError("opening failed"), OutOfMemoryError("no memory")])
-def test_what_worked_once_and_cannot_be_opened_is_passed_over_and_doubted(
+def test_device_that_fails_to_open_is_skipped_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
     place: Path,
     outcomes: list[str],

@@ -19,7 +19,7 @@ class Slow(int):
         return self + -other
 
 
-def test_threads_may_allocate_and_free_at_once() -> None:
+def test_usage_is_counted_correctly_by_concurrent_threads() -> None:
     usage = Usage(Slow(0), Slow(0), Slow(0))
     work = [Thread(target=usage.take, args=(5,)) for _ in range(3)]
     work.append(Thread(target=usage.free, args=(5,)))

@@ -17,7 +17,7 @@ from imgmlp.engine.ir.symbolic import ONE, Var
 from imgmlp.engine.ir.view import View
 
 
-def test_a_whole_buffer_is_contiguous() -> None:
+def test_access_to_a_whole_buffer_is_contiguous() -> None:
     access = Access.of((2, 3, 4))
     assert access.views == (View((2, 3, 4), (12, 4, 1)),)
     assert access.contiguous
@@ -33,7 +33,7 @@ def test_inverse_movements_cancel() -> None:
     assert x.permute((1, 0)).reshape((24,)).reshape((6, 4)).permute((1, 0)) == x
 
 
-def test_the_beginning_of_a_buffer_is_not_contiguous() -> None:
+def test_access_to_the_beginning_of_a_buffer_is_not_contiguous() -> None:
     x = Access.of((10,)).shrink(((0, 5),))
     assert x.views == (View((5,), (1,)),)
     assert not x.contiguous
@@ -67,7 +67,7 @@ def test_moved_elements_are_not_contiguous(moved: Access) -> None:
         (Access.of((24,)).pad(((5, 7),)), (6, 6)),  # the mask is no box
     ],
 )
-def test_reshapes_that_need_a_second_view(moved: Access, shape: Shape) -> None:
+def test_reshapes_of_moved_elements_add_a_second_view(moved: Access, shape: Shape) -> None:
     reshaped = moved.reshape(shape)
     assert reshaped.views == (*moved.views, View.of(shape))
     assert reshaped.simplify() == reshaped
@@ -75,7 +75,7 @@ def test_reshapes_that_need_a_second_view(moved: Access, shape: Shape) -> None:
     assert np.array_equal(gather(reshaped, buffer), gather(moved, buffer).reshape(shape))
 
 
-def test_a_flattened_transpose_has_the_simplest_index() -> None:
+def test_flattened_transpose_has_the_simplest_index() -> None:
     x = Access.of((10, 10)).permute((1, 0)).reshape((5, 2, 5, 2)).reshape((100,))
     offset, valid = x.index([Var("idx0", 0, 99)])
     assert str(offset) == "(((idx0%10)*10)+(idx0//10))"
@@ -134,14 +134,14 @@ x46 = Access.of((4, 6))
         (lambda: x46.stride((1,)), r"invalid stride \(1,\) .* per dimension"),
     ],
 )
-def test_arguments_that_do_not_fit_the_shape_are_refused(
+def test_movement_arguments_that_do_not_fit_the_shape_are_refused(
     call: Callable[[], Access], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_sizes_are_integers() -> None:
+def test_shape_sizes_must_be_integers() -> None:
     assert type(Access.of((np.int64(3),)).shape[0]) is int
     with pytest.raises(TypeError):
         Access.of((2.5,))

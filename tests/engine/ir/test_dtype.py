@@ -41,7 +41,7 @@ ALL = [*STORED, weak_int, weak_float]
         (f32, "float", 4, -np.inf, np.inf),
     ],
 )
-def test_a_stored_type_has_a_size_a_range_and_a_name_in_c(
+def test_stored_dtype_has_a_size_a_range_and_a_c_name(
     dtype: DType, cl: str, itemsize: int, least: float, greatest: float
 ) -> None:
     assert (dtype.cl, dtype.itemsize, dtype.np.itemsize) == (cl, itemsize, itemsize)
@@ -49,14 +49,14 @@ def test_a_stored_type_has_a_size_a_range_and_a_name_in_c(
     assert not dtype.is_weak
 
 
-def test_each_type_is_of_one_kind() -> None:
+def test_dtypes_are_grouped_into_floats_integers_and_weak() -> None:
     assert [d for d in ALL if d.is_float] == [f16, f32, weak_float]
     assert [d for d in ALL if d.is_int] == [i8, u8, i32, u32, weak_int]
     assert [d for d in ALL if d.is_weak] == [weak_int, weak_float]
 
 
 @pytest.mark.parametrize("dtype", [weak_int, weak_float])
-def test_a_weak_type_has_no_representation(dtype: DType) -> None:
+def test_weak_dtype_has_no_representation(dtype: DType) -> None:
     for field in ("np", "itemsize", "min", "max"):
         with pytest.raises(TypeError, match=f"{dtype.name} has no representation"):
             getattr(dtype, field)
@@ -83,38 +83,38 @@ def test_a_weak_type_has_no_representation(dtype: DType) -> None:
         ((f16, i32, weak_float), f16),
     ],
 )
-def test_promotion_of_two_types(dtypes: tuple[DType, ...], expected: DType) -> None:
+def test_promotion_gives_the_documented_dtype(dtypes: tuple[DType, ...], expected: DType) -> None:
     assert promote(*dtypes) is expected
 
 
-def test_promotion_does_not_depend_on_the_order() -> None:
+def test_promotion_is_independent_of_the_order() -> None:
     for dtypes in itertools.product(ALL, repeat=3):
         assert len({promote(*order) for order in itertools.permutations(dtypes)}) == 1
 
 
-def test_a_promoted_type_is_an_upper_bound_of_all_its_parts() -> None:
+def test_promoted_dtype_is_an_upper_bound_of_its_parts() -> None:
     for dtypes in itertools.product(ALL, repeat=3):
         bound = promote(*dtypes)
         assert all(promote(bound, d) is bound for d in dtypes if not d.is_weak or bound.is_weak)
         assert bound.priority >= max(d.priority for d in dtypes)
 
 
-def test_stored_types_promote_associatively() -> None:
+def test_stored_dtypes_promote_associatively() -> None:
     for a, b, c in itertools.product(STORED, repeat=3):
         assert promote(promote(a, b), c) is promote(a, promote(b, c)) is promote(a, b, c)
 
 
-def test_a_promoted_type_is_weak_only_among_python_numbers() -> None:
+def test_promoted_dtype_is_weak_only_among_python_numbers() -> None:
     for a, b in itertools.product(ALL, repeat=2):
         assert promote(a, b).is_weak == (a.is_weak and b.is_weak)
 
 
-def test_promotion_needs_a_type() -> None:
+def test_promotion_needs_at_least_one_dtype() -> None:
     with pytest.raises(TypeError, match="at least one"):
         promote()
 
 
-def test_concrete_gives_weak_types_a_representation() -> None:
+def test_concrete_maps_weak_dtypes_to_32_bits() -> None:
     assert concrete(weak_int) is i32
     assert concrete(weak_float) is f32
     assert all(concrete(d) is d for d in STORED)
@@ -133,7 +133,7 @@ def test_concrete_gives_weak_types_a_representation() -> None:
         (np.int8, i8),
     ],
 )
-def test_the_type_of_a_value(value: Any, expected: DType) -> None:
+def test_dtype_of_a_value_is_inferred(value: Any, expected: DType) -> None:
     assert of(value) is expected
 
 
@@ -142,7 +142,7 @@ def test_other_objects_have_no_dtype() -> None:
         of("3")
 
 
-def test_stored_types_survive_conversion_to_numpy() -> None:
+def test_stored_dtypes_survive_conversion_to_numpy() -> None:
     assert all(from_numpy(d.np) is d for d in STORED)
 
 
@@ -164,6 +164,6 @@ def test_arrays_of_python_numbers_are_narrowed_to_32_bits() -> None:
         (np.str_, "hold no numbers"),
     ],
 )
-def test_other_arrays_are_refused_with_advice(dtype: Any, advice: str) -> None:
+def test_unsupported_numpy_dtypes_are_refused_with_advice(dtype: Any, advice: str) -> None:
     with pytest.raises(TypeError, match=advice):
         from_numpy(dtype)

@@ -36,7 +36,7 @@ def x() -> Node:
     return buffer(Buffer((2, 3), f32, name="x"))
 
 
-def test_the_same_expression_is_the_same_node(x: Node) -> None:
+def test_equal_expressions_are_one_node(x: Node) -> None:
     assert alu(Op.SIN, x * 2.0) is alu(Op.SIN, x * 2.0)
     assert x + 1.0 is not x + 2.0
     assert reduce(Op.SUM, x, (-1,)) is reduce(Op.SUM, x, (1,))
@@ -57,7 +57,7 @@ def test_constants_differ_in_sign_of_zero_dtype_and_shape() -> None:
     assert const(float("nan"), f32) is const(float("nan"), f32)
 
 
-def test_nodes_that_nothing_uses_are_forgotten(x: Node) -> None:
+def test_unused_nodes_are_garbage_collected(x: Node) -> None:
     before = len(graph._interned)
     node = alu(Op.SIN, x * 123.0)
     assert len(graph._interned) > before
@@ -66,7 +66,7 @@ def test_nodes_that_nothing_uses_are_forgotten(x: Node) -> None:
     assert len(graph._interned) <= before
 
 
-def test_a_node_cannot_be_changed(x: Node) -> None:
+def test_nodes_are_immutable(x: Node) -> None:
     with pytest.raises(AttributeError, match="immutable"):
         x.shape = (6,)
 
@@ -121,7 +121,7 @@ def test_toposort_keeps_the_order_of_creation(x: Node) -> None:
     assert toposort([first + second])[1:3] == [second, first]
 
 
-def test_nodes_of_other_graphs_do_not_change_the_order() -> None:
+def test_toposort_ignores_nodes_of_other_graphs() -> None:
     def graph() -> list[str]:
         x = buffer(Buffer((), f32))
         low = alu(Op.SIN, x * 7.25) + alu(Op.SIN, const(7.5, f32)) * 7.75
@@ -144,7 +144,7 @@ def test_substitution_replaces_everywhere_and_keeps_the_rest(x: Node) -> None:
     assert substitute([untouched], {x: y})[0] is untouched
 
 
-def test_a_listing_does_not_depend_on_constants_of_other_graphs() -> None:
+def test_listing_ignores_constants_of_other_graphs() -> None:
     def listing(number: float) -> str:
         x = buffer(Buffer((2, 3), f32))
         return render_nodes([alu(Op.SIN, x) * number]).replace(str(number), "number")
@@ -169,7 +169,7 @@ def test_listings_number_every_node_and_name_its_sources(x: Node) -> None:
     assert all(arrow in drawn for arrow in ("n0 -> n2;", "n1 -> n2;", "n2 -> n3;"))
 
 
-def test_a_tree_shows_values_below_their_users_and_sources_once(x: Node) -> None:
+def test_tree_shows_sources_below_their_users_once(x: Node) -> None:
     squares = (x + 1.0) * (x + 1.0)
     assert render_tree([squares, reduce(Op.SUM, squares, (1,))]).splitlines() == [
         "3 MUL f32[2, 3]",
@@ -224,7 +224,7 @@ def test_errors_of_builders_name_the_operation(
         assert word in str(raised.value)
 
 
-def test_buffers_know_their_size() -> None:
+def test_buffer_has_a_size_and_a_description() -> None:
     storage = Buffer((3, 5), f16, host=np.zeros((3, 5), np.float16), name="table")
     assert (storage.size, storage.nbytes) == (15, 30)
     assert repr(storage) == "table f16[3, 5]"

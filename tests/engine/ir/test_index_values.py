@@ -78,7 +78,7 @@ FOLDED: dict[str, tuple[Node, str]] = {
 
 
 @pytest.mark.parametrize("name", FOLDED)
-def test_a_selection_by_indices_masks_the_load(name: str) -> None:
+def test_selection_by_indices_masks_the_load(name: str) -> None:
     value, mask = FOLDED[name]
     found = uops(value)
     assert [str(u.arg[1]) for u in found if u.op is U.LOAD] == [mask]
@@ -101,13 +101,13 @@ def test_a_selection_by_indices_masks_the_load(name: str) -> None:
         "exp2(0) is 1", "what may be infinite", "by floats",
     ],
 )  # fmt: skip
-def test_selections_by_other_values_stay_selects(value: Node) -> None:
+def test_selections_by_other_values_stay_where_operations(value: Node) -> None:
     found = uops(value)
     assert any(u.arg is Op.WHERE for u in found if u.op is U.ALU)
     assert all(str(u.arg[1]) == "1" for u in found if u.op is U.LOAD)
 
 
-def test_a_selection_with_a_constant_condition_is_resolved() -> None:
+def test_selection_with_a_constant_condition_is_resolved() -> None:
     (load,) = uops(pick(ROW < 5, X, Y))
     assert load.arg[0].lo == 0
     (load,) = uops(pick(alu(Op.EQ, ROW, number(-1)), alu(Op.EXP2, X), Y))
@@ -164,7 +164,7 @@ LOGIC = (Op.AND, Op.OR, Op.XOR)
     st.sampled_from(LOGIC),
     st.booleans(),
 )
-def test_expressions_have_the_values_that_their_nodes_have(
+def test_index_expressions_equal_the_values_of_their_nodes(
     steps: list[tuple[int, int, int]], ends: list[tuple[int, int, int]], logic: Op, flipped: bool
 ) -> None:
     nodes = [ROW, COLUMN, number(2), number(-5)]
@@ -187,7 +187,7 @@ def test_expressions_have_the_values_that_their_nodes_have(
 
 
 @pytest.mark.parametrize("mapping", FORMS)
-def test_masked_values_on_every_mapping(mapping: str) -> None:
+def test_masked_values_equal_numpy_on_every_mapping(mapping: str) -> None:
     device = open_mapping(mapping)
     a = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
     a[4, 0] = np.inf  # outside of every mask below
@@ -221,7 +221,7 @@ def test_masked_values_on_every_mapping(mapping: str) -> None:
 
 
 @pytest.mark.parametrize("mapping", FORMS)
-def test_indices_whose_simplified_form_overflows_an_int(mapping: str) -> None:
+def test_indices_whose_simplified_form_overflows_an_int_are_right(mapping: str) -> None:
     device = open_mapping(mapping)
     row = Tensor.arange(10, device=device).reshape(10, 1)
     column = Tensor.arange(64, device=device)

@@ -41,7 +41,7 @@ def assert_is(expr: Expr, text: str, lo: int, hi: int) -> None:
 # --- bounds and simplest forms, one by one ---
 
 
-def test_products_and_sums_know_their_bounds() -> None:
+def test_products_and_sums_have_exact_bounds() -> None:
     assert_is(a * 10, "(a*10)", 0, 100)
     assert_is(a + b, "(a+b)", 0, 20)
     assert_is(a - b, "(a-b)", -10, 10)
@@ -64,7 +64,7 @@ def test_equal_expressions_are_one_object_whatever_their_order() -> None:
     assert all_of(less(a, 3), less(b, 4)) is all_of(less(b, 4), less(a, 3))
 
 
-def test_multiples_of_the_divisor_leave_quotient_and_remainder() -> None:
+def test_multiples_of_the_divisor_are_split_off() -> None:
     assert_is((a + b * 10) % 10, "(a%10)", 0, 9)
     assert (digit + b * 10) % 10 is digit
     assert (digit + b * 10) // 10 is b
@@ -72,7 +72,7 @@ def test_multiples_of_the_divisor_leave_quotient_and_remainder() -> None:
     assert (a * 25) % 20 is a * 5 % 20
 
 
-def test_a_common_factor_leaves_quotient_and_remainder() -> None:
+def test_common_factor_is_cancelled_from_quotient_and_remainder() -> None:
     assert (a * 4 + 2) // 6 is (a * 2 + 1) // 3
     assert (a * 4 + 2) % 6 is (a * 2 + 1) % 3 * 2
     low = Var("low", 0, 3)
@@ -96,19 +96,19 @@ def test_nested_quotients_and_remainders_merge() -> None:
     assert_is(idx0 // 4 % 3, "((idx0//4)%3)", 0, 2)
 
 
-def test_a_quotient_and_its_remainder_join() -> None:
+def test_quotient_and_its_remainder_are_joined() -> None:
     assert idx0 % 7 + idx0 // 7 * 7 is idx0
     assert idx0 // 7 * -21 - idx0 % 7 * 3 is idx0 * -3
     assert idx0 % 5 + idx0 // 5 % 4 * 5 is idx0 % 20
 
 
-def test_a_quotient_and_the_remainder_of_another_do_not_join() -> None:
+def test_quotient_and_remainder_of_different_divisors_are_not_joined() -> None:
     assert_is(idx0 % 7 + idx0 // 7 * 6, "(((idx0//7)*6)+(idx0%7))", 0, 90)
     assert_is(idx0 % 7 + idx0 // 6 * 7, "(((idx0//6)*7)+(idx0%7))", 0, 118)
     assert_is(idx0 % 5 + idx0 // 5 % 4 * 10, "((((idx0//5)%4)*10)+(idx0%5))", 0, 34)
 
 
-def test_dividends_are_never_negative() -> None:
+def test_dividends_are_shifted_to_be_non_negative() -> None:
     assert_is((idx0 - 3) // 10, "(((idx0+7)//10)-1)", -1, 9)
     assert_is((signed - 1) % 4, "((signed+7)%4)", 0, 3)
     assert_is(-digit // 2, "(((10-digit)//2)-5)", -5, 0)
@@ -129,7 +129,7 @@ def test_comparisons_are_reduced_to_the_terms_that_matter() -> None:
     assert_is(less(a - b, 3), "((a-b)<3)", 0, 1)
 
 
-def test_a_conjunction_keeps_the_tightest_conditions() -> None:
+def test_conjunction_keeps_the_tightest_conditions() -> None:
     assert all_of() is all_of(ONE, less(a, 11)) is ONE
     assert all_of(less(a, 3), ZERO) is ZERO
     assert all_of(less(a, 5), less(a, 3), at_least(a, 1)) is all_of(at_least(a, 1), less(a, 3))
@@ -138,12 +138,12 @@ def test_a_conjunction_keeps_the_tightest_conditions() -> None:
     assert_is(all_of(less(a, 3), at_least(b, 2)), "((a<3)&(b>=2))", 0, 1)
 
 
-def test_a_conjunction_needs_conditions() -> None:
+def test_conjunction_refuses_operands_that_are_no_conditions() -> None:
     with pytest.raises(ValueError, match=r"a in \[0, 10\] is no condition"):
         all_of(a)
 
 
-def test_exclusive_or_cancels() -> None:
+def test_equal_operands_of_exclusive_or_cancel() -> None:
     assert xor(a, xor(a, b)) is b
     assert xor(xor(b, a), a) is b
     assert xor(a, a) is ZERO
@@ -190,17 +190,17 @@ def test_only_a_positive_constant_can_divide(divisor: Any) -> None:
         a % divisor
 
 
-def test_a_variable_needs_a_value_within_its_bounds() -> None:
+def test_variable_with_empty_bounds_is_refused() -> None:
     with pytest.raises(ValueError, match=r"variable x: no integer lies in \[1, 0\]"):
         Var("x", 1, 0)
 
 
-def test_fractions_are_no_integers() -> None:
+def test_fractions_are_refused_as_operands() -> None:
     with pytest.raises(TypeError):
         a + 0.5
 
 
-def test_an_expression_cannot_be_changed() -> None:
+def test_expressions_are_immutable() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         a.lo = 3
 
@@ -208,7 +208,7 @@ def test_an_expression_cannot_be_changed() -> None:
 # --- looking inside ---
 
 
-def test_variables_are_found_once_each() -> None:
+def test_variables_are_listed_once_each() -> None:
     assert (a * 3 + b % 4 + a // 2).variables() == (a, b)
     assert Const(3).variables() == ()
 
@@ -220,7 +220,7 @@ def test_substitution_simplifies_again() -> None:
     assert (a + b).substitute({}) is a + b
 
 
-def test_a_value_needs_every_variable() -> None:
+def test_evaluation_needs_every_variable() -> None:
     with pytest.raises(KeyError, match="b"):
         (a + b).evaluate({"a": 3})
 
@@ -239,7 +239,7 @@ def test_row_major_strides_let_the_last_index_vary_fastest() -> None:
     assert row_major_strides(()) == ()
 
 
-def test_the_indices_of_a_flat_index() -> None:
+def test_unravel_splits_a_flat_index() -> None:
     assert [str(x) for x in unravel(idx0, (5, 2, 10))] == [
         "(idx0//20)",
         "((idx0//10)%2)",
@@ -249,7 +249,7 @@ def test_the_indices_of_a_flat_index() -> None:
     assert unravel(ZERO, ()) == []
 
 
-def test_a_transposed_array_read_in_order() -> None:
+def test_flat_index_of_a_transposed_array_is_simplified() -> None:
     indices = unravel(idx0, (5, 2, 5, 2))
     offset = linear(0, zip(indices, (2, 1, 20, 10), strict=True))
     assert_is(offset, "(((idx0%10)*10)+(idx0//10))", 0, 99)
@@ -277,7 +277,7 @@ def test_flat_indices_and_indices_are_inverse(shape: list[int], random: Any) -> 
     assert ravel(unravel(joined, other), other) is joined
 
 
-def test_order_is_the_same_in_every_run() -> None:
+def test_rendered_terms_have_a_deterministic_order() -> None:
     """Rendered text names cached kernels, so it must not depend on addresses or on history."""
     terms: Sequence[Expr] = [idx0 // 7, b, a, idx0 % 3, xor(a, b) // 2]
     for order in (terms, terms[::-1], terms[2:] + terms[:2]):

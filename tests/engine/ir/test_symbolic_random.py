@@ -86,7 +86,7 @@ points = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in B
 
 @settings(max_examples=3000)
 @given(expressions)
-def test_the_simplified_form_is_equal_everywhere_and_its_bounds_contain_every_value(
+def test_simplified_form_is_equal_everywhere_and_within_its_bounds(
     pair: Pair,
 ) -> None:
     expr, values = pair
@@ -140,7 +140,9 @@ def test_powers_of_two_are_shifted_and_masked_in_c() -> None:
 
 @settings(max_examples=2000)
 @given(expressions, points)
-def test_the_text_means_the_same_in_python_and_in_c(pair: Pair, point: dict[str, int]) -> None:
+def test_rendered_text_has_the_same_value_in_python_and_c(
+    pair: Pair, point: dict[str, int]
+) -> None:
     expr = pair[0]
     value = expr.evaluate(point)
     assert eval(expr.render(), {}, point) == value  # noqa: S307
@@ -160,7 +162,7 @@ wide_points = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds
     st.sampled_from([60_000, 1 << 31, 100_000_000]),
     wide_points,
 )
-def test_no_int_of_c_overflows(
+def test_rendered_c_expressions_do_not_overflow(
     pair: Pair, factor: int, divisor: int, point: dict[str, int]
 ) -> None:
     for expr in (pair[0] * factor // divisor, pair[0] * factor % divisor, less(pair[0], divisor)):
@@ -173,14 +175,14 @@ def test_no_int_of_c_overflows(
 
 @settings(max_examples=500)
 @given(expressions, expressions, expressions)
-def test_substituting_is_evaluating_with_expressions(x: Pair, p: Pair, q: Pair) -> None:
+def test_substitution_equals_evaluation_with_expressions(x: Pair, p: Pair, q: Pair) -> None:
     found = x[0].substitute({"p": p[0], "q": q[0]})
     assert np.all(found.evaluate(GRID) == x[0].evaluate(GRID | {"p": p[1], "q": q[1]}))
 
 
 @settings(max_examples=500)
 @given(expressions)
-def test_building_a_simplified_expression_again_changes_nothing(pair: Pair) -> None:
+def test_rebuilding_a_simplified_expression_changes_nothing(pair: Pair) -> None:
     assert pair[0].substitute({}) is pair[0]
 
 
@@ -198,7 +200,7 @@ def test_shortcuts_of_sums_give_the_simplified_form(pair: Pair, n: int) -> None:
 
 @settings(max_examples=500)
 @given(expressions, DIVISORS)
-def test_every_expression_is_its_quotient_and_remainder(pair: Pair, n: int) -> None:
+def test_expression_equals_its_quotient_and_remainder(pair: Pair, n: int) -> None:
     x, values = pair
     joined = x // n * n + x % n
     assert np.all(joined.evaluate(GRID) == values)

@@ -20,7 +20,7 @@ NUMPY = open_device("numpy")
 HERE = f"({__file__}:"
 
 
-def test_an_error_names_the_line_of_the_user_however_deep_it_is_raised() -> None:
+def test_deep_error_names_the_line_of_the_user() -> None:
     x = Tensor(np.ones((2, 3)))
     network = nn.Sequential(lambda t: t.relu(), nn.Linear(Tensor(np.ones((4, 5)))))
     line = sys._getframe().f_lineno + 2
@@ -47,14 +47,14 @@ def test_frames_of_python_and_numpy_are_skipped() -> None:
     assert HERE in str(raised.value)
 
 
-def test_an_error_without_a_user_frame_names_no_line() -> None:
+def test_error_without_a_user_frame_names_no_line() -> None:
     assert user_line(None) == ""
     found = user_line(sys._getframe())
     assert found.startswith(__file__)
     assert isinstance(misuse(TypeError, "wrong"), TypeError)
 
 
-def test_an_index_out_of_bounds_is_an_index_error_and_a_wrong_value() -> None:
+def test_out_of_bounds_error_is_an_index_error_and_a_value_error() -> None:
     assert issubclass(OutOfBoundsError, IndexError)
     assert issubclass(OutOfBoundsError, ValueError)
 
@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[Act, type[Exception], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_misuse_names_what_is_wrong_and_where(name: str) -> None:
+def test_errors_of_misuse_name_operands_and_line(name: str) -> None:
     act, error, words = REFUSED[name]
     with pytest.raises(error) as raised:
         act(Tensor(np.ones((2, 3))))
@@ -141,7 +141,7 @@ def test_misuse_names_what_is_wrong_and_where(name: str) -> None:
         assert word in str(raised.value)
 
 
-def test_a_state_gets_one_value_in_a_step() -> None:
+def test_state_assigned_twice_in_a_step_is_refused() -> None:
     state = Tensor(np.zeros(2, np.float32), NUMPY, name="state")
     lines = []
 

@@ -30,13 +30,13 @@ def buffer_of(shape: Shape) -> np.ndarray:
     return np.arange(1, math.prod(shape) + 1)
 
 
-def test_a_scalar_has_one_element() -> None:
+def test_scalar_view_has_one_element() -> None:
     scalar = Access.of(())
     assert scalar.index([]) == (ZERO, ONE)
     assert scalar.reshape((1, 1)).expand((2, 3)).views == (View((2, 3), (0, 0)),)
 
 
-def test_each_operation_is_one_view() -> None:
+def test_each_movement_of_a_buffer_is_one_view() -> None:
     x = Access.of((4, 6))
     assert x.permute((1, 0)).views == (View((6, 4), (1, 6)),)
     assert x.reshape((2, 2, 6)).views == (View((2, 2, 6), (12, 6, 1)),)
@@ -48,7 +48,7 @@ def test_each_operation_is_one_view() -> None:
     assert Access.of((4, 1)).expand((-1, 3)).views == (View((4, 3), (1, 0)),)
 
 
-def test_padding_of_padding_is_one_mask() -> None:
+def test_repeated_padding_is_one_mask() -> None:
     x = Access.of((3,)).pad(((1, 0),)).pad(((0, 2),))
     assert x.views == (View((6,), (1,), -1, ((1, 4),)),)
     offset, valid = x.index([Var("i", 0, 5)])
@@ -77,7 +77,7 @@ def test_views_of_padding_alone_are_empty() -> None:
         (Access.of((1, 5)).pad(((1, 1), (0, 0))).pad(((0, 0), (2, 0))), (21,)),
     ],
 )
-def test_reshapes_within_one_view(moved: Access, shape: Shape) -> None:
+def test_compatible_reshapes_stay_one_view(moved: Access, shape: Shape) -> None:
     reshaped = moved.reshape(shape)
     assert len(reshaped.views) == 1
     buffer = buffer_of((moved.size,))

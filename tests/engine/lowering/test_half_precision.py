@@ -33,7 +33,7 @@ def layer(where: AnyDevice, precision: Precision) -> Program:
     return compile(step, where, precision=precision)
 
 
-def test_a_device_with_matrix_units_is_given_their_instructions() -> None:
+def test_half_precision_uses_matrix_instructions_on_devices_with_matrix_units() -> None:
     where = open_device("numpy:uops-group")
     where.has_matrix_units = True
     program = layer(where, "half")
@@ -48,7 +48,7 @@ def test_a_device_with_matrix_units_is_given_their_instructions() -> None:
     ("precision", "often", "launches"),
     [("half", 128, 1), ("half", 256, 2), ("float32", 32, 1), ("float32", 64, 2), ("exact", 32, 2)],
 )
-def test_matrix_units_multiply_rows_of_tables_up_to_so_many_times(
+def test_gathered_rows_used_often_are_multiplied_once_per_table_row(
     precision: Precision, often: int, launches: int
 ) -> None:
     """Otherwise a launch before the block multiplies the table."""
@@ -68,7 +68,7 @@ def test_matrix_units_multiply_rows_of_tables_up_to_so_many_times(
     ("precision", "width", "storing", "keeping"),
     [("float32", 16, 3, 3), ("half", 16, 4, 4), ("half", 64, 4, 2), ("float32", 64, 3, 2)],
 )
-def test_groups_that_keep_sums_are_fewer(
+def test_blocks_that_keep_sums_in_registers_have_fewer_groups(
     precision: Precision, width: int, storing: int, keeping: int
 ) -> None:
     """Their registers are full of large sums: then two run on a unit, where more do that only store
@@ -101,7 +101,7 @@ def test_groups_that_keep_sums_are_fewer(
         ("half", 96, 64, "; a tile's factors have no room in local memory and pass through it in"),
     ],
 )
-def test_what_local_memory_does_not_hold_is_told(
+def test_note_says_what_does_not_fit_into_local_memory(
     precision: Precision, width: int, rows: int, told: str
 ) -> None:
     where = open_device("numpy:uops-group")
@@ -124,7 +124,7 @@ def test_what_local_memory_does_not_hold_is_told(
 
 
 @pytest.mark.parametrize("name", ["numpy", "one"])
-def test_any_other_device_multiplies_in_float32(name: str) -> None:
+def test_devices_without_matrix_units_multiply_in_float32(name: str) -> None:
     where = open_mapping(name)
     programs: list[Program] = [layer(where, p) for p in ("half", "float32")]  # type: ignore[arg-type]
     assert [p.precision for p in programs] == ["float32", "float32"]
@@ -136,7 +136,7 @@ def test_any_other_device_multiplies_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize(("major", "wanted"), [(7, False), (8, True), (9, True), (None, False)])
-def test_matrix_units_are_those_of_capability_8_and_above(
+def test_matrix_units_need_compute_capability_8(
     major: int | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def get_info(_: Any) -> int:
@@ -147,12 +147,12 @@ def test_matrix_units_are_those_of_capability_8_and_above(
     assert driver.has_matrix_units(SimpleNamespace(get_info=get_info)) is wanted
 
 
-def test_a_processor_has_none() -> None:
+def test_pocl_has_no_matrix_units() -> None:
     found = open_pocl()
     assert not found.has_matrix_units
 
 
-def test_another_precision_is_refused() -> None:
+def test_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="'int8'; use 'float32' or 'half'"):
         layer(open_device("numpy"), "int8")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="precision is 'int8'"):
@@ -160,7 +160,9 @@ def test_another_precision_is_refused() -> None:
     assert PRESETS["default"].precision == "float32"
 
 
-def test_train_says_that_it_falls_back_and_trains_the_same(imgmlp: Command, picture: Path) -> None:
+def test_train_warns_that_it_falls_back_to_float32_and_trains_the_same(
+    imgmlp: Command, picture: Path
+) -> None:
     done = imgmlp("train", picture, *QUICK, "--precision", "half")
     assert "has no matrix units for half precision: using float32" in done.stderr
     plain = imgmlp("train", picture, *QUICK, "-o", "plain.npz", "--png", "plain.png")

@@ -28,7 +28,7 @@ def tiles(program: Program) -> int:
     return sum(u.op is U.SET for code in program.stages.codes for u in code.uops)
 
 
-def test_a_transpose_beside_what_is_read_along_goes_through_tiles(device: AnyDevice) -> None:
+def test_transposed_operand_beside_a_contiguous_one_is_tiled(device: AnyDevice) -> None:
     """Sizes that tiles do not divide, a batch axis, two results of two dtypes."""
     x = np.random.default_rng(0).standard_normal((2, 70, 131)).astype(np.float32)
     y = np.arange(2 * 131 * 70, dtype=np.float32).reshape(2, 131, 70)
@@ -65,7 +65,7 @@ def strides(program: Program, op: U) -> set[int]:
     }
 
 
-def test_lanes_read_and_write_neighbours_where_an_axis_is_crossed() -> None:
+def test_lanes_access_neighbours_when_transposing() -> None:
     """Both what is turned and what is not, so that no lane has a line of memory to itself."""
     device = open_mapping("numpy:uops-group")
     x, y = (Tensor(np.zeros((96, 64)), device) for _ in range(2))
@@ -73,7 +73,7 @@ def test_lanes_read_and_write_neighbours_where_an_axis_is_crossed() -> None:
     assert strides(program, U.LOAD) == strides(program, U.STORE) == {1}
 
 
-def test_lanes_of_a_tile_meet_no_memory_bank_twice() -> None:
+def test_transposing_tile_has_no_bank_conflicts() -> None:
     device = open_mapping("numpy:uops-group")
     x = Tensor(np.zeros((64, 64)), device)
     (code,) = compile(lambda: {"y": x.transpose() * 2}, device).stages.codes
@@ -84,7 +84,7 @@ def test_lanes_of_a_tile_meet_no_memory_bank_twice() -> None:
         assert len({place % 32 for place in lanes}) == 32
 
 
-def test_a_tile_that_is_read_before_all_lanes_wrote_it_is_a_race() -> None:
+def test_omitted_barrier_of_a_tile_is_reported_as_a_race() -> None:
     """What the emulator says if the barrier is left out."""
     device = open_mapping("numpy:uops-group")
     x = Tensor(np.zeros((64, 64), np.float32), device)
@@ -98,7 +98,7 @@ def test_a_tile_that_is_read_before_all_lanes_wrote_it_is_a_race() -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(1 << 16, 8), (1 << 15, 1), ((1 << 16) + 8, 1)])
-def test_lanes_take_several_elements_of_many(size: int, count: int) -> None:
+def test_lanes_process_several_elements_of_large_maps(size: int, count: int) -> None:
     device = with_units(open_mapping("numpy:uops-group"), 2)
     x = np.arange(size, dtype=np.float32)
     program = compile(lambda: {"y": Tensor(x, device) * 2}, device)
@@ -109,7 +109,7 @@ def test_lanes_take_several_elements_of_many(size: int, count: int) -> None:
     assert np.array_equal(program.read("y"), x * 2)
 
 
-def test_padding_and_infinities_pass_through_tiles(device: AnyDevice) -> None:
+def test_padding_and_special_values_pass_through_tiles(device: AnyDevice) -> None:
     x = np.full((20, 90), -0.0, np.float32)
     x[3, :4] = np.nan, np.inf, -np.inf, 1
     program = compile(lambda: {"y": Tensor(x, device).transpose().pad((1, 2), (0, 3))}, device)
@@ -122,7 +122,7 @@ def test_padding_and_infinities_pass_through_tiles(device: AnyDevice) -> None:
 
 @pytest.mark.parametrize("form", ["numpy:uops", "numpy:uops-group"])
 @pytest.mark.parametrize("of", ["rows", "short", "reversed"])
-def test_what_is_read_along_or_short_needs_no_tiles(of: str, form: str) -> None:
+def test_contiguous_short_and_reversed_reads_need_no_tiles(of: str, form: str) -> None:
     device = open_mapping(form)
     x = Tensor(np.zeros((64, 64)), device)
     moved = {"rows": x + 1, "short": x[:, :8].transpose() + 1, "reversed": x[:, ::-1] + 1}[of]
@@ -134,7 +134,7 @@ def test_what_is_read_along_or_short_needs_no_tiles(of: str, form: str) -> None:
     [((1 << 31,), (1,)), ((1 << 16, 1 << 15), (1 << 16, 1)), ((4,), (1 << 31,))],
 )
 @pytest.mark.parametrize("lanes", ["one", "group"])
-def test_more_elements_than_an_index_counts_are_refused(
+def test_kernels_of_more_elements_than_int32_counts_are_refused(
     lanes: Lanes, written: tuple[int, ...], read: tuple[int, ...]
 ) -> None:
     """One fewer compiles: no memory is taken for it."""
@@ -153,14 +153,14 @@ def test_more_elements_than_an_index_counts_are_refused(
         lower([(Buffer(fits, i8), value(fits))], target)
 
 
-def test_a_range_ends_where_int32_does() -> None:
+def test_arange_beyond_int32_is_refused() -> None:
     with pytest.raises(ValueError, match="i32 cannot hold 2147483648"):
         Tensor.arange((1 << 31) + 1)
     assert Tensor.arange(1 << 31).shape == (1 << 31,)
 
 
 @pytest.mark.parametrize(("first", "at_once"), [(4, True), (1, False)])
-def test_lanes_load_neighbours_at_once_where_they_lie_well(first: int, at_once: bool) -> None:
+def test_lanes_load_aligned_neighbours_as_a_vector(first: int, at_once: bool) -> None:
     """Of rows that begin elsewhere lanes beside each other take one element each."""
     x = buffer(Buffer((1 << 17,), f32))
     shifted = move(Op.SHRINK, x, ((first, first + (1 << 16)),))
@@ -168,7 +168,7 @@ def test_lanes_load_neighbours_at_once_where_they_lie_well(first: int, at_once: 
     assert ("FLOAT_OF_4" in stages.source.rpartition("__kernel")[2]) == at_once
 
 
-def test_lanes_take_one_element_each_where_neighbours_are_apart() -> None:
+def test_lanes_store_single_elements_if_reads_are_strided() -> None:
     x = buffer(Buffer((1 << 18,), f32))
     apart = move(Op.SHRINK, move(Op.RESHAPE, x, (1 << 17, 2)), ((0, 1 << 17), (0, 1)))
     value = move(Op.RESHAPE, apart, (1 << 17,)) * 2.0
@@ -178,9 +178,7 @@ def test_lanes_take_one_element_each_where_neighbours_are_apart() -> None:
 
 
 @pytest.mark.parametrize("rows", [514, 516, 517])
-def test_any_multiple_of_a_groups_lanes_is_several_elements_each(
-    device: AnyDevice, rows: int
-) -> None:
+def test_maps_of_partial_groups_are_right(device: AnyDevice, rows: int) -> None:
     """Of these, some fill the last group with four elements a lane, and some do not."""
     x = np.random.default_rng(5).standard_normal((rows, 128)).astype(np.float32)
     given = Tensor(x, device)
@@ -191,7 +189,7 @@ def test_any_multiple_of_a_groups_lanes_is_several_elements_each(
 
 
 @pytest.mark.parametrize("units", [1, 2, 4, 16])
-def test_all_cores_have_as_much_of_a_few_long_rows(units: int) -> None:
+def test_few_long_rows_are_split_evenly_among_cores(units: int) -> None:
     """Or nearly so, where no number of pieces divides among them; short rows, and more than there
     are groups, are left as they are."""
 
@@ -217,7 +215,7 @@ def test_all_cores_have_as_much_of_a_few_long_rows(units: int) -> None:
     assert shares(1 << 14)[0] <= 12  # of 4,096 at least
 
 
-def test_pieces_of_long_rows_are_where_they_were_in_them(device: AnyDevice) -> None:
+def test_pieces_of_long_rows_keep_their_positions(device: AnyDevice) -> None:
     x = np.random.default_rng(0).standard_normal((3, (1 << 16) + 5)).astype(np.float32)
     given = Tensor(x, device)
     program = compile(lambda: {"y": given[:, 2:-3] * 2.0}, device)
@@ -225,7 +223,7 @@ def test_pieces_of_long_rows_are_where_they_were_in_them(device: AnyDevice) -> N
     assert np.array_equal(program.read("y"), x[:, 2:-3] * 2)
 
 
-def test_an_element_that_is_found_by_way_of_more_than_an_int_holds(device: AnyDevice) -> None:
+def test_index_arithmetic_beyond_int32_is_right(device: AnyDevice) -> None:
     count = 60_000
     given = Tensor(np.arange(count, dtype=np.float32), device)
     program = compile(lambda: {"y": given.repeat(count)[:: count - 1]}, device)

@@ -44,13 +44,13 @@ def program(device: AnyDevice, reduce: Reduce, *shape: int) -> tuple[Program, li
 @pytest.mark.parametrize("shape", [(40, 21), (5, 1100), (1100, 5), (24, 301)])
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("form", EMULATED)
-def test_results(form: str, name: str, shape: tuple[int, int]) -> None:
+def test_reductions_of_every_layout_are_right(form: str, name: str, shape: tuple[int, int]) -> None:
     found, wanted = program(open_device(form), REDUCTIONS[name], *shape)
     found.run()
     assert close(found.read("y"), *wanted)
 
 
-def test_sums_of_reads_under_conditions_are_not_written_out() -> None:
+def test_sums_of_masked_reads_are_not_unrolled() -> None:
     """A compiler takes seconds for them, and makes branches instead of vectors."""
     device = open_device("numpy:uops")
     for pads, written in ((0, True), (1, False)):
@@ -62,14 +62,14 @@ def test_sums_of_reads_under_conditions_are_not_written_out() -> None:
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-def test_neighbours_are_read_one_after_the_other(name: str) -> None:
+def test_innermost_loop_of_a_reduction_reads_neighbours(name: str) -> None:
     """Whichever axis is summed, and whether or not it is the one that lies together in memory."""
     found, _ = program(open_device("numpy:uops"), REDUCTIONS[name], 64, 48)
     (code,) = found.stages.codes
     assert steps(code) == {1}
 
 
-def test_of_wide_rows_much_is_read_at_once() -> None:
+def test_column_sums_of_wide_rows_read_long_stretches() -> None:
     """Of 4,096 columns no line of 16 from each of many pages."""
     device = with_units(open_device("numpy:uops"), 2)
     found, _ = program(device, REDUCTIONS["columns"], 64, 4096)
@@ -79,7 +79,7 @@ def test_of_wide_rows_much_is_read_at_once() -> None:
 
 
 @pytest.mark.parametrize(("shape", "parts"), [((64, 2100), 8), ((24, 301), 4), ((66, 1100), 1)])
-def test_lanes_share_the_terms_of_many_sums(shape: tuple[int, int], parts: int) -> None:
+def test_lanes_share_the_terms_of_column_sums(shape: tuple[int, int], parts: int) -> None:
     """Neighbouring lanes read neighbours, and a group has as many sums as lanes divide into."""
     found, wanted = program(open_mapping("group"), REDUCTIONS["columns"], *shape)
     (code,) = found.stages.codes
@@ -91,7 +91,7 @@ def test_lanes_share_the_terms_of_many_sums(shape: tuple[int, int], parts: int) 
 
 @pytest.mark.parametrize(("terms", "beside", "lanes"),
                          [(2853, False, 256), (2853, True, 128), (900, False, 128)])  # fmt: skip
-def test_more_lanes_share_a_long_sum_that_is_alone(terms: int, beside: bool, lanes: int) -> None:
+def test_long_sum_alone_in_its_launch_has_more_lanes(terms: int, beside: bool, lanes: int) -> None:
     """In a launch with others all groups are of one size."""
     found, wanted = program(open_mapping("group"), REDUCTIONS["both"], terms // 3, 3)
     (kernel,) = found.stages.procedure.kernels
@@ -100,7 +100,7 @@ def test_more_lanes_share_a_long_sum_that_is_alone(terms: int, beside: bool, lan
     assert close(found.read("y"), *wanted)
 
 
-def test_lanes_without_a_sum_read_nothing() -> None:
+def test_lanes_without_a_sum_read_no_memory() -> None:
     """Nor what is the same for all terms of a sum: beyond the last one there may be no memory."""
     x, b = (np.arange(n, dtype=np.float32) for n in (64 * 8, 8))
     device = open_device("numpy:uops-group")  # which refuses to read beyond a Buffer
@@ -132,7 +132,7 @@ def steps(code: Code) -> set[int]:
         ((0,), True, False, False),
     ],
 )
-def test_lanes_keep_few_totals_that_are_only_added(
+def test_only_small_totals_that_are_plainly_added_stay_in_registers(
     axes: tuple[int, ...], adds: bool, doubled: bool, kept: bool
 ) -> None:
     """What is made of each tile's total, or replaces what stands there, needs it tile by tile."""

@@ -40,7 +40,7 @@ def rows(form: str, *shapes: tuple[int, int]) -> tuple[Program, dict[str, Array]
 
 
 @pytest.mark.parametrize("form", ["one", "group", *EMULATED])
-def test_rows_of_all_lengths(form: str) -> None:
+def test_row_kernels_of_all_lengths_equal_numpy(form: str) -> None:
     """Short ones, whole vectors and lanes, and some elements more; rows that nothing divides."""
     more = [] if form == "group" else [(3, 64), (2, 256)]  # lanes take long to compile
     program, wanted = rows(form, (70, 5), (67, 131), *more)
@@ -61,7 +61,7 @@ def exponentials(found: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("length", [9, 8192, 9001])
-def test_the_exponential_is_kept_where_the_result_will_be(length: int) -> None:
+def test_row_exponentials_are_kept_in_the_output_buffer(length: int) -> None:
     found = uops("numpy:uops", length)
     assert exponentials(found) == 1
     assert sum(u.op is U.STORE for u in found) == 2
@@ -69,7 +69,7 @@ def test_the_exponential_is_kept_where_the_result_will_be(length: int) -> None:
 
 
 @pytest.mark.parametrize(("length", "times"), [(9, 1), (8192, 1), (9000, 3), (9001, 4)])
-def test_it_is_kept_apart_if_the_result_is_of_another_dtype_and_the_row_fits(
+def test_row_exponentials_for_another_output_dtype_are_private_or_recomputed(
     length: int, times: int
 ) -> None:
     """Else it is computed again, and for the last terms of the sum, eight and a few, in loops of
@@ -80,21 +80,21 @@ def test_it_is_kept_apart_if_the_result_is_of_another_dtype_and_the_row_fits(
     assert sum(u.op is U.STORE for u in found) == 1
 
 
-def test_lanes_keep_what_they_loaded_too() -> None:
+def test_lanes_keep_loaded_rows_and_exponentials_in_registers() -> None:
     found = uops("numpy:uops-group", 256)
     assert sum(u.op is U.LOAD for u in found) == 1
     kept = [u.arg[0] for u in found if u.op is U.ACC and u.arg[1] is None]
     assert kept == [2, 2]  # the row and its exponentials, two elements of each a lane
 
 
-def test_lanes_keep_no_row_too_long_for_registers() -> None:
+def test_lanes_keep_no_rows_too_long_for_registers() -> None:
     found = uops("numpy:uops-group", 128 * 65)
     assert not any(u.op is U.SET for u in found)
     loops = [u.arg for u in found if u.op is U.RANGE and u.arg.count == 65]
     assert all(isinstance(r, Range) and r.kind == "loop" for r in loops)
 
 
-def test_cheap_values_are_computed_again() -> None:
+def test_cheap_row_values_are_recomputed() -> None:
     device = open_mapping("numpy:uops")
     x = Tensor(np.ones((64, 64), np.float32), device)
     program = compile(lambda: {"y": x * 2 - (x * 2).max(-1, keepdims=True)}, device)

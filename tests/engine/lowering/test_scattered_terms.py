@@ -45,7 +45,7 @@ def placed(tensors: list[Tensor], shape: Size) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(12, 30), (2, 12, 30)])
-def test_terms_are_added_where_they_lie(device: AnyDevice, shape: Size) -> None:
+def test_padded_terms_are_added_at_their_positions(device: AnyDevice, shape: Size) -> None:
     """Some over others, one in a corner; beside what is everywhere, and in two results."""
     random = np.random.default_rng(0)
     whole = random.standard_normal(shape).astype(np.float32)
@@ -64,7 +64,7 @@ def test_terms_are_added_where_they_lie(device: AnyDevice, shape: Size) -> None:
     assert kept(program) == (0 if device.lanes == "group" else len(PARTS))
 
 
-def test_gradients_of_slices_are_such_terms() -> None:
+def test_gradients_of_slices_are_added_at_their_positions() -> None:
     device = open_mapping("numpy:uops")
     x = Tensor(np.ones((12, 30), np.float32), device)
 
@@ -89,7 +89,7 @@ def test_gradients_of_slices_are_such_terms() -> None:
 @pytest.mark.parametrize(
     ("columns", "count"), [(8, 2), (9, 0)], ids=["half of the row", "more than half"]
 )
-def test_what_fills_most_of_a_row_is_read_as_it_is(columns: int, count: int) -> None:
+def test_terms_that_fill_most_of_a_row_are_not_scattered(columns: int, count: int) -> None:
     device = open_mapping("numpy:uops")
     a, b = (Tensor(np.ones((6, columns), np.float32), device) for _ in range(2))
 
@@ -106,7 +106,7 @@ def test_what_fills_most_of_a_row_is_read_as_it_is(columns: int, count: int) -> 
 
 
 @pytest.mark.parametrize("name", ["one", "numpy:uops"])
-def test_a_single_column_gets_all_that_is_added_there(name: str) -> None:
+def test_single_column_accumulates_all_overlapping_terms(name: str) -> None:
     """By terms of one column and of several, before and after each other."""
     device = open_mapping(name)
     x = Tensor(np.arange(24, dtype=np.float32).reshape(3, 8), device)
@@ -129,7 +129,7 @@ def test_a_single_column_gets_all_that_is_added_there(name: str) -> None:
     assert np.array_equal(program.read("slopes"), times * np.arange(24).reshape(3, 8))
 
 
-def test_sums_of_sums_are_not_taken_apart_without_end() -> None:
+def test_nested_shared_sums_are_not_expanded_exponentially() -> None:
     """Each of them is read twice, so that all terms together are as many as powers of two."""
     device = open_mapping("numpy:uops")
     a, b = (Tensor(np.ones((2, 3), np.float32), device) for _ in range(2))
@@ -152,7 +152,7 @@ def test_sums_of_sums_are_not_taken_apart_without_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "numpy:uops"])
-def test_only_so_many_rows_are_kept(name: str) -> None:
+def test_number_of_private_rows_is_limited(name: str) -> None:
     """A kernel's private memory is small; the sums beyond it are made as elsewhere."""
     device, columns, count = open_mapping(name), 1 << 13, 6
     a, b = (Tensor(np.ones((2, columns // 4), np.float32), device) for _ in range(2))

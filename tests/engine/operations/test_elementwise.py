@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import open_mapping, roundings
+from conftest import roundings
 from reference import close
+from small_programs import two_integers
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
@@ -103,16 +104,17 @@ def test_floor_division_and_remainder_equal_numpys(device: AnyDevice) -> None:
         assert np.allclose(found, array, units * 2.0**-23, 0, equal_nan=kind == "f"), name
 
 
-def small(kind: str = "u1") -> Tensor:
-    return Tensor(np.array([2, 3], kind), open_mapping("numpy"))
-
-
 def test_powers_and_isclose_take_integers_beyond_the_dtype() -> None:
-    found = [small() ** -2, small() ** 300, small("i1") ** 100, small().isclose(300)]
+    found = [
+        two_integers() ** -2,
+        two_integers() ** 300,
+        two_integers("i1") ** 100,
+        two_integers().isclose(300),
+    ]
     wanted = [[1 / 4, 1 / 9], [math.inf, math.inf], [2.0**100, math.inf], [False, False]]
     for t, value in zip(found, wanted, strict=True):
         assert close(t.numpy(), np.array(value), 200)
-    assert (~small()).numpy().tolist() == [253, 252]
+    assert (~two_integers()).numpy().tolist() == [253, 252]
     assert Tensor.arange(2**31, 2**31 + 2, dtype=dtype.u32)[1:].cast(dtype.i32).shape == (1,)
     assert Tensor.arange(np.int64(5)).dtype is dtype.i32
 

@@ -24,7 +24,7 @@ def memory() -> dict[Buffer, np.ndarray]:
     return {X: np.arange(12, dtype=np.float32), OUT: np.zeros(12, np.float32)}
 
 
-def test_a_kernel_computes_through_views_into_a_view() -> None:
+def test_emulated_kernel_reads_and_writes_through_views() -> None:
     """Reads a mask, a computed value through a reshape, and writes every other row."""
     x = buffer(X)
     shifted = move(Op.PAD, move(Op.SHRINK, x, ((0, 1), (0, 3))), ((1, 0), (0, 0)))  # [2, 3]
@@ -38,7 +38,7 @@ def test_a_kernel_computes_through_views_into_a_view() -> None:
     assert not held[OUT].reshape(4, 3)[1::2].any()
 
 
-def test_a_computed_value_is_reached_through_views_in_any_number() -> None:
+def test_computed_value_of_many_elements_is_read_through_views() -> None:
     """More elements than NumPy's buffers hold at a time."""
     many, out = Buffer((17, 512), f32, name="many"), Buffer((17, 512, 1), f32, name="out")
     held = {many: np.arange(17 * 512, dtype=np.float32), out: np.zeros(17 * 512, np.float32)}
@@ -46,7 +46,7 @@ def test_a_computed_value_is_reached_through_views_in_any_number() -> None:
     assert np.array_equal(held[out], held[many] + 1)
 
 
-def test_kernels_see_the_stores_of_earlier_kernels() -> None:
+def test_emulated_kernels_see_stores_of_earlier_kernels() -> None:
     held = memory()
     one = Kernel("k0_map", (4, 3), (Store(buffer(OUT), buffer(X) + 1.0),), None)
     two = Kernel("k1_map", (4, 3), (Store(buffer(X), buffer(OUT) * 2.0),), None)
@@ -54,7 +54,7 @@ def test_kernels_see_the_stores_of_earlier_kernels() -> None:
     assert np.array_equal(held[X], (np.arange(12) + 1) * 2)
 
 
-def test_a_product_reads_one_part_of_the_buffer_that_it_writes() -> None:
+def test_product_may_read_another_part_of_the_buffer_that_it_writes() -> None:
     joined, weight = Buffer((1, 7), f32, name="joined"), Buffer((3, 4), f32, name="weight")
     left = move(Op.SHRINK, buffer(joined), ((0, 1), (0, 3)))
     place = move(Op.SHRINK, buffer(joined), ((0, 1), (3, 7)))
@@ -64,21 +64,21 @@ def test_a_product_reads_one_part_of_the_buffer_that_it_writes() -> None:
     assert np.array_equal(held[joined], [0, 1, 2, *wanted])
 
 
-def test_a_place_out_of_bounds_is_reported() -> None:
+def test_store_out_of_bounds_is_reported() -> None:
     small = Buffer((2, 3), f32, name="small")
     held = memory() | {small: np.zeros(6, np.float32)}
     with pytest.raises(IndexError, match=r"k0_map: a store .* of small f32\[2, 3\]"):
         run(buffer(X), buffer(small), held)
 
 
-def test_a_row_that_a_table_does_not_have_is_reported() -> None:
+def test_gathered_row_out_of_bounds_is_reported() -> None:
     index = Buffer((3,), i32, name="index")
     held = memory() | {index: np.array([0, 4, 1], np.int32)}
     with pytest.raises(IndexError, match=r"k0_map: there is no row 4 in a table \(4, 3\)"):
         run(gather(buffer(X), buffer(index)), buffer(OUT), held)
 
 
-def test_two_elements_that_write_one_place_are_reported() -> None:
+def test_two_elements_stored_to_one_place_are_reported() -> None:
     one = Buffer((1, 3), f32, name="one")
     held = memory() | {one: np.zeros(3, np.float32)}
     with pytest.raises(ValueError, match=r"k0_map: a store two iterations write element .* of one"):
@@ -89,7 +89,7 @@ def test_two_elements_that_write_one_place_are_reported() -> None:
     move(Op.STRIDE, buffer(X), (-1, 1)),
     buffer(X) + move(Op.EXPAND, move(Op.RESHAPE, reduce(Op.SUM, buffer(X), (1,)), (4, 1)), (4, 3)),
 ])  # fmt: skip
-def test_an_element_that_reads_what_another_one_writes_is_reported(value: Node) -> None:
+def test_element_that_reads_what_another_one_writes_is_reported(value: Node) -> None:
     with pytest.raises(ValueError, match=r"k0_map: a read.* races with a store for element"):
         run(value, buffer(X), memory())
 
@@ -100,6 +100,6 @@ def test_overlapping_buffers_are_reported() -> None:
         run(buffer(X), buffer(OUT), {X: arena[:12], OUT: arena[8:]})
 
 
-def test_an_operation_that_kernels_do_not_have_is_reported() -> None:
+def test_operation_that_kernels_do_not_have_is_reported() -> None:
     with pytest.raises(ValueError, match="k0_map: CONCAT cannot be emulated"):
         run(concat([buffer(X), buffer(X)], 0), buffer(OUT), memory())

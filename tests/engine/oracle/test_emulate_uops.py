@@ -54,7 +54,7 @@ VALUES = {
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("name", VALUES)
-def test_a_launch_gives_what_numpy_gives(name: str, lanes: Lanes) -> None:
+def test_emulated_launch_equals_numpy(name: str, lanes: Lanes) -> None:
     x = START.reshape(X.shape)
     wanted = {"map": x * 2, "rows": x.sum(1), "columns": x.sum(0), "product": x @ x.T}[name]
     code, out = lowered(VALUES[name], lanes)
@@ -63,7 +63,7 @@ def test_a_launch_gives_what_numpy_gives(name: str, lanes: Lanes) -> None:
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("name", VALUES)
-def test_an_index_out_of_bounds_is_reported(name: str, lanes: Lanes) -> None:
+def test_store_index_out_of_bounds_is_reported(name: str, lanes: Lanes) -> None:
     def one_further(u: UOp) -> UOp | None:
         return replace(u, arg=u.arg + 1) if u.op is U.STORE else None
 
@@ -75,7 +75,7 @@ def test_an_index_out_of_bounds_is_reported(name: str, lanes: Lanes) -> None:
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("name", VALUES)
-def test_two_writers_of_one_element_are_reported(name: str, lanes: Lanes) -> None:
+def test_two_work_items_storing_one_element_are_reported(name: str, lanes: Lanes) -> None:
     def halved(u: UOp) -> UOp | None:
         return replace(u, arg=u.arg // 2) if u.op is U.STORE else None
 
@@ -86,7 +86,7 @@ def test_two_writers_of_one_element_are_reported(name: str, lanes: Lanes) -> Non
 
 
 @pytest.mark.parametrize("lanes", LANES)
-def test_reading_what_another_item_overwrites_is_reported(lanes: Lanes) -> None:
+def test_reading_what_another_work_item_overwrites_is_reported(lanes: Lanes) -> None:
     def reversed_(u: UOp) -> UOp | None:
         if u.op is not U.LOAD:
             return None
@@ -109,7 +109,7 @@ def test_lanes_that_all_store_a_sum_are_reported() -> None:
         run(changed(code, every_lane), out)
 
 
-def test_lanes_that_wait_where_not_all_come_are_reported() -> None:
+def test_barrier_that_not_all_lanes_reach_is_reported() -> None:
     """A barrier inside of a loop that some lanes leave early would never end."""
     code, out = lowered(VALUES["rows"], "group")
     at = next(i for i, u in enumerate(code.uops) if u.op is U.COMBINE)
@@ -121,7 +121,7 @@ def test_lanes_that_wait_where_not_all_come_are_reported() -> None:
 
 
 @pytest.mark.parametrize("lanes", LANES)
-def test_a_row_that_a_table_does_not_have_is_reported(lanes: Lanes) -> None:
+def test_gathered_row_out_of_bounds_is_reported(lanes: Lanes) -> None:
     index = Buffer((5,), i32, name="index")
     code, out = lowered(gather(buffer(X), buffer(index)), lanes)
     fine = np.array([3, 0, 39, 1, 1], np.int32)
@@ -131,19 +131,19 @@ def test_a_row_that_a_table_does_not_have_is_reported(lanes: Lanes) -> None:
         run(code, out, index=fine + 1)
 
 
-def test_too_few_items_leave_elements_out() -> None:
+def test_too_few_work_items_leave_elements_unwritten() -> None:
     code, out = lowered(VALUES["map"], "group")
     found = run(replace(code, global_size=64), out).ravel()
     assert np.array_equal(found[:64], START[:64] * 2)
     assert not found[64:].any()
 
 
-def test_an_unknown_kind_of_instruction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_instruction_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(emulate_uops.UOP_FUNCTIONS, U.ALU)
     code, out = lowered(VALUES["map"], "one")
     with pytest.raises(ValueError, match=rf"{code.name}: .* a kind that cannot be emulated: ALU"):
         run(code, out)
 
 
-def test_every_kind_of_instruction_is_known() -> None:
+def test_every_instruction_can_be_emulated() -> None:
     assert set(U) == {*emulate_uops.UOP_FUNCTIONS, U.RANGE, U.END}

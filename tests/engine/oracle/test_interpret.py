@@ -83,7 +83,9 @@ BINARY: list[tuple[Op, DType, float, float, float]] = [
 
 
 @pytest.mark.parametrize(("op", "dtype", "a", "b", "wanted"), BINARY)
-def test_binary_operations(op: Op, dtype: DType, a: float, b: float, wanted: float) -> None:
+def test_interpreter_computes_binary_operations(
+    op: Op, dtype: DType, a: float, b: float, wanted: float
+) -> None:
     assert value(alu(op, const(a, dtype, (2,)), const(b, dtype, (2,)))) == [wanted] * 2
 
 
@@ -98,12 +100,12 @@ UNARY: list[tuple[Op, float, float]] = [
 
 
 @pytest.mark.parametrize(("op", "x", "wanted"), UNARY)
-def test_unary_operations(op: Op, x: float, wanted: float) -> None:
+def test_interpreter_computes_unary_operations(op: Op, x: float, wanted: float) -> None:
     assert value(alu(op, const(x, f32))) == pytest.approx(wanted, rel=1e-7)  # one rounding
     assert value(alu(op, const(x, f32)), wide=True) == pytest.approx(wanted, rel=1e-15)
 
 
-def test_ternary_operations() -> None:
+def test_interpreter_computes_ternary_operations() -> None:
     two, three, five = (const(v, f32) for v in (2, 3, 5))
     assert value(alu(Op.WHERE, const(True, bool_), two, three)) == 2
     assert value(alu(Op.WHERE, const(False, bool_), two, three)) == 3
@@ -137,7 +139,7 @@ def test_select_keeps_every_bit(kind: str) -> None:
         assert all(u.tobytes() == v.tobytes() for u, v in zip((a, b, c), kept, strict=True))
 
 
-def test_an_evaluation_can_be_run_again_with_other_values() -> None:
+def test_evaluation_can_be_repeated_with_other_values() -> None:
     x, _ = leaf([0.0, 0.0], f32)
     ready = Evaluation([x * x + (const(2, f32, (2,)) + 1.0), x])
     for given in ([1.0, 2.0], [3.0, -4.0]):
@@ -146,7 +148,7 @@ def test_an_evaluation_can_be_run_again_with_other_values() -> None:
         assert same.tolist() == given
 
 
-def test_reductions_and_products() -> None:
+def test_interpreter_computes_reductions_and_products() -> None:
     x, held = leaf([[1, 2, 3], [4, 9, 6]], f32)
     assert value(reduce(Op.SUM, x, (0,)), held) == [5, 11, 9]
     assert value(reduce(Op.SUM, x, (0, 1)), held) == 25
@@ -156,7 +158,7 @@ def test_reductions_and_products() -> None:
     assert value(reduce(Op.SUM, small, (0,)), held) == 44
 
 
-def test_movements() -> None:
+def test_interpreter_computes_movements() -> None:
     x, held = leaf([[1, 2, 3], [4, 5, 6]], i32)
     for op, arg, wanted in (
         (Op.RESHAPE, (3, 2), [[1, 2], [3, 4], [5, 6]]),
@@ -170,7 +172,7 @@ def test_movements() -> None:
     assert value(move(Op.EXPAND, row, (2, 3)), held) == [[1, 2, 3], [1, 2, 3]]
 
 
-def test_tables_parts_and_the_rest() -> None:
+def test_interpreter_computes_gather_concat_and_casts() -> None:
     x, held = leaf([[1, 2], [3, 4], [5, 6]], f32)
     index, places = leaf([[2, 0]], u8)
     assert value(gather(x, index), held | places) == [[[5, 6], [1, 2]]]
@@ -182,7 +184,7 @@ def test_tables_parts_and_the_rest() -> None:
     assert value(cast(const(-1, i32), u32)) == 2**32 - 1
 
 
-def test_widths_are_those_of_the_dtype_unless_wide() -> None:
+def test_interpreter_rounds_to_the_dtype_unless_wide() -> None:
     """1 + 2**-30 needs more than 24 bits, 2049 more than the 11 of a half."""
     x, held = leaf([1.0], f32)
     assert value(x + 2.0**-30, held) == [1.0]
@@ -192,7 +194,7 @@ def test_widths_are_those_of_the_dtype_unless_wide() -> None:
     assert value(const(250, u8) + const(10, u8), wide=True) == 4  # integers wrap all the same
 
 
-def test_infinities_give_no_warnings() -> None:
+def test_interpreter_emits_no_warnings_for_infinities() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert value(const(1, f32) / 0.0) == math.inf
@@ -200,7 +202,7 @@ def test_infinities_give_no_warnings() -> None:
         assert math.isnan(value(alu(Op.SQRT, const(-1, f32))))
 
 
-def test_the_hash_is_lowbias32() -> None:
+def test_hash_is_lowbias32() -> None:
     """Against Python's unbounded integers."""
 
     def reference(x: int) -> int:
@@ -215,7 +217,7 @@ def test_the_hash_is_lowbias32() -> None:
     assert value(alu(Op.HASH, const(77, u32))) == reference(77)
 
 
-def test_the_hash_maps_different_numbers_to_different_ones() -> None:
+def test_hash_maps_different_numbers_to_different_ones() -> None:
     """For all values of one half of the bits, and some of the other half."""
     low = np.arange(2**16, dtype=np.uint32)
     for high in (0, 0x1234, 0xFFFF):
@@ -223,7 +225,7 @@ def test_the_hash_maps_different_numbers_to_different_ones() -> None:
         assert len(np.unique(lowbias32(low << np.uint32(16) | np.uint32(high)))) == 2**16
 
 
-def test_expands_are_done_where_numpy_does_not_broadcast() -> None:
+def test_expand_is_materialised_where_numpy_does_not_broadcast() -> None:
     """They are left to NumPy only in arithmetic with an operand of the whole shape."""
     (row, a), (column, b), (full, c) = (
         leaf(x, f32) for x in ([[1, 2, 3]], [[4], [5]], [[6] * 3] * 2)
@@ -253,7 +255,7 @@ def test_expands_are_done_where_numpy_does_not_broadcast() -> None:
     assert found[1].tolist() == [1, 2, 3, 1, 2, 3]
 
 
-def test_values_shared_by_choices_have_their_full_shape() -> None:
+def test_values_shared_by_conds_have_their_full_shape() -> None:
     """A later choice reuses values of an earlier one, but not their sources."""
     (row, a), (full, b), (flag, c) = (leaf(x, f32) for x in ([[1, 2, 3]], [[6] * 3] * 2, [[1.0]]))
     wide, yes = move(Op.EXPAND, row, (2, 3)), move(Op.RESHAPE, flag, ()) < const(2, f32)
@@ -282,7 +284,7 @@ def test_values_are_freed_after_their_last_use() -> None:
     assert peak < 4 * start.size * 4  # bytes; there are 40 values
 
 
-def test_peak_bytes_are_those_of_an_evaluation() -> None:
+def test_peak_bytes_equal_the_live_values_of_an_evaluation() -> None:
     """Of three consecutive values two are live at a time; views and Buffers take no memory."""
     x, held = leaf(np.ones((500, 400)), f32)
     turned = move(Op.PERMUTE, x, (1, 0))
@@ -296,7 +298,7 @@ def test_peak_bytes_are_those_of_an_evaluation() -> None:
     assert peak >= peak_bytes([total])
 
 
-def test_a_scalar_in_memory_has_no_axes() -> None:
+def test_contiguous_scalar_has_no_axes() -> None:
     node = contiguous(alu(Op.NEG, const(2.0, f32)))
     (found,) = evaluate([node], {})
     assert found.shape == ()

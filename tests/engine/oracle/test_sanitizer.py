@@ -29,14 +29,14 @@ def test_stores_reach_memory_and_masked_reads_give_zero() -> None:
     assert np.array_equal(found, [0] * 6)
 
 
-def test_halves_are_read_as_floats() -> None:
+def test_float16_is_read_as_float32() -> None:
     half = Buffer((2,), f16, name="half")
     watch = Sanitizer("k", {half: np.array([0.5, 1], np.float16)}, [half], [], 1, 1)
     assert watch.read("a read", half, np.arange(2), None, Loops()).dtype == np.float32
 
 
 @pytest.mark.parametrize("by", [-1, 1])
-def test_an_access_out_of_bounds_is_refused(by: int) -> None:
+def test_access_out_of_bounds_is_refused(by: int) -> None:
     wrong = 6 if by > 0 else -1
     with pytest.raises(IndexError, match=rf"k: a read touches element {wrong} of out f32\[6\]"):
         watching().read("a read", OUT, EACH + by, None, ITEMS)
@@ -44,12 +44,12 @@ def test_an_access_out_of_bounds_is_refused(by: int) -> None:
         watching().write("a store", OUT, EACH + by, None, ITEMS, EACH)
 
 
-def test_two_items_that_write_one_element_race() -> None:
+def test_two_work_items_that_write_one_element_race() -> None:
     with pytest.raises(ValueError, match="k: a store two iterations write element 0 of out"):
         watching().write("a store", OUT, EACH // 2, None, ITEMS, EACH)
 
 
-def test_items_that_overwrite_stores_of_others_race() -> None:
+def test_work_items_that_overwrite_stores_of_others_race() -> None:
     watch = watching()
     watch.write("one", OUT, EACH, None, ITEMS, EACH)
     watch.write("two", OUT, EACH, None, ITEMS, EACH)  # each its own again
@@ -58,7 +58,7 @@ def test_items_that_overwrite_stores_of_others_race() -> None:
 
 
 @pytest.mark.parametrize("first", ["read", "store"])
-def test_an_item_that_reads_what_another_writes_races(first: str) -> None:
+def test_work_item_that_reads_what_another_writes_races(first: str) -> None:
     for offsets, fine in ((EACH, True), (EACH[::-1], False)):
         watch, race = watching(), "k: a read races with a store for element 5 of out"
         with contextlib.nullcontext() if fine else pytest.raises(ValueError, match=race):
@@ -70,7 +70,7 @@ def test_an_item_that_reads_what_another_writes_races(first: str) -> None:
             watch.finish()
 
 
-def test_writing_what_all_items_read_races_unless_there_is_one_item() -> None:
+def test_writing_what_all_work_items_read_races_unless_there_is_one() -> None:
     for items in (6, 1):
         watch = watching(items, items)
         watch.read("a read", OUT, np.zeros(1, int), None, Loops())
@@ -86,9 +86,7 @@ def test_writing_what_all_items_read_races_unless_there_is_one_item() -> None:
     (False, 0, True), (False, 1, False),  # what a lane's neighbour has written
     (True, 1, True), (True, 3, False),  # what the other group has
 ])  # fmt: skip
-def test_a_barrier_orders_the_lanes_of_a_group_only(
-    barrier: bool, distance: int, fine: bool
-) -> None:
+def test_barrier_orders_the_lanes_of_a_group_only(barrier: bool, distance: int, fine: bool) -> None:
     watch, own = watching(groups=2), EACH.reshape(2, 3)
     group, lane = own // 3, own % 3
     watch.write("a store", OUT, own, None, LANES, own)
@@ -100,7 +98,7 @@ def test_a_barrier_orders_the_lanes_of_a_group_only(
         watch.read("a read", OUT, offsets, None, LANES)
 
 
-def test_one_loop_after_another_is_in_order_and_one_loop_is_not() -> None:
+def test_iterations_of_one_loop_race_but_consecutive_loops_do_not() -> None:
     """A work-item may read in a second loop what it wrote in a first, at any iteration."""
     own, turned = EACH.reshape(2, 3), EACH.reshape(2, 3)[:, ::-1]
     inner = [Loops(("item", name), (2, 3)) for name in "ab"]

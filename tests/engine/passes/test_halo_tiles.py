@@ -83,7 +83,7 @@ def picture(rows: int, pitch: int, channels: int = CHANNELS) -> np.ndarray:
 
 @pytest.mark.parametrize("way", [masked, framed])
 @pytest.mark.parametrize(("rows", "pitch"), [(40, 48), (37, 53), (9, 130), (70, 17)])
-def test_stencils_in_a_row_are_one_launch(rows: int, pitch: int, way: Way) -> None:
+def test_consecutive_stencils_are_one_tiled_launch(rows: int, pitch: int, way: Way) -> None:
     program, (wanted, got) = run(in_a_row(3, pitch, way), picture(rows, pitch), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     (launch,) = tiled(program)
@@ -93,7 +93,7 @@ def test_stencils_in_a_row_are_one_launch(rows: int, pitch: int, way: Way) -> No
     assert sum(k.shape == launch.members[-1].shape for k in kernels) == 0
 
 
-def test_what_is_read_again_later_stays_until_then() -> None:
+def test_value_read_again_by_a_later_stencil_is_kept_in_the_tile() -> None:
     """As on the way back through two convolutions, of which the first one's slope is needed."""
     pitch = 32
 
@@ -110,13 +110,13 @@ def test_what_is_read_again_later_stays_until_then() -> None:
     assert launch.halos[-4:] == (3, 2, 1, 0)
 
 
-def test_values_two_rows_and_columns_away_are_near() -> None:
+def test_stencils_reaching_two_rows_and_columns_are_tiled() -> None:
     program, (wanted, got) = run(in_a_row(2, 40, reach=2), picture(30, 40), weights(2))
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     assert [launch.halos[-2:] for launch in tiled(program)] == [(2, 0)]
 
 
-def test_halos_that_become_too_wide_begin_another_launch() -> None:
+def test_halos_wider_than_the_maximum_begin_another_launch() -> None:
     most = halo_tiles.MAX_HALO
     program, (wanted, got) = run(in_a_row(most + 3, 40), picture(30, 40), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-5)
@@ -125,7 +125,7 @@ def test_halos_that_become_too_wide_begin_another_launch() -> None:
     assert [len([k for k in one.members if k.name != "copy"]) for one in launches] == [most + 1, 2]
 
 
-def test_what_only_a_tile_needs_is_in_local_memory_alone() -> None:
+def test_intermediate_values_of_a_tile_are_in_local_memory_only() -> None:
     program, _ = run(in_a_row(3, 48), picture(40, 48), weights())
     (launch,) = tiled(program)
     own = [s.target for k in launch.members for s in k.stores]
@@ -137,7 +137,7 @@ def test_what_only_a_tile_needs_is_in_local_memory_alone() -> None:
 @pytest.mark.parametrize(
     ("room", "members"), [(1 << 9, 0), (1 << 11, 2), (1 << 12, 3), (1 << 13, 4)]
 )
-def test_tiles_take_no_more_local_memory_than_there_is(
+def test_tiles_fit_into_the_available_local_memory(
     monkeypatch: pytest.MonkeyPatch, room: int, members: int
 ) -> None:
     """They are smaller, or nothing is brought there before, or kernels stay apart."""
@@ -151,14 +151,16 @@ def test_tiles_take_no_more_local_memory_than_there_is(
             assert 0 < 4 * sum(taken) <= room
 
 
-def test_a_launch_has_no_more_buffers_than_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiled_launch_stays_within_the_maximum_buffer_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(halo_tiles, "MAX_LAUNCH_BUFFERS", 4)
     program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     assert [len([k for k in one.members if k.name != "copy"]) for one in tiled(program)] == [2]
 
 
-def test_one_value_that_is_added_at_some_places_only_is_added_there() -> None:
+def test_padded_addends_are_added_within_the_tiled_launch() -> None:
     pitch, size = 40, 40 * 30
 
     def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
@@ -201,14 +203,16 @@ def into_the_next(x: Tensor, w: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("step", [reversed_between, far, of_ones, into_the_next])
-def test_what_is_not_near_stays_apart(step: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_reversed_distant_or_nonzero_neighbours_are_not_tiled(
+    step: Callable[[Tensor, Tensor], Tensor],
+) -> None:
     program, (wanted, got) = run(lambda x, w: {"y": step(x, w)}, picture(30, 40), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     assert tiled(program) == []
 
 
 @pytest.mark.parametrize("way", [masked, framed])
-def test_what_is_left_out_by_its_place_is_zero(way: Way) -> None:
+def test_taps_masked_by_row_and_column_are_tiled(way: Way) -> None:
     """Of neighbours those in other columns than the first and in rows of even number."""
     pitch = 24
 
@@ -226,7 +230,7 @@ def test_what_is_left_out_by_its_place_is_zero(way: Way) -> None:
     assert len(tiled(program)) == 1
 
 
-def test_states_that_move_are_no_part_of_a_launch() -> None:
+def test_stencil_that_overwrites_its_input_state_is_not_tiled() -> None:
     found = []
     for device in (open_device("numpy"), open_mapping(GROUP)):
         x, w = Tensor(picture(30, 40), device), Tensor(weights(), device)
@@ -243,7 +247,7 @@ def test_states_that_move_are_no_part_of_a_launch() -> None:
     assert tiled(program) == []
 
 
-def test_one_work_item_a_group_has_no_tiles() -> None:
+def test_mapping_of_one_work_item_per_group_has_no_tiles() -> None:
     device = open_mapping("numpy:uops")
     x, w = Tensor(picture(30, 40), device), Tensor(weights(), device)
     program = compile(lambda: in_a_row(3, 40)(x, w), device)
@@ -258,5 +262,5 @@ def test_one_work_item_a_group_has_no_tiles() -> None:
     [(0, (0, 0)), (1, (0, 1)), (-1, (0, -1)), (39, (1, -1)), (41, (1, 1)), (-41, (-1, -1)),
      (-39, (-1, 1)), (80, (2, 0)), (-82, (-2, -2))],
 )  # fmt: skip
-def test_how_far_an_element_is(away: int, wanted: tuple[int, int]) -> None:
+def test_row_column_distance_of_flat_offsets(away: int, wanted: tuple[int, int]) -> None:
     assert row_column_distance(away, 40) == wanted

@@ -46,25 +46,25 @@ def outputs(*nodes: Node) -> list[Update]:
 # --- what is fused ---
 
 
-def test_kernels_that_need_nothing_of_each_other_are_one_launch() -> None:
+def test_independent_kernels_are_one_launch() -> None:
     x = values(5, 7)
     assert launches(*outputs(x * 2.0, reduce(Op.SUM, x, (1,)), dot(x, values(7, 3)))) == [3]
 
 
-def test_what_reads_a_result_waits_for_it() -> None:
+def test_kernel_that_reads_a_result_is_a_later_launch() -> None:
     x = values(5, 7)
     total = reduce(Op.SUM, x * x, (0, 1))
     product = dot(x, values(7, 3))
     assert launches(*outputs(dot(product, values(3, 2)), total)) == [2, 1]
 
 
-def test_a_state_is_overwritten_after_its_readers() -> None:
+def test_state_is_overwritten_in_a_launch_after_its_readers() -> None:
     a = state(5, 7)
     replaced = (a, buffer(a) + 1.0)
     assert launches(replaced, *outputs(reduce(Op.SUM, buffer(a), (0,)))) == [1, 1]
 
 
-def test_parts_of_one_buffer_are_filled_side_by_side() -> None:
+def test_kernels_that_fill_disjoint_parts_of_a_buffer_are_fused() -> None:
     """One after another they lie apart in it, and beside each other too."""
     x, y = values(5, 7), values(7, 5)
     first, second = dot(x, y), dot(y, x)
@@ -82,7 +82,7 @@ def elements(box: fusion.Box) -> set[int]:
     return found
 
 
-def test_boxes_that_have_an_element_in_common_overlap() -> None:
+def test_box_overlap_test_is_conservative_and_finds_most_disjoint_boxes() -> None:
     """Of those that have none some are said to, where an axis goes on past the next stride; but
     strides need not divide one another."""
     generator = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def test_boxes_that_have_an_element_in_common_overlap() -> None:
     assert apart > known > apart // 2
 
 
-def test_rows_and_columns_of_one_buffer_are_told_apart() -> None:
+def test_box_overlap_test_separates_rows_columns_and_parities() -> None:
     rows = 12, ((12, 3), (1, 4))  # three rows of 12, four columns from the first
     assert not fusion._boxes_overlap(rows, (16, ((12, 3), (1, 8))))  # what is beside them
     assert fusion._boxes_overlap(rows, (15, ((12, 3), (1, 8))))
@@ -112,14 +112,14 @@ def test_rows_and_columns_of_one_buffer_are_told_apart() -> None:
     )  # 0, 3, 7 and 10; 1 and 8
 
 
-def test_a_part_of_several_axes_lies_beside_another_one() -> None:
+def test_concatenated_parts_of_several_axes_are_filled_in_one_launch() -> None:
     x = values(4, 5, 6, 7)
     sums = [reduce(Op.SUM, x, axes) for axes in ((2, 3), (1,))]  # [4, 5] and [4, 6, 7]
     flat = [move(Op.RESHAPE, n, (4, -1)) for n in sums]
     assert launches(*outputs(concat(flat, 1))) == [2]
 
 
-def test_large_kernels_keep_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_kernels_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion, "MIN_LARGE_KERNEL_OPERATIONS", 100)
     x = values(11, 11)
     large, other = dot(x, x), reduce(Op.SUM, x, (1,))
@@ -127,14 +127,14 @@ def test_large_kernels_keep_to_themselves(monkeypatch: pytest.MonkeyPatch) -> No
     assert launches(*outputs(large, values(3) * 2.0)) == [2]
 
 
-def test_a_launch_takes_no_more_buffers_than_devices_do() -> None:
+def test_fused_launch_stays_within_the_maximum_buffer_count() -> None:
     many = [values(n) * 2.0 for n in range(1, 41)]
     counts = launches(*outputs(*many))
     assert len(counts) == 2
     assert max(counts) * 2 <= fusion.MAX_LAUNCH_BUFFERS
 
 
-def test_bodies_of_loops_are_fused_as_well() -> None:
+def test_kernels_in_loop_bodies_are_fused() -> None:
     x = Tensor(np.ones((5, 7)), NUMPY)
 
     def turned(i: Tensor, v: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ def test_bodies_of_loops_are_fused_as_well() -> None:
 # --- what it computes ---
 
 
-def test_every_kind_of_kernel_side_by_side(device: AnyDevice) -> None:
+def test_fused_launch_of_every_kind_of_kernel_equals_numpy(device: AnyDevice) -> None:
     """Maps, reductions and products, some of which do nothing, in shares of different sizes."""
     rng = np.random.default_rng(0)
     a, b = (rng.uniform(-1, 1, s).astype(np.float32) for s in ((70, 130), (130, 33)))
@@ -183,7 +183,9 @@ def test_every_kind_of_kernel_side_by_side(device: AnyDevice) -> None:
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
 @pytest.mark.parametrize("dependence", ["read", "write"])
-def test_members_that_touch_the_same_elements_race(lanes: Lanes, dependence: str) -> None:
+def test_members_that_touch_the_same_elements_are_reported_as_a_race(
+    lanes: Lanes, dependence: str
+) -> None:
     x, one, other = state(300), state(300, name="one"), state(300, name="other")
     second = buffer(one) + 1.0 if dependence == "read" else buffer(x) * 3.0
     target = other if dependence == "read" else one
@@ -198,7 +200,7 @@ def test_members_that_touch_the_same_elements_race(lanes: Lanes, dependence: str
     assert len(fuse(Procedure((first, then))).kernels) == 2
 
 
-def test_kernels_of_one_launch_share_their_local_memory() -> None:
+def test_kernels_of_one_launch_share_local_memory() -> None:
     device, rng = open_device("numpy:uops-group"), np.random.default_rng(0)
     arrays = [rng.normal(size=(64, 33 + n)).astype(np.float32) for n in range(14)]
     given = [Tensor(a, device) for a in arrays]

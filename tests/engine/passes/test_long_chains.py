@@ -39,7 +39,7 @@ def room() -> Iterator[None]:
 
 @pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("link", LINKS)
-def test_a_long_chain_compiles_with_its_gradient(link: str) -> None:
+def test_long_chain_of_operations_compiles_with_its_gradient(link: str) -> None:
     start = np.float32([0.1, 0.5, 1.0])
     found = {}
     for name in ("numpy", "numpy:procedure"):
@@ -62,7 +62,7 @@ def test_a_long_chain_compiles_with_its_gradient(link: str) -> None:
 
 @pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("name", ["one", "numpy:procedure"])
-def test_twenty_thousand_operations_compile(name: str) -> None:
+def test_chain_of_20000_operations_compiles_in_limited_stack(name: str) -> None:
     device = open_mapping(name)
     x = Tensor(np.float32([0.1, 0.5, 1.0]), device)
 
@@ -80,7 +80,7 @@ def test_twenty_thousand_operations_compile(name: str) -> None:
 
 
 @pytest.mark.usefixtures("room")
-def test_eight_thousand_operations_have_a_gradient() -> None:
+def test_chain_of_8000_operations_has_a_gradient() -> None:
     start = np.float32([0.1, 0.5, 1.0])
     device = open_mapping("numpy")
     x = Tensor(start, device)
@@ -100,7 +100,7 @@ def test_eight_thousand_operations_have_a_gradient() -> None:
 
 
 @pytest.mark.usefixtures("room")
-def test_a_long_chain_of_rows_is_a_block() -> None:
+def test_long_chain_of_row_operations_is_a_block() -> None:
     device = open_mapping("numpy:procedure")
     random = np.random.default_rng(0)
     x, w = (Tensor(random.uniform(0.1, 1, s).astype(np.float32), device) for s in ((64, 8), (8, 8)))
@@ -118,7 +118,7 @@ def test_a_long_chain_of_rows_is_a_block() -> None:
 
 
 @pytest.mark.parametrize("layer", ["convolution", "pool"])
-def test_windows_of_padded_values_are_not_computed_again_for_every_tap(layer: str) -> None:
+def test_chained_windows_do_not_recompute_values_for_every_tap(layer: str) -> None:
     device = open_mapping("numpy")
     picture, weight = (Tensor(np.ones((1, 1, n, n), np.float32), device) for n in (16, 3))
 

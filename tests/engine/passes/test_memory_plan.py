@@ -147,7 +147,7 @@ def test_no_kernel_reads_memory_that_the_plan_has_freed(program: Program) -> Non
         assert np.isfinite(values).all(), name
 
 
-def test_a_value_freed_too_early_is_noticed(device: Device) -> None:
+def test_poisoned_run_detects_a_buffer_freed_too_early(device: Device) -> None:
     program = chain(device)
     memory = program.stages.memory
     shorter = {b: (first, first) for b, (first, _) in memory.live_ranges.items()}
@@ -169,14 +169,14 @@ def disjoint(found: MemoryPlan) -> bool:
     return True
 
 
-def test_buffers_in_use_together_share_nothing(program: Program) -> None:
+def test_buffers_alive_together_share_no_bytes(program: Program) -> None:
     memory = program.stages.memory
     assert disjoint(memory)
     assert set(memory.offsets) == set(program.stages.procedure.intermediates())
     assert memory.arena_bytes <= memory.separate_bytes
 
 
-def test_without_slices_every_buffer_starts_an_allocation(program: Program) -> None:
+def test_without_slicing_every_buffer_starts_an_allocation(program: Program) -> None:
     procedure = program.stages.procedure
     packed, pooled = (plan_memory(procedure, 128, slices) for slices in (True, False))
     assert len(packed.allocations) == 1
@@ -186,7 +186,7 @@ def test_without_slices_every_buffer_starts_an_allocation(program: Program) -> N
     assert packed.arena_bytes <= pooled.arena_bytes <= pooled.separate_bytes
 
 
-def test_a_chain_needs_two_buffers_however_long_it_is(device: Device) -> None:
+def test_chain_of_products_needs_two_buffers_of_memory(device: Device) -> None:
     for links in (4, 9):
         memory = chain(device, links).stages.memory
         assert len(memory.offsets) == links - 1
@@ -195,7 +195,7 @@ def test_a_chain_needs_two_buffers_however_long_it_is(device: Device) -> None:
 
 
 @pytest.mark.parametrize("slices", [True, False])
-def test_allocations_are_counted_while_they_live(slices: bool) -> None:
+def test_usage_counts_allocations_while_they_live(slices: bool) -> None:
     device = opened("one", slices)
     program, usage = chain(device), device.usage
     arena = 1 if slices else 2

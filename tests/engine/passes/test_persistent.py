@@ -42,7 +42,7 @@ def bits(program: Program) -> list[bytes]:
 # --- results ---
 
 
-def test_steps_in_one_launch_are_steps(device: AnyDevice) -> None:
+def test_persistent_launch_of_several_steps_equals_single_steps(device: AnyDevice) -> None:
     program, weights = descent(device)
     wanted, truth = descent(open_device("numpy"))
     (launch,) = program.stages.procedure.kernels
@@ -56,7 +56,7 @@ def test_steps_in_one_launch_are_steps(device: AnyDevice) -> None:
         assert close(found.numpy(), other.numpy(), roundings=256)
 
 
-def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
+def test_results_do_not_depend_on_the_steps_per_launch() -> None:
     first, *others = [descent(open_pocl())[0] for _ in range(3)]
     first.run(STEPS)
     for _ in range(STEPS):
@@ -67,7 +67,9 @@ def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
 
 
 @pytest.mark.parametrize("units", [1, MAX_UNITS_PER_PHASE])
-def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+def test_persistent_and_separate_launches_give_identical_bits(
+    monkeypatch: pytest.MonkeyPatch, units: int
+) -> None:
     monkeypatch.setattr(
         linearize, "MAX_UNITS_PER_PHASE", units
     )  # of as many groups each as it takes
@@ -80,7 +82,7 @@ def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, units: int
     assert bits(stays) == bits(leaves)
 
 
-def test_a_phase_sees_what_the_one_before_stored_and_no_race_is_reported() -> None:
+def test_phases_of_a_persistent_kernel_order_accesses_without_race() -> None:
     """Of one launch, in which without phases the same would be a race."""
     device = with_units(open_device("numpy:uops"), 2)  # each of which runs a group
     device.keeps_groups = True
@@ -116,7 +118,7 @@ __kernel void t_turns(volatile __global uint *turns, __global uint *out, int ste
 
 
 @pytest.mark.parametrize("patience", [1, 20000])
-def test_whoever_is_there_does_the_work(patience: int) -> None:
+def test_take_turn_distributes_phases_among_any_number_of_groups(patience: int) -> None:
     """Also a group alone, more groups than threads, and ones that wait for nobody."""
     device = open_pocl()
     source = building_block("persistent") + TURNS
@@ -133,7 +135,9 @@ def test_whoever_is_there_does_the_work(patience: int) -> None:
 # --- what stays ---
 
 
-def test_what_takes_long_is_left_in_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_limit_reduces_the_steps_per_persistent_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (found,) = make_persistent(parts()).kernels
     assert isinstance(found, Persistent)
     assert found.steps == MAX_STEPS_PER_LAUNCH
@@ -147,7 +151,7 @@ def test_what_takes_long_is_left_in_launches(monkeypatch: pytest.MonkeyPatch) ->
     assert len(make_persistent(parts()).kernels) > 1
 
 
-def test_a_block_keeps_all_its_groups() -> None:
+def test_block_with_more_groups_than_units_per_phase_is_not_persistent() -> None:
     """Of which more cores than a phase has units would have more than may stay."""
     block, *after = parts().items
     assert isinstance(block, Block)
@@ -156,7 +160,7 @@ def test_a_block_keeps_all_its_groups() -> None:
         assert isinstance(make_persistent(wide).kernels[0], Persistent) is stays
 
 
-def test_without_a_block_or_with_loops_or_choices_nothing_stays() -> None:
+def test_procedure_without_block_or_with_loop_or_guard_is_not_persistent() -> None:
     block, *after = parts().kernels
     assert isinstance(block, Block)
     plain = Procedure((*block.kernels[:2], *after))

@@ -41,7 +41,7 @@ def normalized(x: Tensor) -> Tensor:
     ],
     ids=["softmax", "log softmax", "normalized", "both", "variance"],
 )
-def test_stages_of_rows_are_one_kernel(
+def test_reductions_of_rows_and_their_users_are_one_kernel(
     f: Callable[[Tensor], dict[str, Tensor]], reductions: list[Op]
 ) -> None:
     (kernel,) = kernels(f, 7, 90)
@@ -49,7 +49,7 @@ def test_stages_of_rows_are_one_kernel(
     assert len(kernel.all_stores()) == 1  # no total goes to memory
 
 
-def test_a_total_that_others_need_is_stored_too() -> None:
+def test_row_total_that_other_kernels_need_is_stored() -> None:
     def f(x: Tensor) -> dict[str, Tensor]:
         peak = x.max(-1, keepdims=True)
         return {"y": (x - peak).exp(), "peak": peak, "highest": peak.max()}
@@ -69,7 +69,7 @@ def test_a_total_that_others_need_is_stored_too() -> None:
     ],
     ids=["other row", "columns", "along", "factor"],
 )
-def test_totals_of_other_rows_come_from_a_kernel_before(
+def test_totals_used_across_rows_need_a_kernel_before(
     f: Callable[[Tensor], dict[str, Tensor]],
 ) -> None:
     program = step(f, 90, 90)
@@ -81,7 +81,7 @@ def test_totals_of_other_rows_come_from_a_kernel_before(
         assert close(program.read("y"), other.read("y"))
 
 
-def test_a_transpose_is_read_again_in_tiles_unless_what_follows_is_kept() -> None:
+def test_row_fusion_of_a_transpose_needs_an_intermediate_that_is_kept() -> None:
     def centred(x: Tensor) -> dict[str, Tensor]:
         return {"y": x.transpose() - x.transpose().mean(-1, keepdims=True)}
 
@@ -94,11 +94,13 @@ def test_a_transpose_is_read_again_in_tiles_unless_what_follows_is_kept() -> Non
 
 
 @pytest.mark.parametrize(("rows", "length", "count"), [(3, 100, 1), (3, 8192, 3), (64, 8192, 1)])
-def test_few_long_rows_stay_apart_to_keep_groups_busy(rows: int, length: int, count: int) -> None:
+def test_few_long_rows_are_not_fused_to_keep_groups_busy(
+    rows: int, length: int, count: int
+) -> None:
     assert len(kernels(lambda x: {"y": x.softmax(-1)}, rows, length)) == count
 
 
-def test_a_state_is_not_overwritten_while_its_row_is_read() -> None:
+def test_state_assigned_from_its_row_softmax_is_right_after_two_runs() -> None:
     x = np.random.default_rng(0).standard_normal((70, 9)).astype(np.float32)
     for form in EMULATED:
         state = Tensor(x, open_mapping(form))
@@ -113,7 +115,7 @@ def test_a_state_is_not_overwritten_while_its_row_is_read() -> None:
         assert close(program.read("s"), again, again)
 
 
-def test_rows_that_nothing_divides_are_stored_once() -> None:
+def test_softmax_of_odd_sized_rows_is_one_kernel_without_intermediates() -> None:
     program = step(lambda x: {"y": x.softmax(-1)}, 1823, 781)
     (kernel,) = program.stages.procedure.kernels
     assert len(kernel.writes()) == 1

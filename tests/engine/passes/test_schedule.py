@@ -41,12 +41,12 @@ def outputs(*nodes: Node) -> list[Kernel]:
     return kernels(*((state(*n.shape, name="out"), n) for n in nodes))
 
 
-def test_an_elementwise_chain_is_one_kernel() -> None:
+def test_elementwise_chain_is_one_kernel() -> None:
     x = values(5, 7)
     assert len(outputs(alu(Op.SIN, x * 2.0 + 1.0) * x)) == 1
 
 
-def test_what_readers_of_the_same_kernel_alone_need_is_not_stored() -> None:
+def test_value_read_by_one_kernel_only_is_not_stored() -> None:
     x = values(5, 7)
     costly = x
     for _ in range(5):
@@ -55,7 +55,7 @@ def test_what_readers_of_the_same_kernel_alone_need_is_not_stored() -> None:
     assert [b.name for b in kernel.writes()] == ["out", "out"]
 
 
-def test_who_reads_what_is_copied_beside_something_does_not_wait_for_the_copy() -> None:
+def test_reader_of_a_concatenated_part_reads_its_source() -> None:
     x = values(5, 7, name="x")
     half = move(Op.SHRINK, x, ((0, 5), (0, 3)))
     found = outputs(concat([half, values(5, 2)], 1), reduce(Op.SUM, half, (0,)))
@@ -69,14 +69,14 @@ def test_product_bias_and_activation_are_one_kernel() -> None:
     assert len(outputs(alu(Op.MAX, z, z * 0.1))) == 1
 
 
-def test_product_and_activation_of_its_reshaped_answer_are_one_kernel() -> None:
+def test_product_reshape_and_activation_are_one_kernel() -> None:
     x, weight = Tensor(np.ones((2, 3, 5)), NUMPY), Tensor(np.ones((5, 7)), NUMPY)
     program = compile(lambda: {"y": (x.reshape(-1, 5) @ weight).reshape(2, 3, 7).relu()}, NUMPY)
     (kernel,) = program.stages.procedure.kernels
     assert kernel.core is not None
 
 
-def test_a_factor_and_its_transpose_share_a_copy_where_one_is_needed() -> None:
+def test_factor_and_its_transpose_share_one_contiguous_copy() -> None:
     """Strides cannot follow heads that are joined; one copy does for x @ w and x^T @ g."""
     heads = values(3, 2, 4, 5)
     joined = move(Op.RESHAPE, move(Op.PERMUTE, heads, (0, 2, 1, 3)), (12, 10))
@@ -86,12 +86,12 @@ def test_a_factor_and_its_transpose_share_a_copy_where_one_is_needed() -> None:
     assert len(found) == 3
 
 
-def test_a_reduction_and_what_follows_are_one_kernel() -> None:
+def test_reduction_and_following_elementwise_operations_are_one_kernel() -> None:
     total = reduce(Op.SUM, values(5, 7) * 2.0, (1,))
     assert len(outputs(alu(Op.SQRT, total * total + 1.0))) == 1
 
 
-def test_the_order_of_what_a_kernel_hangs_on_is_no_chance() -> None:
+def test_order_of_the_guards_of_a_kernel_is_deterministic() -> None:
     """That of a set is."""
     job = Store(values(3), values(3))
     for _ in range(20):
@@ -101,26 +101,26 @@ def test_the_order_of_what_a_kernel_hangs_on_is_no_chance() -> None:
         assert [guard.expected for guard in kernel.guards] == [False, True]
 
 
-def test_two_reductions_that_meet_are_two_kernels_unless_of_the_same_rows() -> None:
+def test_sum_of_two_reductions_is_one_kernel_only_if_both_are_of_rows() -> None:
     x = values(7, 7)
     assert len(outputs(reduce(Op.SUM, x, (1,)) + reduce(Op.REDUCE_MAX, x, (0,)))) == 2
     assert len(outputs(reduce(Op.SUM, x, (1,)) + reduce(Op.REDUCE_MAX, x, (1,)))) == 1
 
 
-def test_values_of_one_shape_share_a_kernel() -> None:
+def test_outputs_of_one_shape_share_a_kernel() -> None:
     x, y = values(5, 7), values(5, 7)
     (kernel,) = outputs(x + y, x * y, alu(Op.MAX, x, y))
     assert len(kernel.stores) == 3
 
 
-def test_column_sums_come_with_the_product() -> None:
+def test_column_sums_of_a_factor_are_fused_into_the_product() -> None:
     x, g = values(20, 7), values(20, 9)
     weight = dot(move(Op.PERMUTE, x, (1, 0)), g)
     (kernel,) = outputs(weight, reduce(Op.SUM, g, (0,)))
     assert kernel.column_sums is not None
 
 
-def test_a_cheap_shared_value_is_computed_again_and_a_costly_one_kept() -> None:
+def test_cheap_shared_value_is_recomputed_and_costly_one_stored() -> None:
     x, other = values(5, 7), values(5, 7)
     cheap, costly = x * 2.0, x
     for _ in range(6):
@@ -133,7 +133,7 @@ def test_a_cheap_shared_value_is_computed_again_and_a_costly_one_kept() -> None:
     assert len(readers(costly)) == 3
 
 
-def test_parts_of_a_concatenation_are_written_into_it() -> None:
+def test_parts_of_a_concatenation_are_written_in_place() -> None:
     x = values(5, 7)
     joined = concat([dot(x, values(7, 3)), dot(x, values(7, 4))], 1)
     found = outputs(joined)
@@ -142,13 +142,13 @@ def test_parts_of_a_concatenation_are_written_into_it() -> None:
 
 
 @pytest.mark.parametrize(("size", "parts"), [(1 << 14, 64), (1 << 20, 256), (1 << 26, 1024)])
-def test_many_units_share_a_long_reduction(size: int, parts: int) -> None:
+def test_number_of_partial_sums_grows_with_the_length_for_many_units(size: int, parts: int) -> None:
     update = (state(), reduce(Op.SUM, values(size), (0,)))
     assert [k.shape for k in schedule([update], True).kernels] == [(parts,), ()]
     assert [k.shape for k in schedule([update]).kernels] == [(64,), ()]
 
 
-def test_a_long_reduction_takes_two_stages() -> None:
+def test_long_reduction_takes_two_stages() -> None:
     assert len(outputs(reduce(Op.SUM, values(1 << 13), (0,)))) == 1
     assert len(outputs(reduce(Op.SUM, values(1 << 15), (0,)))) == 2
 
@@ -160,14 +160,14 @@ def test_state_is_overwritten_in_place_when_its_readers_can_run_before() -> None
     assert not schedule([(p, buffer(p) * 2.0)]).intermediates()
 
 
-def test_state_read_elsewhere_than_at_the_element_is_copied() -> None:
+def test_state_read_at_other_elements_is_copied_before_overwriting() -> None:
     p = state(5, 7, name="p")
     found = schedule([(p, move(Op.STRIDE, buffer(p), (-1, 1)) + 1.0)])
     assert len(found.kernels) == 2
     assert found.intermediates()
 
 
-def test_every_assignment_sees_the_values_from_before_the_step(device: AnyDevice) -> None:
+def test_assignments_see_the_states_before_the_step(device: AnyDevice) -> None:
     a, b, c = (Tensor(np.arange(6.0) + i, device) for i in (0, 10, 20))
 
     def step() -> dict[str, Tensor]:
@@ -190,7 +190,7 @@ def test_every_assignment_sees_the_values_from_before_the_step(device: AnyDevice
     assert np.array_equal(program.read("state"), z)
 
 
-def test_a_state_may_take_the_old_value_of_one_that_changes(device: AnyDevice) -> None:
+def test_state_takes_the_old_value_of_another_that_changes(device: AnyDevice) -> None:
     a, b = Tensor(np.arange(6.0), device), Tensor(np.arange(6.0) + 10, device)
 
     def step() -> dict[str, Tensor]:
@@ -219,7 +219,7 @@ def filled(device: AnyDevice, *shape: int) -> tuple[Buffer, np.ndarray]:
     return Buffer(shape, f32, device, data.copy()), data
 
 
-def test_a_part_of_a_concatenation_may_depend_on_another(device: AnyDevice) -> None:
+def test_part_of_a_concatenation_may_depend_on_another_part(device: AnyDevice) -> None:
     """Both are written into one Buffer, with a kernel between them."""
     (x, x0), (w, w0) = filled(device, 5, 7), filled(device, 7, 7)
     first = dot(buffer(x), buffer(w))
@@ -228,7 +228,7 @@ def test_a_part_of_a_concatenation_may_depend_on_another(device: AnyDevice) -> N
     check(device, joined, joined * 2.0, start={x: x0, w: w0})
 
 
-def test_a_shared_part_may_be_read_through_a_concatenation(device: AnyDevice) -> None:
+def test_part_shared_by_two_concatenations_is_read_correctly(device: AnyDevice) -> None:
     """Both are filled by one kernel, so what it stores to the first is not there to be read."""
     (x, x0), (y, y0) = filled(device, 6, 5), filled(device, 6, 5)
     top, rest = ((0, 2), (0, 5)), ((2, 6), (0, 5))
@@ -239,7 +239,7 @@ def test_a_shared_part_may_be_read_through_a_concatenation(device: AnyDevice) ->
     check(device, first + buffer(y), second, third * 0.5, start={x: x0, y: y0})
 
 
-def test_a_part_of_a_concatenation_may_be_a_factor_in_another_shape(device: AnyDevice) -> None:
+def test_reshaped_part_of_a_concatenation_may_be_a_factor(device: AnyDevice) -> None:
     """Strides could not follow a reshape of a part that lies between others."""
     (x, x0), (w, w0) = filled(device, 4, 6), filled(device, 4, 5)
     part = alu(Op.SIN, buffer(x))
@@ -247,7 +247,7 @@ def test_a_part_of_a_concatenation_may_be_a_factor_in_another_shape(device: AnyD
     check(device, joined, dot(move(Op.RESHAPE, part, (6, 4)), buffer(w)), start={x: x0, w: w0})
 
 
-def test_a_factor_may_be_a_view_of_a_view_that_stands_in_memory(device: AnyDevice) -> None:
+def test_factor_may_be_a_view_of_a_stored_view(device: AnyDevice) -> None:
     (x, x0), (w, w0) = filled(device, 4, 6), filled(device, 3, 5)
     turned = move(Op.PERMUTE, alu(Op.SIN, buffer(x)), (1, 0))
     back = move(Op.PERMUTE, move(Op.RESHAPE, turned, (1, 6, 4)), (0, 2, 1))
@@ -285,7 +285,7 @@ ROOTS = st.lists(st.integers(0, 99), min_size=1, max_size=4)
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STEPS, ROOTS, st.sampled_from(["one", "group"]))
-def test_any_graph_gives_what_numpy_gives(
+def test_any_compiled_graph_equals_numpy(
     steps: list[tuple[int, int, int]], roots: list[int], mapping: str
 ) -> None:
     check_graph(open_mapping(mapping), steps, roots)
@@ -293,7 +293,7 @@ def test_any_graph_gives_what_numpy_gives(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STEPS, ROOTS, st.sampled_from(EMULATED))
-def test_any_graph_is_lowered_to_what_numpy_gives(
+def test_any_lowered_graph_equals_numpy(
     steps: list[tuple[int, int, int]], roots: list[int], form: str
 ) -> None:
     """Where nothing needs compiling; races and indices out of bounds are noticed as well."""

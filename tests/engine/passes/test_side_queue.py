@@ -76,7 +76,7 @@ def side(beside: Procedure) -> SideQueue:
     return beside.side
 
 
-def test_one_of_two_blocks_runs_beside_the_other(beside: Procedure, side: SideQueue) -> None:
+def test_one_of_two_blocks_runs_in_the_side_queue(beside: Procedure, side: SideQueue) -> None:
     own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
     assert sum(isinstance(kernel, Block) for kernel in own) == 1
     assert sum(isinstance(kernel, Block) for kernel in others) == 1
@@ -99,7 +99,7 @@ def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
 
 
 @pytest.mark.parametrize("units", [8, 7, 13, 24])
-def test_the_block_beside_others_leaves_room_for_them(
+def test_block_of_the_side_queue_has_one_group_per_unit(
     units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where tiles have more rows than there are. A wrong guess of which it is takes longer."""
@@ -112,7 +112,7 @@ def test_the_block_beside_others_leaves_room_for_them(
 
 
 @pytest.mark.parametrize("queues", [False, True])
-def test_why_matrix_units_are_not_used_is_told_also_beside(
+def test_note_says_once_why_matrix_units_are_not_used(
     queues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "_matrix_units_pay", lambda _: False)
@@ -121,7 +121,7 @@ def test_why_matrix_units_are_not_used_is_told_also_beside(
     assert procedure.note.count(compiler.NO_ROOM_FOR_MATRIX_UNITS) == 1
 
 
-def test_what_runs_at_the_same_time_touches_nothing_that_the_other_writes(
+def test_concurrent_queues_touch_no_buffer_that_the_other_writes(
     beside: Procedure, side: SideQueue
 ) -> None:
     own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
@@ -132,7 +132,9 @@ def test_what_runs_at_the_same_time_touches_nothing_that_the_other_writes(
         )
 
 
-def test_all_that_it_reads_is_there_before_it_begins(beside: Procedure, side: SideQueue) -> None:
+def test_inputs_of_the_side_queue_are_written_before_it_begins(
+    beside: Procedure, side: SideQueue
+) -> None:
     own = beside.kernels[side.begin : side.end]
     needed = {b for kernel in own for b in kernel.reads()}
     needed -= {b for kernel in own for b in kernel.writes()}
@@ -140,7 +142,7 @@ def test_all_that_it_reads_is_there_before_it_begins(beside: Procedure, side: Si
                              if b.device is None)  # fmt: skip
 
 
-def test_they_share_no_memory(side: SideQueue) -> None:
+def test_buffers_of_concurrent_queues_share_no_memory(side: SideQueue) -> None:
     memory, procedure = (found := stages(queues=True)).memory, found.procedure
     places = {b: (at, at + b.nbytes - 1) for b, at in memory.offsets.items()}
 
@@ -154,7 +156,7 @@ def test_they_share_no_memory(side: SideQueue) -> None:
             assert not spans_overlap(places[one], places[other])
 
 
-def test_without_queues_or_another_block_nothing_is_set_apart() -> None:
+def test_side_queue_needs_device_queues_and_two_blocks() -> None:
     assert stages(queues=False).procedure.side is None
     device = open_device("numpy")
     assert isinstance(device, NumpyDevice)
@@ -173,7 +175,7 @@ def test_without_queues_or_another_block_nothing_is_set_apart() -> None:
 
 
 @pytest.mark.parametrize(("most", "apart"), [(2 * ROWS, True), (2 * ROWS - 1, False)])
-def test_blocks_of_many_rows_run_one_after_the_other_and_take_less_memory(
+def test_blocks_beyond_the_row_limit_use_one_queue_and_less_memory(
     most: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one queue has them: nothing waits for room that nobody needs, nor is cut twice."""
@@ -195,7 +197,7 @@ def test_blocks_of_many_rows_run_one_after_the_other_and_take_less_memory(
         assert cuts == [0] * 2 * count
 
 
-def test_results_are_those_of_one_queue(kernels: Device) -> None:
+def test_results_with_a_side_queue_equal_those_of_one_queue(kernels: Device) -> None:
     found = []
     for device in (kernels, open_device("numpy")):
         two = Two(device)
@@ -207,7 +209,7 @@ def test_results_are_those_of_one_queue(kernels: Device) -> None:
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_rerun_gives_the_same_bits(kernels: Device) -> None:
+def test_rerun_with_a_side_queue_gives_identical_bits(kernels: Device) -> None:
     found = []
     for _ in range(2):
         two = Two(kernels)

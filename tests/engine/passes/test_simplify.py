@@ -168,7 +168,7 @@ FIRES: dict[str, tuple[Node, Node]] = {
 
 
 @pytest.mark.parametrize("name", FIRES)
-def test_rule_fires(name: str) -> None:
+def test_rewrite_rule_gives_the_expected_node(name: str) -> None:
     before, after = FIRES[name]
     assert before is not after
     (found,) = simplify([before])
@@ -251,12 +251,12 @@ KEPT: dict[str, Node] = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_rule_stays_away(name: str) -> None:
+def test_expression_without_a_valid_rule_is_unchanged(name: str) -> None:
     (found,) = simplify([KEPT[name]])
     assert found is KEPT[name]
 
 
-def test_how_often_rows_are_taken_decides_whether_their_table_is_multiplied() -> None:
+def test_table_is_multiplied_before_gather_if_its_rows_are_used_often() -> None:
     product = dot(gather(X, INDEX), MATRIX)
     often = INDEX.size // X.shape[0]
     assert simplify([product], often) == [gather(dot(X, MATRIX), INDEX)]
@@ -269,7 +269,7 @@ def test_unused_computations_are_pruned() -> None:
     assert found is used
 
 
-def test_the_same_expression_is_one_node() -> None:
+def test_equal_expressions_are_one_node_and_signed_zeros_differ() -> None:
     assert X * Y + 1.0 is X * Y + 1.0
     assert number(0.0) is not number(-0.0)
     assert const(1, i32) is not const(1, f32)
@@ -303,7 +303,7 @@ BINARY: list[Callable[[Node, Node], Node]] = [
         max_size=12,
     )
 )
-def test_values_stay_what_they_were(steps: list[tuple[int, int, int]]) -> None:
+def test_simplified_float_expressions_keep_their_values(steps: list[tuple[int, int, int]]) -> None:
     nodes = [X, Y, number(0.5), number(2.0)]
     for kind, first, second in steps:
         a, b = nodes[first % len(nodes)], nodes[second % len(nodes)]
@@ -328,7 +328,7 @@ INTEGERS = (Op.ADD, Op.SUB, Op.MUL, Op.XOR, Op.AND, Op.OR, Op.MAX)
         max_size=12,
     )
 )
-def test_integers_stay_what_they_were(steps: list[tuple[Op, int, int]]) -> None:
+def test_simplified_integer_expressions_keep_their_values(steps: list[tuple[Op, int, int]]) -> None:
     nodes = [I, J, *(number(n, I) for n in (0, 1, -1, 12, 2**31 - 1))]
     for op, first, second in steps:
         nodes.append(alu(op, nodes[first % len(nodes)], nodes[second % len(nodes)]))

@@ -25,7 +25,7 @@ def follow(x: Tensor, bias: Tensor, reach: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("reach", [0, 1])
 @pytest.mark.parametrize("form", EMULATED)
-def test_what_follows_each_element_joins_those_who_compute_it(form: str, reach: int) -> None:
+def test_elementwise_follower_of_a_concatenation_joins_its_writers(form: str, reach: int) -> None:
     """Not what reads a neighbour, which another group may compute."""
     rng = np.random.default_rng(0)
     values = [rng.uniform(-1, 1, s).astype(np.float32) for s in ((CHANNELS, PIXELS + 2), (3,))]

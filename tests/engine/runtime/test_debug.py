@@ -17,7 +17,7 @@ WORDS = ("launches of", "bytes in use", "RANGE", "__kernel")
     ("text", "level"),
     [("", 0), ("0", 0), ("1", 1), (" 3 ", 3), ("4", 4), ("9", 4), ("-1", 0), ("*", 0), ("yes", 0)],
 )
-def test_the_level_is_a_small_number_or_nothing(
+def test_debug_level_is_parsed_and_clamped(
     monkeypatch: pytest.MonkeyPatch, text: str, level: int
 ) -> None:
     monkeypatch.setenv("DEBUG", text)
@@ -36,7 +36,7 @@ def cube(device: AnyDevice) -> tuple[Program, Tensor]:
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
-def test_each_level_shows_more_and_the_step_does_the_same(
+def test_each_debug_level_prints_more_and_keeps_results(
     mapping: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     device = open_mapping(mapping)
@@ -54,14 +54,14 @@ def test_each_level_shows_more_and_the_step_does_the_same(
         assert timed == (level > 0 and mapping != "numpy")
 
 
-def test_nothing_is_shown_without_a_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_output_without_stderr_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", None)
     debug.tell("lost")
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("wrong", [5, -1, 2**30])
-def test_a_computed_index_that_is_no_row_is_refused_before_it_is_used(
+def test_computed_index_out_of_bounds_is_refused_before_the_step_stores(
     name: str, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that came from a table itself; nothing is stored then."""
@@ -80,7 +80,7 @@ def test_a_computed_index_that_is_no_row_is_refused_before_it_is_used(
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_computed_target_that_is_no_class_is_refused(
+def test_computed_target_that_is_no_class_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEBUG", "1")
@@ -93,7 +93,7 @@ def test_a_computed_target_that_is_no_class_is_refused(
         program.run()
 
 
-def test_an_index_is_checked_in_the_precision_that_the_step_has(
+def test_index_check_uses_the_precision_of_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DEBUG", "1")
@@ -105,7 +105,7 @@ def test_an_index_is_checked_in_the_precision_that_the_step_has(
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_an_index_is_checked_in_loops_and_in_the_way_that_is_taken(
+def test_indices_are_checked_in_loops_and_taken_branches(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop goes one row further with each iteration; a choice takes rows that are there."""
@@ -131,7 +131,7 @@ def test_an_index_is_checked_in_loops_and_in_the_way_that_is_taken(
 
 
 @pytest.mark.parametrize("by", ["write", "send"])
-def test_indices_from_the_host_are_rows_of_what_they_gather_from(by: str) -> None:
+def test_indices_from_the_host_are_bounds_checked(by: str) -> None:
     device = open_mapping("numpy")
     rows, where = Tensor(np.arange(5.0), device), Tensor([[1, 2], [3, 4]], device)
     program = compile(lambda: {"y": rows.gather(where.reshape(4))}, device)

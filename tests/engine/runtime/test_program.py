@@ -48,7 +48,7 @@ def counter(device: AnyDevice) -> tuple[Program, Tensor]:
     return compile(step, device), count
 
 
-def test_state_goes_on_from_replay_to_replay(device: AnyDevice) -> None:
+def test_state_carries_over_from_run_to_run(device: AnyDevice) -> None:
     program, count = counter(device)
     assert count.item() == 0  # compiling runs nothing
     program.run(7)
@@ -56,7 +56,7 @@ def test_state_goes_on_from_replay_to_replay(device: AnyDevice) -> None:
     assert count.item() == 7
 
 
-def test_no_step_is_lost_when_several_threads_run_a_program(device: AnyDevice) -> None:
+def test_concurrent_runs_of_a_program_lose_no_step(device: AnyDevice) -> None:
     threads, runs = 4, 50
     state = Tensor(np.zeros(3, np.float32), device)
 
@@ -79,14 +79,14 @@ def test_no_step_is_lost_when_several_threads_run_a_program(device: AnyDevice) -
 @pytest.mark.parametrize(
     ("runs", "error"), [(0, ValueError), (-1, ValueError), ("a", TypeError), (2.0, TypeError)]
 )
-def test_a_time_is_of_one_run_at_least(runs: Any, error: type[Exception]) -> None:
+def test_timing_needs_at_least_one_run(runs: Any, error: type[Exception]) -> None:
     program, _ = counter(open_device("numpy"))
     for told in (program.time, program.render_times):
         with pytest.raises(error, match=rf"time: .* runs?\b.*, not .*{runs}.*test_program\.py"):
             told(runs)
 
 
-def test_what_cannot_be_compiled_is_told_with_its_line() -> None:
+def test_compile_errors_name_the_line_of_the_caller() -> None:
     device = open_device("numpy")
     x, other = Tensor([1.0], device), Tensor([1.0], open_device("numpy"))
     with pytest.raises(ValueError, match=r"precision is 'double'; .*test_program\.py"):
@@ -95,7 +95,7 @@ def test_what_cannot_be_compiled_is_told_with_its_line() -> None:
         compile(lambda: {"y": other * 2}, device)
 
 
-def test_what_no_step_has_computed_yet_is_not_read(device: AnyDevice) -> None:
+def test_reading_an_output_before_the_first_run_is_refused(device: AnyDevice) -> None:
     total = Tensor(np.float32(3), device)
 
     def step() -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def test_what_no_step_has_computed_yet_is_not_read(device: AnyDevice) -> None:
         compile(step, None)  # type: ignore[arg-type]
 
 
-def test_two_programs_share_a_state(device: AnyDevice) -> None:
+def test_two_programs_share_state(device: AnyDevice) -> None:
     first, count = counter(device)
     second = compile(lambda: {"double": count * 2}, device)
     first.run(3)
@@ -129,7 +129,7 @@ def test_two_programs_share_a_state(device: AnyDevice) -> None:
     assert second.read("double") == 6
 
 
-def test_programs_beside_each_other_use_the_same_memory_for_intermediates() -> None:
+def test_programs_beside_each_other_share_the_arena() -> None:
     device = open_opencl()
     x = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4), device).realize()
 
@@ -154,7 +154,7 @@ def test_programs_beside_each_other_use_the_same_memory_for_intermediates() -> N
         assert np.allclose(program.read("y"), expected, rtol=1e-5)
 
 
-def test_programs_beside_each_other_build_what_both_have_once(
+def test_programs_beside_each_other_build_common_kernels_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And do no more of one another's than that."""
@@ -188,7 +188,9 @@ def test_programs_beside_each_other_build_what_both_have_once(
         assert np.array_equal(program.read("y"), times * expected)
 
 
-def test_replaying_allocates_builds_and_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_again_allocates_builds_and_uploads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     device = open_opencl()
     program, count = counter(device)
     program.run(2)
@@ -204,7 +206,7 @@ def test_replaying_allocates_builds_and_uploads_nothing(monkeypatch: pytest.Monk
     assert count.item() == 7
 
 
-def test_receivers_deliver_in_order_what_was_true_when_they_were_sent(device: AnyDevice) -> None:
+def test_receiver_delivers_values_of_the_request_in_order(device: AnyDevice) -> None:
     program, _ = counter(device)
     heard: list[tuple[int, int]] = []
     receiver = Receiver(
@@ -219,7 +221,7 @@ def test_receivers_deliver_in_order_what_was_true_when_they_were_sent(device: An
     assert len(heard) == 5
 
 
-def test_what_is_returned_and_assigned_is_read_from_the_state(device: AnyDevice) -> None:
+def test_output_that_is_also_assigned_is_read_from_the_state(device: AnyDevice) -> None:
     state = Tensor([1.0, 2.0], device)
 
     def step() -> dict[str, Tensor]:
@@ -234,7 +236,7 @@ def test_what_is_returned_and_assigned_is_read_from_the_state(device: AnyDevice)
     assert program.read("value").tolist() == [7, 7]
 
 
-def test_a_tensor_of_another_device_is_refused(device: AnyDevice) -> None:
+def test_tensors_of_another_device_are_refused(device: AnyDevice) -> None:
     other = Tensor([1.0], open_opencl() if device.info.kind == "numpy" else open_device("numpy"))
     with pytest.raises(ValueError, match="device"):
         compile(lambda: {"sum": other + 1}, device)
@@ -242,7 +244,7 @@ def test_a_tensor_of_another_device_is_refused(device: AnyDevice) -> None:
         Tensor([1.0], device) + other
 
 
-def test_a_state_without_a_device_is_where_the_first_program_is(device: AnyDevice) -> None:
+def test_state_without_a_device_moves_to_that_of_its_first_program(device: AnyDevice) -> None:
     w = Tensor(np.float32([1, 2]))
     x = Tensor(np.float32([3, 4]), device)
     adam = optim.Adam([w], 0.1)
@@ -256,7 +258,7 @@ def test_a_state_without_a_device_is_where_the_first_program_is(device: AnyDevic
     assert w.assign(w + 1).numpy().tolist() == [6, 7]
 
 
-def test_what_a_plan_of_memory_reads_is_zero(device: AnyDevice) -> None:
+def test_memory_needed_reads_zeros_and_sends_nothing(device: AnyDevice) -> None:
     """And what it sends is nowhere, so that it can plan what reads and feeds."""
     found: list[object] = []
 
@@ -279,7 +281,7 @@ def test_what_a_plan_of_memory_reads_is_zero(device: AnyDevice) -> None:
     assert found == [0, [0, 0], [0, 0], [0, 0]]
 
 
-def test_assigning_outside_of_a_step_happens_at_once(device: AnyDevice) -> None:
+def test_assignment_outside_of_a_step_is_immediate(device: AnyDevice) -> None:
     x = Tensor([1.0, 2.0], device)
     x.assign(x * 3 + 1)
     assert np.array_equal(x.numpy(), [4.0, 7.0])
@@ -310,7 +312,7 @@ def test_training_steps_agree_with_numpy(device: AnyDevice, preset: str) -> None
 
 
 @pytest.mark.parametrize(("memory", "refused"), [(0, False), (7_999, True), (8_000, False)])
-def test_numpy_refuses_only_what_is_held_at_once(
+def test_numpy_device_refuses_peak_memory_beyond_that_of_the_host(
     memory: int, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of eight values of 4,000 bytes in a row two; where it is not known what there is, nothing."""
@@ -332,7 +334,7 @@ def test_numpy_refuses_only_what_is_held_at_once(
         program.run()
 
 
-def test_the_same_seed_gives_the_same_bits(device: AnyDevice) -> None:
+def test_equal_seeds_train_to_identical_bits(device: AnyDevice) -> None:
     found = list[np.ndarray]()
     # another one is in the source: all of its kernels would be compiled once more
     for seed in (5, 5) if isinstance(device, Device) else (5, 5, 6):
@@ -344,21 +346,21 @@ def test_the_same_seed_gives_the_same_bits(device: AnyDevice) -> None:
     assert not any(np.array_equal(same, other) for other in others)
 
 
-def test_a_training_step_is_fifteen_kernels_some_of_them_side_by_side() -> None:
+def test_general_training_step_has_15_kernels_in_at_most_12_launches() -> None:
     program = training(open_opencl(), general=True).program
     found = program.stages.procedure.kernels
     assert sum(len(k.members) if isinstance(k, Fused) else 1 for k in found) == 15
     assert len(program.launches) <= 12
 
 
-def test_a_block_program_leaves_few_launches() -> None:
+def test_training_step_with_a_block_has_at_most_2_launches() -> None:
     device = open_opencl()
     program = training(device).program
     assert len(program.stages.procedure.phases) == 2
     assert len(program.launches) == (1 if device.keeps_groups else 2)
 
 
-def test_general_leaves_out_the_block_program() -> None:
+def test_general_schedule_has_no_block_and_more_launches() -> None:
     device = open_device("numpy")
     general, block = (training(device, general=g).program.stages for g in (True, False))
     assert not any(isinstance(launch, Block) for launch in general.procedure.kernels)
@@ -385,7 +387,7 @@ def gradients(device: AnyDevice) -> Program:
     ("refused", "rows", "told"),
     [(1, 32, "tiles of 32 rows instead of 64"), (2, None, "kernels one by one")],
 )
-def test_tiles_get_smaller_where_a_kernel_has_no_room(
+def test_tiles_shrink_if_a_kernel_exceeds_local_memory(
     monkeypatch: pytest.MonkeyPatch, refused: int, rows: int | None, told: str
 ) -> None:
     monkeypatch.setattr("imgmlp.engine.runtime.program.MIN_TILE_ROWS", 32)
@@ -412,7 +414,7 @@ def test_tiles_get_smaller_where_a_kernel_has_no_room(
         assert close(program.read(name), expected.read(name)), name
 
 
-def test_a_kernel_that_never_has_room_is_refused() -> None:
+def test_kernel_beyond_local_memory_in_any_tile_size_is_refused() -> None:
     device = open_mapping("group")
     # less than nothing, as PoCL 5 tells before a launch that kernels need none
     device.info = replace(device.info, local_memory=-1)
@@ -421,7 +423,7 @@ def test_a_kernel_that_never_has_room_is_refused() -> None:
     assert raised.value.exit_code == 7
 
 
-def test_layers_share_their_kernels() -> None:
+def test_equal_layers_share_kernels() -> None:
     device = open_opencl()
     net = nn.Sequential(*(nn.TransformerEncoder(8, 2, 12, 10 * i, device) for i in range(3)))
     x = Tensor(np.ones((2, 5, 8), np.float32), device)
@@ -446,7 +448,7 @@ def learning(device: AnyDevice, layers: int) -> Program:
     return compile(step, device)
 
 
-def test_a_transformer_learns_the_same_on_every_device(device: AnyDevice) -> None:
+def test_transformer_loss_curve_is_the_same_on_every_device(device: AnyDevice) -> None:
     """20 steps of gradient descent; float32 rounding stays below 1e-4 of the loss."""
     found = list[list[float]]()
     for where in (open_device("numpy"), device):
@@ -461,7 +463,7 @@ def test_a_transformer_learns_the_same_on_every_device(device: AnyDevice) -> Non
 
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
-def test_a_transformer_of_one_layer_has_no_kernels_that_one_of_two_has_not(lanes: Lanes) -> None:
+def test_kernels_of_one_transformer_layer_are_a_subset_of_those_of_two(lanes: Lanes) -> None:
     """So that none is compiled for a device to see that it learns the same."""
     device = open_device("numpy")
     device.lanes = lanes
@@ -473,7 +475,7 @@ def test_a_transformer_of_one_layer_has_no_kernels_that_one_of_two_has_not(lanes
     assert kernels(1) < kernels(2)
 
 
-def test_what_is_nowhere_chosen_need_not_be_read(device: AnyDevice) -> None:
+def test_cond_whose_untaken_branch_needs_an_unread_buffer_runs(device: AnyDevice) -> None:
     """The instructions of a kernel leave it out, its expressions name it."""
     x, y = Tensor(np.ones((1, 5)), device), Tensor(np.full((1, 5), 2.0), device)
     found = cond(x.max() > 2, lambda: x, lambda: x + (y.abs() + 0.5).tril(-1))

@@ -101,7 +101,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("step", [learning, control])
-def test_the_same_step_is_not_lowered_again(
+def test_equal_step_is_not_lowered_again(
     step: Step, kernels: Device, folder: Path, refused: Callable[[], None]
 ) -> None:
     before = kernels.lowering
@@ -116,7 +116,7 @@ def test_the_same_step_is_not_lowered_again(
     assert kernels.lowering - before == taken
 
 
-def test_what_a_step_is_made_of_can_be_looked_at_all_the_same(folder: Path) -> None:
+def test_stages_of_a_cached_step_can_be_inspected(folder: Path) -> None:
     device = open_opencl()
     first, second = learning(device), learning(device)
     assert "stages" not in vars(second)
@@ -125,7 +125,7 @@ def test_what_a_step_is_made_of_can_be_looked_at_all_the_same(folder: Path) -> N
     assert len(second.render_times(1).splitlines()) == 2 + len(second.launches)
 
 
-def test_debug_shows_what_runs(
+def test_debug_lowers_a_cached_step_to_show_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     device = open_opencl()
@@ -135,7 +135,9 @@ def test_debug_shows_what_runs(
     assert "milliseconds to compile" in capsys.readouterr().err
 
 
-def test_a_plan_of_memory_serves_the_program_too(folder: Path, refused: Callable[[], None]) -> None:
+def test_memory_needed_and_compile_share_the_cache_entry(
+    folder: Path, refused: Callable[[], None]
+) -> None:
     device = open_opencl()
     wanted = memory_needed(learning, device)
     refused()
@@ -176,7 +178,7 @@ def simple(
     return step
 
 
-def test_data_names_and_what_the_process_has_made_do_not_count() -> None:
+def test_key_ignores_data_names_and_other_graphs_of_the_process() -> None:
     wanted = graph(simple())
     assert graph(simple(name="other", seed=1)) == wanted
     device = open_device("numpy")
@@ -188,7 +190,7 @@ def test_data_names_and_what_the_process_has_made_do_not_count() -> None:
     assert len(kept) == 3
 
 
-def test_nor_do_they_change_what_is_compiled() -> None:
+def test_generated_source_ignores_other_graphs_of_the_process() -> None:
     """Or the same step, once more in a process, would find nothing of what the driver keeps."""
     device = open_opencl()
 
@@ -206,7 +208,7 @@ def test_nor_do_they_change_what_is_compiled() -> None:
     assert len(held) == 3
 
 
-def test_nor_do_functions_of_constants_that_others_hold() -> None:
+def test_key_ignores_functions_of_constants_held_by_others() -> None:
     """Which are one Node wherever they are asked for, as their gradients have one rule."""
     device = open_device("numpy")
 
@@ -232,11 +234,11 @@ def test_nor_do_functions_of_constants_that_others_hold() -> None:
         simple(one=True), simple(times=4),
     ],
 )  # fmt: skip
-def test_another_graph_has_another_entry(other: Step) -> None:
+def test_different_graphs_have_different_keys(other: Step) -> None:
     assert graph(other) != graph(simple())
 
 
-def test_zeros_of_both_signs_are_two_things() -> None:
+def test_zeros_of_both_signs_have_different_keys() -> None:
     def step(zero: float) -> Step:
         return lambda device: compile(
             lambda: {"y": Tensor(np.ones(2, np.float32), device).maximum(zero)}, device
@@ -245,7 +247,7 @@ def test_zeros_of_both_signs_are_two_things() -> None:
     assert graph(step(0.0)) != graph(step(-0.0))
 
 
-def test_the_order_of_buffers_is_that_of_their_first_use() -> None:
+def test_buffers_are_ordered_by_first_use() -> None:
     found = simple()(open_device("numpy"))
     _, buffers = identify(found.updates)
     assert [b.name for b in buffers] == ["x", "x2", "product", "after"]
@@ -266,7 +268,7 @@ TARGETS = [
 ]
 
 
-def test_other_targets_sources_and_schedulers_have_other_entries(
+def test_key_depends_on_target_source_scheduler_and_numpy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     usual = Target()
@@ -282,7 +284,7 @@ def test_other_targets_sources_and_schedulers_have_other_entries(
     assert key("a", Target(), False) not in names
 
 
-def test_the_source_is_looked_at_with_the_modules_that_are_read_from_it() -> None:
+def test_source_digest_is_taken_at_import() -> None:
     """Else a process that compiles after an update gave the new version what the old one made."""
     code = "import imgmlp.engine.runtime.program_cache as cache; "
     code += "print(cache.source_digest.cache_info().currsize)"
@@ -291,7 +293,7 @@ def test_the_source_is_looked_at_with_the_modules_that_are_read_from_it() -> Non
     assert int(found.stdout) == 1
 
 
-def test_a_step_and_its_smaller_tiles_are_two_entries(
+def test_step_with_smaller_tiles_has_an_entry_of_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[[], None]
 ) -> None:
     told: list[str] = []
@@ -341,7 +343,7 @@ NAME: list[str] = [""]  # of the entry
         sealed('{"calls": 3, "places": [], "order": [], "allocations": []}'),
     ],
 )  # fmt: skip
-def test_a_damaged_entry_is_written_anew(spoil: Callable[[bytes], bytes], folder: Path) -> None:
+def test_damaged_entry_is_rewritten(spoil: Callable[[bytes], bytes], folder: Path) -> None:
     device = open_device("numpy:uops")
     wanted = simple()(device).executable
     (path,) = entries(folder)
@@ -355,7 +357,7 @@ def test_a_damaged_entry_is_written_anew(spoil: Callable[[bytes], bytes], folder
     assert path.read_bytes() == good
 
 
-def test_another_steps_entry_is_none_of_this_one(folder: Path) -> None:
+def test_entry_of_another_step_is_rejected(folder: Path) -> None:
     device = open_device("numpy:uops")
     assert simple()(device).executable
     (path,) = entries(folder)
@@ -369,7 +371,7 @@ def test_another_steps_entry_is_none_of_this_one(folder: Path) -> None:
 # --- where they are kept ---
 
 
-def test_where_nothing_can_be_written_each_process_lowers(
+def test_step_is_lowered_if_the_cache_cannot_be_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -390,7 +392,7 @@ def test_where_nothing_can_be_written_each_process_lowers(
     assert values(learning(device)) == wanted
 
 
-def test_the_oldest_go_where_there_are_too_many(
+def test_least_recently_used_entries_are_removed_beyond_the_limits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = open_device("numpy:uops")
@@ -435,7 +437,7 @@ print("stages" in vars(found), b"".join(values(found)).hex())
 """
 
 
-def test_processes_at_once_do_no_harm(tmp_path: Path) -> None:
+def test_concurrent_processes_share_the_cache_safely(tmp_path: Path) -> None:
     tests = [str(Path(__file__).parents[n]) for n in (0, 2)]
     command = [sys.executable, "-c", PROCESS, *tests, OPENCL["device"]]
 
@@ -465,7 +467,7 @@ def test_processes_at_once_do_no_harm(tmp_path: Path) -> None:
     assert told([start()]) == [["False", first[1]]]
 
 
-def test_every_node_counts_once_however_many_ways_lead_to_it() -> None:
+def test_identifying_a_graph_visits_each_node_once() -> None:
     device = open_device("numpy")
     x = Tensor(np.float32(1), device)
 
@@ -510,7 +512,7 @@ def given(step: Counting) -> dict[str, list[float]]:
     return {name: step.program.read(name).ravel().tolist() for name in step.program.outputs}
 
 
-def test_an_outline_stands_for_tracing(folder: Path) -> None:
+def test_outline_replaces_tracing(folder: Path) -> None:
     device = open_opencl()
     first, second = Counting(device), Counting(device)
     assert (first.traced, second.traced) == (1, 0)
@@ -521,7 +523,9 @@ def test_an_outline_stands_for_tracing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"factor": 3.0}, {"size": 7}])
-def test_an_outline_is_of_what_a_step_depends_on(folder: Path, other: dict[str, float]) -> None:
+def test_outline_depends_on_the_arguments_of_the_step(
+    folder: Path, other: dict[str, float]
+) -> None:
     device = open_opencl()
     assert given(Counting(device)) != given(found := Counting(device, **other))
     assert found.traced == 1
@@ -543,7 +547,7 @@ class Doubling:
         return x * 2
 
 
-def test_an_outline_is_of_the_class_whose_methods_the_step_calls(folder: Path) -> None:
+def test_outline_depends_on_the_class_of_the_step(folder: Path) -> None:
     class Squaring(Doubling):
         __module__ = OURS
 
@@ -557,7 +561,7 @@ def test_an_outline_is_of_the_class_whose_methods_the_step_calls(folder: Path) -
         assert program.read("y").tolist() == wanted
 
 
-def test_nothing_is_kept_of_a_class_whose_code_may_change_unnoticed(folder: Path) -> None:
+def test_no_outline_is_stored_for_classes_outside_of_the_package(folder: Path) -> None:
     class Other(Counting):
         __module__ = __name__
 
@@ -567,21 +571,21 @@ def test_nothing_is_kept_of_a_class_whose_code_may_change_unnoticed(folder: Path
     assert given(found[0]) == given(Counting(device))
 
 
-def test_only_a_method_is_known_by_what_it_depends_on() -> None:
+def test_depends_on_is_refused_for_other_callables_than_methods() -> None:
     device = open_device("numpy")
     x = Tensor(np.float32([1]), device)
     with pytest.raises(TypeError, match="depends_on is for a method"):
         compile(lambda: {"y": x + 1}, device, depends_on=1, states=[x])
 
 
-def test_a_step_with_other_tensors_is_traced_each_time(folder: Path) -> None:
+def test_step_with_undeclared_tensors_is_traced_each_time(folder: Path) -> None:
     device = open_opencl()
     first, second = (Counting(device, more=True) for _ in range(2))
     assert given(second) == given(first)
     assert second.traced == 1
 
 
-def test_what_was_not_traced_can_be_looked_at_as_long_as_it_is_there(folder: Path) -> None:
+def test_untraced_step_can_be_inspected_while_its_object_lives(folder: Path) -> None:
     device = open_opencl()
     first, second = Counting(device), Counting(device)
     assert second.program.stages.source == first.program.executable.source
@@ -592,7 +596,7 @@ def test_what_was_not_traced_can_be_looked_at_as_long_as_it_is_there(folder: Pat
         _ = third.stages
 
 
-def test_an_outline_whose_executable_is_gone_is_traced(folder: Path) -> None:
+def test_step_is_traced_if_the_executable_of_its_outline_is_gone(folder: Path) -> None:
     device = open_opencl()
     Counting(device)
     for path in entries(folder):
@@ -603,7 +607,7 @@ def test_an_outline_whose_executable_is_gone_is_traced(folder: Path) -> None:
     assert given(found) == given(Counting(device))
 
 
-def test_smaller_tiles_are_made_of_a_step_that_was_not_traced(
+def test_untraced_step_is_traced_for_smaller_tiles(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = open_opencl()
@@ -654,7 +658,7 @@ class Taking:
         return {name: self.program.read(name).tolist() for name in self.program.outputs}
 
 
-def test_indices_of_a_step_that_is_not_traced_are_checked(folder: Path) -> None:
+def test_indices_of_an_untraced_step_are_bounds_checked(folder: Path) -> None:
     device = open_opencl()
     first, second = (Taking(device, [3, 0, 2]) for _ in range(2))
     assert (first.traced, second.traced) == (1, 0)
@@ -670,7 +674,7 @@ def test_indices_of_a_step_that_is_not_traced_are_checked(folder: Path) -> None:
         assert step.last.numpy() == 1
 
 
-def test_what_a_step_assigned_is_not_given_whether_it_was_traced_or_not(folder: Path) -> None:
+def test_assigned_states_are_not_from_the_host_traced_or_not(folder: Path) -> None:
     device = open_opencl()
     for traced in (1, 0):
         step = Taking(device, [3, 0, 2])
@@ -679,14 +683,14 @@ def test_what_a_step_assigned_is_not_given_whether_it_was_traced_or_not(folder: 
         assert (step.traced, given) == (traced, [True, True, False])
 
 
-def test_indices_that_are_wrong_already_are_refused_where_nothing_is_traced(folder: Path) -> None:
+def test_wrong_initial_indices_of_an_untraced_step_are_refused(folder: Path) -> None:
     device = open_opencl()
     Taking(device, [3, 0, 2])
     with pytest.raises(OutOfBoundsError, match="index 4"):
         Taking(device, [3, 4, 2])
 
 
-def test_limits_are_those_of_the_tensors_of_the_step_alone(folder: Path) -> None:
+def test_bounds_in_an_outline_are_those_of_the_step_alone(folder: Path) -> None:
     """What another program has them limited to does not tell steps apart, and stays."""
     device = open_opencl()
     Taking(device, [3, 0, 2])
@@ -707,7 +711,7 @@ def test_limits_are_those_of_the_tensors_of_the_step_alone(folder: Path) -> None
     found.at.write(np.int32([[4, 2]] * 3))
 
 
-def test_what_a_step_assigns_is_within_the_limits_of_others(folder: Path) -> None:
+def test_values_assigned_by_a_step_obey_bounds_of_other_programs(folder: Path) -> None:
     """For which its graph is looked at, though there is an outline."""
     device = open_opencl()
     Taking(device, [3, 0, 2])
@@ -717,7 +721,7 @@ def test_what_a_step_assigns_is_within_the_limits_of_others(folder: Path) -> Non
         step.at.write(np.int32([[0, 0], [1, 0], [3, 0]]))
 
 
-def test_what_others_limit_is_not_told(folder: Path) -> None:
+def test_bounds_of_other_programs_are_not_stored_in_the_outline(folder: Path) -> None:
     device = open_opencl()
     first = Taking(device, [1, 0, 1], narrow=(2, 4))
     with pytest.raises(OutOfBoundsError):
@@ -728,7 +732,7 @@ def test_what_others_limit_is_not_told(folder: Path) -> None:
     assert second.taken()["taken"] == [9, 9, 9]
 
 
-def test_a_state_that_stands_twice_is_another_step(folder: Path) -> None:
+def test_step_with_a_repeated_state_has_another_outline(folder: Path) -> None:
     device = open_opencl()
 
     class Two:
@@ -753,14 +757,14 @@ def test_a_state_that_stands_twice_is_another_step(folder: Path) -> None:
     [[[["NOTHING", [], None, [1], "i32"]], [0], [0, 3]]],
     [[[], [0], [0, 3]]], [7], [[[["PARAMETER", [], [0, 0], [3], "i33"]], [0], [0, 3]]],
 ])  # fmt: skip
-def test_limits_that_make_no_sense_count_as_none(told: list[Any]) -> None:
+def test_invalid_bounds_in_an_entry_are_ignored(told: list[Any]) -> None:
     device = open_device("numpy")
     states = [Tensor(np.int32([1]), device).node.arg]
     assert not import_bounds(told, states, [], device)
     assert not states[0].limits
 
 
-def test_limits_by_what_is_no_state_are_not_told() -> None:
+def test_bounds_that_depend_on_undeclared_states_are_not_exported() -> None:
     device = open_device("numpy")
     at, other, table = (Tensor(np.int32([0, 1]), device) for _ in range(3))
     kept = compile(lambda: {"y": table.gather(Tensor.concat([at, other]))}, device)
@@ -769,7 +773,7 @@ def test_limits_by_what_is_no_state_are_not_told() -> None:
     assert export_bounds([at.node.arg, other.node.arg])
 
 
-def test_nothing_keeps_a_step_alive(folder: Path) -> None:
+def test_compiled_program_does_not_keep_its_step_object_alive(folder: Path) -> None:
     device = open_opencl()
     for _ in range(2):
         gone = ref(Counting(device))

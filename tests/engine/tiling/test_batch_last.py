@@ -40,12 +40,14 @@ CASES = [("one", 256, True), ("one", 130, False), *product(EMULATED, (256, 130),
 
 
 @pytest.mark.parametrize(("device", "batch", "rows"), CASES, indirect=["device"])
-def test_no_value_changes(device: AnyDevice, batch: int, rows: bool) -> None:
+def test_tiles_with_the_batch_last_keep_all_values(
+    device: AnyDevice, batch: int, rows: bool
+) -> None:
     check(device, channels_first(device, batch, rows))
 
 
 @pytest.mark.parametrize("device", EMULATED[:1], indirect=True)
-def test_where_inputs_have_the_batch_last_so_have_the_tiles(device: AnyDevice) -> None:
+def test_tiles_have_the_batch_last_if_inputs_have(device: AnyDevice) -> None:
     (block,) = blocks(lowered(channels_first(device, 1024)))
     shapes = [k.shape for k in block.kernels if k.core is not None and k.core.op is Op.DOT]
     forward = [(24, 256), (12, 256), (3, 256)]
@@ -54,7 +56,7 @@ def test_where_inputs_have_the_batch_last_so_have_the_tiles(device: AnyDevice) -
 
 
 @pytest.mark.parametrize("device", EMULATED[:1], indirect=True)
-def test_gradients_of_weights_take_neighbouring_terms_at_once(device: AnyDevice) -> None:
+def test_weight_gradients_are_vectorised_along_the_batch(device: AnyDevice) -> None:
     (block,) = blocks(lowered(channels_first(device, 1024)))
     code = linearize(block, Target("one", 2))
     products: list[Product] = [u.arg for u in code.uops if u.op is U.PRODUCT]
@@ -63,7 +65,7 @@ def test_gradients_of_weights_take_neighbouring_terms_at_once(device: AnyDevice)
 
 
 @pytest.mark.parametrize("device", EMULATED[:1], indirect=True)
-def test_rows_of_features_stay_rows(device: AnyDevice) -> None:
+def test_inputs_with_features_last_keep_row_tiles(device: AnyDevice) -> None:
     x, w, v = filled(device, 1024, 7), filled(device, 7, 24), filled(device, 24, 3)
     loss = ((x @ w).leaky_relu(0.1) @ v).square().sum()
     (block,) = blocks(lowered(gradients(loss, w, v)))
@@ -72,7 +74,7 @@ def test_rows_of_features_stay_rows(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize("device", EMULATED[:1], indirect=True)
-def test_a_sum_of_logarithms_is_one_of_what_another_kernel_stored(device: AnyDevice) -> None:
+def test_sum_of_logarithms_reads_values_stored_by_another_kernel(device: AnyDevice) -> None:
     (block,) = blocks(lowered(channels_first(device, 1024)))
     sums = [k.core for k in block.kernels if k.core is not None and k.core.op is Op.SUM]
     below = [n for core in sums for n in core.src]

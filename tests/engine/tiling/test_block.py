@@ -106,7 +106,7 @@ def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
     "features",
     [4, 32, 5, 12],  # a lane has the whole of its share at once; the last ones' tiles are uneven
 )
-def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) -> None:
+def test_lanes_load_all_gathered_values_before_storing(features: int) -> None:
     device = with_units(open_device("numpy:uops-group"), 1)  # so that tiles have many rows
     table, weight = filled(device, 50, features), filled(device, features, 7)
     rng = np.random.default_rng(1)
@@ -131,7 +131,9 @@ def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) ->
 
 
 @pytest.mark.parametrize(("features", "stores"), [(37, 1), (37, 3), (40, 3)])
-def test_lanes_have_their_values_in_registers(features: int, stores: int) -> None:
+def test_lanes_hold_their_values_in_a_limited_number_of_registers(
+    features: int, stores: int
+) -> None:
     """No more than there is room for, and only unrolled loops reach them."""
     device = with_units(open_device("numpy:uops-group"), 1)  # so that tiles have many rows
     x, weight = filled(device, 512, features), filled(device, features, 7)
@@ -172,7 +174,7 @@ def test_lanes_beyond_a_tile_load_nothing() -> None:
 
 
 @pytest.mark.parametrize(("hidden", "once"), [(64, True), (72, False)])
-def test_sums_that_lanes_keep_to_the_end_are_stored_once(hidden: int, once: bool) -> None:
+def test_sums_kept_in_registers_are_stored_once_at_the_end(hidden: int, once: bool) -> None:
     """A tile's sums of more than 64 columns are not kept: they are added to memory, from zero."""
     device = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
     device.has_matrix_units = True
@@ -196,32 +198,34 @@ def test_sums_that_lanes_keep_to_the_end_are_stored_once(hidden: int, once: bool
 @pytest.mark.parametrize(
     ("device", "batch"), cases([13, 521], [13, 64, 65, 130, 521]), indirect=["device"]
 )
-def test_batches_that_do_not_divide_the_tile(device: AnyDevice, batch: int) -> None:
+def test_batches_of_partial_tiles_are_right(device: AnyDevice, batch: int) -> None:
     check(device, network(device, batch, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
 
 
 @pytest.mark.parametrize(("device", "width"), cases([17], [1, 3, 17]), indirect=["device"])
-def test_widths(device: AnyDevice, width: int) -> None:
+def test_networks_of_any_width_are_right(device: AnyDevice, width: int) -> None:
     check(device, network(device, 70, [5, width, width, 2], nn.sigmoid))
 
 
 @pytest.mark.parametrize("device", ["one", "numpy:uops"], indirect=True)
-def test_a_width_of_many_tiles(device: AnyDevice) -> None:
+def test_networks_wider_than_a_tile_are_right(device: AnyDevice) -> None:
     check(device, network(device, 70, [5, 256, 256, 2], nn.sigmoid))
 
 
 @pytest.mark.parametrize(("device", "depth"), cases([4], [1, 8]), indirect=["device"])
-def test_depths(device: AnyDevice, depth: int) -> None:
+def test_networks_of_any_depth_are_right(device: AnyDevice, depth: int) -> None:
     check(device, network(device, 66, [8, *[12] * depth, 3], nn.gelu))
 
 
 @pytest.mark.parametrize(("device", "batch"), cases([], [1, 7]), indirect=["device"])
-def test_few_rows_are_left_to_the_general_scheduler(device: AnyDevice, batch: int) -> None:
+def test_batches_of_few_rows_are_left_to_the_general_scheduler(
+    device: AnyDevice, batch: int
+) -> None:
     outputs = network(device, batch, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
     check(device, outputs, taken=False)
 
 
-def test_a_batch_along_the_last_axis(device: AnyDevice) -> None:
+def test_batch_along_the_last_axis_is_tiled_correctly(device: AnyDevice) -> None:
     x, y = filled(device, 6, 130), filled(device, 3, 130)
     w, v = filled(device, 16, 6), filled(device, 3, 16)
     hidden = (w @ x).leaky_relu(0.1)
@@ -229,7 +233,7 @@ def test_a_batch_along_the_last_axis(device: AnyDevice) -> None:
     check(device, gradients(loss, w, v) | {"hidden": hidden.node})
 
 
-def test_softmax_by_rows_and_weighted_sums(device: AnyDevice) -> None:
+def test_row_softmax_and_weighted_sums_in_a_block_are_right(device: AnyDevice) -> None:
     x, u = filled(device, 150, 12), filled(device, 12, 12)
     w, v = filled(device, 12, 9), filled(device, 9)
     scores = nn.softmax((x @ u).leaky_relu(0.1) @ w)
@@ -237,7 +241,7 @@ def test_softmax_by_rows_and_weighted_sums(device: AnyDevice) -> None:
     check(device, gradients(weighted.square().sum(), u, w, v) | {"weighted": weighted.node})
 
 
-def test_rows_that_are_needed_as_a_whole_are_stored(device: AnyDevice) -> None:
+def test_rows_normalised_by_the_batch_mean_are_right(device: AnyDevice) -> None:
     """Normalising by the batch: its mean is a sum over rows, what follows comes after."""
     x, w, v = filled(device, 130, 8), filled(device, 8, 8), filled(device, 8, 3)
     hidden = ((x @ w).leaky_relu(0.1) @ w).leaky_relu(0.1)
@@ -245,14 +249,14 @@ def test_rows_that_are_needed_as_a_whole_are_stored(device: AnyDevice) -> None:
     check(device, {"centred": centred.node, "answer": (centred @ v).node, "hidden": hidden.node})
 
 
-def test_rows_that_are_put_together_are_computed_ahead(device: AnyDevice) -> None:
+def test_concatenated_input_rows_in_a_block_are_right(device: AnyDevice) -> None:
     x = Tensor.concat([filled(device, 40, 6), filled(device, 60, 6) * 2.0], axis=0)
     w, v = filled(device, 6, 7), filled(device, 7, 3)
     loss = (((x @ w).leaky_relu(0.1) @ v).square()).sum()
     check(device, gradients(loss, w, v))
 
 
-def test_rows_that_are_padded_by_their_number(device: AnyDevice) -> None:
+def test_rows_padded_by_their_own_number_are_right(device: AnyDevice) -> None:
     """A width of padding is not the end of a window."""
     x = filled(device, 5, 3)
     wide = x.pad((0, 5), (0, 0))
@@ -260,7 +264,7 @@ def test_rows_that_are_padded_by_their_number(device: AnyDevice) -> None:
     check(device, {name: t.node for name, t in outputs.items()}, taken=False)
 
 
-def test_rows_of_tables_and_integer_sums(device: AnyDevice) -> None:
+def test_gathered_rows_and_integer_sums_in_a_block_are_right(device: AnyDevice) -> None:
     table, w = filled(device, 20, 6), filled(device, 6, 9)
     index = Tensor.random_bits((200,), 5, device) % 20
     hidden = (table.gather(index.cast(dt.i32)) @ w).leaky_relu(0.1)
@@ -272,21 +276,21 @@ def test_rows_of_tables_and_integer_sums(device: AnyDevice) -> None:
 
 
 @lowered_only
-def test_the_note_says_what_was_taken(device: AnyDevice) -> None:
+def test_note_describes_the_block_and_its_tiles(device: AnyDevice) -> None:
     procedure = lowered(network(device, 512, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
     assert procedure.note.startswith("block: 512 rows in 2 tiles of 256, 2 groups; ")
     assert len(blocks(procedure)) == 1
 
 
 @lowered_only
-def test_too_little_is_left_to_the_general_scheduler(device: AnyDevice) -> None:
+def test_little_work_is_left_to_the_general_scheduler(device: AnyDevice) -> None:
     procedure = lowered({"y": (filled(device, 512, 8) * 2.0).sum(axis=0).node})
     assert not blocks(procedure)
     assert procedure.note.startswith("no block: ")
 
 
 @lowered_only
-def test_columns_of_a_picture_are_no_rows_where_products_have_others(device: AnyDevice) -> None:
+def test_columns_of_an_image_are_not_taken_as_the_batch(device: AnyDevice) -> None:
     x, w, g = (filled(device, *shape) for shape in ((1, 3, 64, 64), (3, 3, 3, 3), (1, 3, 64, 64)))
     procedure = lowered(gradients((x.conv2d(w, padding=1) * g).sum(), x, w))
     assert not blocks(procedure)
@@ -294,7 +298,7 @@ def test_columns_of_a_picture_are_no_rows_where_products_have_others(device: Any
 
 
 @lowered_only
-def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
+def test_each_group_has_its_own_partial_sums(device: AnyDevice) -> None:
     """So nothing is atomic; a total adds the groups in order."""
     outputs = network(device, 1024, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
     (block,) = blocks(lowered(outputs, units=3))
@@ -319,7 +323,7 @@ def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
         (256 * 7, 16, 2, 2),
     ],
 )
-def test_a_cpus_threads_take_groups_in_turn(
+def test_number_of_groups_balances_threads_against_partial_sums(
     device: AnyDevice, rows: int, width: int, units: int, groups: int
 ) -> None:
     outputs = network(device, rows, [6, width, width, 3], lambda x: x.leaky_relu(0.1))
@@ -336,7 +340,7 @@ def test_wide_rows_have_smaller_tiles(device: AnyDevice) -> None:
     assert lowered(outputs).note.endswith("; larger tiles take too much memory")
 
 
-def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:
+def test_rerun_of_a_block_gives_identical_bits(device: AnyDevice) -> None:
     outputs = network(device, 300, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
     found = Program(device, outputs, [])
     runs = []
@@ -347,7 +351,7 @@ def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:
 
 
 @pytest.mark.parametrize(("batch", "width", "kept"), [(512, 16, 3), (1111, 16, 3), (512, 80, 0)])
-def test_sums_that_lanes_keep_from_tile_to_tile(batch: int, width: int, kept: int) -> None:
+def test_sums_kept_in_registers_across_tiles_are_right(batch: int, width: int, kept: int) -> None:
     """In half precision, gradients of one tile each. Here NumPy multiplies, and rounds nothing."""
     device = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
     device.has_matrix_units = True
@@ -368,7 +372,7 @@ def test_sums_that_lanes_keep_from_tile_to_tile(batch: int, width: int, kept: in
 
 
 @lowered_only
-def test_what_a_choice_may_skip_is_left_alone(device: AnyDevice) -> None:
+def test_computation_inside_cond_makes_no_block(device: AnyDevice) -> None:
     x, w = filled(device, 128, 8), filled(device, 8, 8)
     hidden = x @ w
     for _ in range(4):
@@ -377,7 +381,7 @@ def test_what_a_choice_may_skip_is_left_alone(device: AnyDevice) -> None:
     assert not blocks(lowered({"y": chosen.node}))
 
 
-def test_rows_in_another_shape_go_where_they_belong(device: AnyDevice) -> None:
+def test_reshaped_rows_are_right_without_a_block(device: AnyDevice) -> None:
     x, w, v = filled(device, 128, 8), filled(device, 8, 9), filled(device, 9, 3)
     picture = ((x @ w).leaky_relu(0.1) @ v).sin().reshape(8, 16, 3)
     outputs = {"picture": picture.node}
@@ -385,7 +389,7 @@ def test_rows_in_another_shape_go_where_they_belong(device: AnyDevice) -> None:
 
 
 @lowered_only
-def test_sums_of_a_concatenation_are_also_taken_one_by_one(device: AnyDevice) -> None:
+def test_concatenated_gradients_are_also_computed_in_the_block(device: AnyDevice) -> None:
     """Nothing that walks the rows is computed again after the block."""
     x, w, v = filled(device, 128, 8), filled(device, 8, 9), filled(device, 9, 3)
     loss = ((x @ w).leaky_relu(0.1) @ v).square().sum()

@@ -41,7 +41,7 @@ def descent(device: AnyDevice) -> tuple[Program, list[Tensor]]:
 
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
-def test_a_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
+def test_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
     device = with_units(open_device("numpy"), 2)
     device.lanes = lanes
     block, after = descent(device)[0].stages.procedure.kernels
@@ -51,7 +51,7 @@ def test_a_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
     assert len(transposed) == (lanes == "one")  # on lanes a product reads either order as fast
 
 
-def test_what_would_take_long_to_copy_is_copied_by_all_groups_together(
+def test_copies_of_large_matrices_are_a_launch_before_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prologue, "MAX_COPIED_ELEMENTS", FEATURES * FEATURES - 1)
@@ -62,7 +62,7 @@ def test_what_would_take_long_to_copy_is_copied_by_all_groups_together(
     assert [k.name for k in block.prologue] == ["clear"]
 
 
-def test_weights_that_the_host_sets_between_steps_are_used(device: AnyDevice) -> None:
+def test_weights_written_by_the_host_between_steps_are_used(device: AnyDevice) -> None:
     found = []
     for where in (device, open_device("numpy")):
         program, weights = descent(where)
@@ -78,7 +78,7 @@ def test_weights_that_the_host_sets_between_steps_are_used(device: AnyDevice) ->
         assert close(value, wanted, roundings=256)
 
 
-def test_two_runs_give_the_same_bits_also_in_parts(device: AnyDevice) -> None:
+def test_split_and_repeated_runs_give_identical_bits(device: AnyDevice) -> None:
     whole, parts = descent(device), descent(device)
     whole[0].run(4)
     for _ in range(2):

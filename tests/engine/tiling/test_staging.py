@@ -58,7 +58,9 @@ def factors(block: Block) -> set[Buffer]:
 
 
 @pytest.mark.parametrize("precision", ["half", "float32"])
-def test_factors_have_a_room_beside_matrix_units(device: AnyDevice, precision: Precision) -> None:
+def test_factors_for_matrix_units_are_staged_in_local_memory(
+    device: AnyDevice, precision: Precision
+) -> None:
     weight = filled(device, 40, 24)
     _, block = step(device, lambda h: (h @ weight).sin(), precision)
     found = tile_buffers(block) & factors(block)
@@ -71,7 +73,7 @@ def test_factors_have_a_room_beside_matrix_units(device: AnyDevice, precision: P
 
 
 @pytest.mark.parametrize(("width", "near"), [(64, True), (400, False)])
-def test_float32_takes_matrix_units_where_a_tile_has_room(
+def test_float32_uses_matrix_units_only_if_a_tile_fits_local_memory(
     device: AnyDevice, width: int, near: bool
 ) -> None:
     weight = filled(device, 40, width)
@@ -84,7 +86,7 @@ def test_float32_takes_matrix_units_where_a_tile_has_room(
     assert (plain.stages.source == program.stages.source) is not near
 
 
-def test_what_lanes_exchange_has_room_beside_a_full_tile(device: AnyDevice) -> None:
+def test_scratch_of_reductions_fits_beside_a_full_tile(device: AnyDevice) -> None:
     weights = [(filled(device, 32, 32) * 0.3 * n).realize() for n in range(1, 7)]
     h = filled(device, 200, 32)
     for weight in weights:
@@ -97,7 +99,7 @@ def test_what_lanes_exchange_has_room_beside_a_full_tile(device: AnyDevice) -> N
     assert LOCAL_MEMORY_BYTES < warps.local_bytes(found.source) <= warps.LOCAL
 
 
-def test_without_matrix_units_they_stay_in_memory(device: AnyDevice) -> None:
+def test_without_matrix_units_factors_stay_in_global_memory(device: AnyDevice) -> None:
     device.has_matrix_units = False
     weight = filled(device, 40, 24)
     _, block = step(device, lambda h: (h @ weight).sin(), "float32")
@@ -107,7 +109,7 @@ def test_without_matrix_units_they_stay_in_memory(device: AnyDevice) -> None:
 @pytest.mark.parametrize(
     ("begin", "end", "near"), [(0, 24, True), (24, 40, True), (0, 20, False), (4, 40, False)]
 )
-def test_matrix_units_read_whole_chunks_of_lines(
+def test_only_factors_of_whole_chunks_are_staged(
     device: AnyDevice, begin: int, end: int, near: bool
 ) -> None:
     """Beyond a part of a line stand other values, not zeros."""
@@ -117,7 +119,7 @@ def test_matrix_units_read_whole_chunks_of_lines(
 
 
 @pytest.mark.parametrize("precision", ["half", "float32"])
-def test_rows_of_a_tile_are_not_copied_once_a_group(
+def test_gradient_with_the_batch_as_right_factor_is_right(
     device: AnyDevice, precision: Precision
 ) -> None:
     """A gradient that is a product with the batch itself, on its right."""
@@ -134,7 +136,7 @@ def test_rows_of_a_tile_are_not_copied_once_a_group(
         assert close(program.read(name), value, roundings=256)
 
 
-def test_a_value_may_be_read_in_another_shape(device: AnyDevice) -> None:
+def test_staged_value_may_be_read_in_another_shape(device: AnyDevice) -> None:
     weight = filled(device, 40, 24)
 
     def layers(h: Tensor) -> Tensor:
@@ -144,7 +146,7 @@ def test_a_value_may_be_read_in_another_shape(device: AnyDevice) -> None:
     assert tile_buffers(block) & factors(block)
 
 
-def test_lanes_wait_for_what_others_read_and_store(device: AnyDevice) -> None:
+def test_omitted_barriers_are_reported_as_races(device: AnyDevice) -> None:
     weight = filled(device, 40, 24)
     program, _ = step(device, lambda h: (h @ weight).sin())
     (code,) = [c for c in program.stages.codes if any(u.op is U.LOCAL_BUFFER for u in c.uops)]

@@ -17,7 +17,7 @@ from imgmlp.engine.tiling.tile import tile_batch
         (3, 8, (3, 1, 1)),
     ],
 )
-def test_tiles_are_equal_unless_that_costs_an_eighth(
+def test_batch_is_cut_into_equal_tiles_unless_that_costs_an_eighth(
     batch: int, groups: int, wanted: tuple[int, int, int]
 ) -> None:
     cut = tile_batch(batch, 64, groups)

@@ -104,14 +104,14 @@ def guarded(program: Program) -> list[Kernel]:
     return [kernel for kernel in block.kernels if kernel.guards]
 
 
-def test_tiles_are_left_out_of_sums_to_which_they_add_nothing(device: AnyDevice) -> None:
+def test_tiles_without_chosen_rows_are_skipped_in_sums(device: AnyDevice) -> None:
     program, turn = step(device, one_of_four)
     for now in range(3):
         turn.write(np.int32(now))
         check(program, wanted(mask(one_of_four, now, ROWS)))
 
 
-def test_what_such_sums_need_is_all_that_is_guarded() -> None:
+def test_only_kernels_needed_by_masked_sums_are_guarded() -> None:
     """A product of either layer, which adds up its bias as well, of terms as they are; and what one
     of these alone reads."""
     program, _ = step(with_units(open_mapping("numpy:procedure"), 2), one_of_four)
@@ -134,7 +134,7 @@ def test_what_such_sums_need_is_all_that_is_guarded() -> None:
         (one_of_four, 512),  # a tile for each unit, whose sums must be there
     ],
 )
-def test_rows_that_tiles_do_not_share_are_chosen_one_by_one(
+def test_masks_not_constant_per_tile_are_applied_row_by_row(
     device: AnyDevice, chosen: Chosen, rows: int
 ) -> None:
     program, _ = step(device, chosen, rows)
@@ -143,14 +143,14 @@ def test_rows_that_tiles_do_not_share_are_chosen_one_by_one(
 
 
 @pytest.mark.parametrize("also", [(True, False), (False, True)])
-def test_a_sum_over_all_rows_beside_it_takes_all_tiles(
+def test_unmasked_sum_beside_a_masked_one_uses_all_tiles(
     device: AnyDevice, also: tuple[bool, bool]
 ) -> None:
     program, _ = step(device, one_of_four, also=also)
     check(program, wanted(mask(one_of_four, 1, ROWS)))
 
 
-def test_sums_may_have_conditions_of_their_own(device: AnyDevice) -> None:
+def test_masked_sums_may_have_different_masks(device: AnyDevice) -> None:
     def other(rows: Any, turn: Any) -> Any:
         return (rows // 512 + turn) % 2 == 0
 
@@ -159,7 +159,7 @@ def test_sums_may_have_conditions_of_their_own(device: AnyDevice) -> None:
     check(program, wanted(both[0], other=both[1]))
 
 
-def test_what_is_added_up_by_one_kernel_has_one_condition(device: AnyDevice) -> None:
+def test_sums_with_different_masks_of_the_same_rows_are_right(device: AnyDevice) -> None:
     """Sums of the same rows, some of tiles and some of all, that a kernel adds up together."""
     x = Tensor(values(ROWS, 16), device)
     h = (x @ Tensor(values(16, 16), device)).maximum(0.0)
@@ -183,14 +183,16 @@ def three_of_four(rows: Any, turn: Any) -> Any:
 
 
 @pytest.mark.parametrize("biases", [every_row, three_of_four])
-def test_biases_of_other_rows_than_their_weights(device: AnyDevice, biases: Chosen) -> None:
+def test_bias_gradient_with_another_mask_than_its_weights_is_right(
+    device: AnyDevice, biases: Chosen
+) -> None:
     """Products of which would add up the terms of both."""
     program, _ = step(device, one_of_four, biases=biases)
     expected, own = (wanted(mask(chosen, 1, ROWS)) for chosen in (one_of_four, biases))
     check(program, expected | {name: own[name] for name in own if name.endswith("bias")})
 
 
-def test_a_condition_of_some_columns_is_none_of_a_tile(device: AnyDevice) -> None:
+def test_mask_of_some_columns_skips_no_tile(device: AnyDevice) -> None:
     def left_half(rows: Any, turn: Any) -> Any:
         some = one_of_four(rows, turn).reshape(ROWS, 1).cast(dt.f32).expand(ROWS, 8)
         return some.pad((0, 0), (0, 8)) > 0.5
@@ -200,7 +202,7 @@ def test_a_condition_of_some_columns_is_none_of_a_tile(device: AnyDevice) -> Non
     assert not guarded(program)
 
 
-def test_a_condition_that_ends_is_no_more_true(device: AnyDevice) -> None:
+def test_padded_mask_is_false_beyond_its_end(device: AnyDevice) -> None:
     """What is padded is false, in a tile as a whole or in a part of it."""
     for count in (1024, 1000):
         begun = Tensor.arange(count) // 256 % 2 == 0
@@ -211,7 +213,7 @@ def test_a_condition_that_ends_is_no_more_true(device: AnyDevice) -> None:
         check(program, wanted(some))
 
 
-def test_either_factor_may_be_the_one_that_is_chosen(device: AnyDevice) -> None:
+def test_mask_may_apply_to_either_factor(device: AnyDevice) -> None:
     x, g = (Tensor(values(ROWS, n), device) for n in (24, 16))
     weight = Tensor(values(16, 16), device)
     some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1)
@@ -223,7 +225,7 @@ def test_either_factor_may_be_the_one_that_is_chosen(device: AnyDevice) -> None:
     assert bool(guarded(program)) == (device.lanes == "one")
 
 
-def test_tiles_of_rows_that_are_not_chosen_may_add_something_else(device: AnyDevice) -> None:
+def test_masked_out_rows_with_a_nonzero_value_are_added(device: AnyDevice) -> None:
     x, weights = Tensor(values(ROWS, 24), device), Tensor(values(24, 16), device)
     some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1)
     out = x @ weights
@@ -235,6 +237,6 @@ def test_tiles_of_rows_that_are_not_chosen_may_add_something_else(device: AnyDev
     check(program, {"slope": read.T @ kept, "loss": np.square(made).sum()})
 
 
-def test_no_tile_is_left(device: AnyDevice) -> None:
+def test_sums_are_zero_if_every_tile_is_skipped(device: AnyDevice) -> None:
     program, _ = step(device, lambda rows, turn: rows // 256 + 9 == turn)
     check(program, wanted(np.zeros((ROWS, 1))))
