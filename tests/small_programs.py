@@ -21,7 +21,7 @@ def symmetric(n: int) -> Array:
     return a @ a.T
 
 
-def two_integers(kind: str = "u1") -> Tensor:
+def pair(kind: str = "u1") -> Tensor:
     """The integers 2 and 3 in a NumPy dtype, on the NumPy device."""
     return Tensor(np.array([2, 3], kind), open_mapping("numpy"))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import roundings
 from reference import close
-from small_programs import two_integers
+from small_programs import pair
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
@@ -106,15 +106,15 @@ def test_floor_division_and_remainder_equal_numpys(device: AnyDevice) -> None:
 
 def test_powers_and_isclose_take_integers_beyond_the_dtype() -> None:
     found = [
-        two_integers() ** -2,
-        two_integers() ** 300,
-        two_integers("i1") ** 100,
-        two_integers().isclose(300),
+        pair() ** -2,
+        pair() ** 300,
+        pair("i1") ** 100,
+        pair().isclose(300),
     ]
     wanted = [[1 / 4, 1 / 9], [math.inf, math.inf], [2.0**100, math.inf], [False, False]]
     for t, value in zip(found, wanted, strict=True):
         assert close(t.numpy(), np.array(value), 200)
-    assert (~two_integers()).numpy().tolist() == [253, 252]
+    assert (~pair()).numpy().tolist() == [253, 252]
     assert Tensor.arange(2**31, 2**31 + 2, dtype=dtype.u32)[1:].cast(dtype.i32).shape == (1,)
     assert Tensor.arange(np.int64(5)).dtype is dtype.i32
 

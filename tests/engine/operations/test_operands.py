@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import open_mapping
-from small_programs import results, two_integers
+from small_programs import pair, results
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, nn, open_device
 
@@ -110,13 +110,13 @@ def test_errors_name_the_operation_shapes_and_axes(
 @pytest.mark.parametrize(
     "act",
     [
-        lambda: two_integers() + 300, lambda: 300 - two_integers(), lambda: two_integers() * -1, lambda: two_integers() // 300,
-        lambda: two_integers("i4") + 2**40, lambda: two_integers("i4") & 0xFFFFFFFF, lambda: two_integers() ^ -1,
-        lambda: two_integers("u4").multiply_add(1 << 32, 1), lambda: two_integers().full_like(300),
+        lambda: pair() + 300, lambda: 300 - pair(), lambda: pair() * -1, lambda: pair() // 300,
+        lambda: pair("i4") + 2**40, lambda: pair("i4") & 0xFFFFFFFF, lambda: pair() ^ -1,
+        lambda: pair("u4").multiply_add(1 << 32, 1), lambda: pair().full_like(300),
         lambda: Tensor.full((2,), 300, dtype.u8), lambda: Tensor.full((2,), 1 << 31),
         lambda: Tensor.full((), math.nan, dtype.i32), lambda: Tensor.arange(300, dtype=dtype.u8),
-        lambda: Tensor.arange(2**31, 2**31 + 3), lambda: Tensor.where(two_integers() > 2, two_integers(), 300),
-        lambda: two_integers().assign(300), lambda: two_integers().scatter(0, np.array([0, 1]), 300),
+        lambda: Tensor.arange(2**31, 2**31 + 3), lambda: Tensor.where(pair() > 2, pair(), 300),
+        lambda: pair().assign(300), lambda: pair().scatter(0, np.array([0, 1]), 300),
     ],
 )  # fmt: skip
 def test_numbers_that_a_dtype_cannot_hold_are_refused(act: Callable[[], Tensor]) -> None:
