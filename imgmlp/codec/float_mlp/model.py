@@ -1,4 +1,4 @@
-"""The network as Tensor expressions: one flat Tensor of parameters, layers as views of it."""
+"""The network as Tensor expressions; layers are views of one flat Tensor of parameters."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from imgmlp.engine import AnyDevice, Tensor, nn
 
 
 def initial(architecture: Architecture, seed: int, device: AnyDevice) -> Tensor:
-    """Gaussian parameters float32 [parameters], drawn on the device.
+    """Random parameters, float32 [parameters], drawn on the device.
 
-    A matrix has variance 1 / inputs, a bias 1 / outputs, mean 0.
+    They are Gaussian with mean 0; the variance is 1 / inputs for a matrix, 1 / outputs for a bias.
     """
     parts = []
     for number, (begin, end, shape) in enumerate(architecture.spans()):
@@ -20,7 +20,7 @@ def initial(architecture: Architecture, seed: int, device: AnyDevice) -> Tensor:
 
 
 def forward(flat: Tensor, architecture: Architecture, features: Tensor) -> Tensor:
-    """[rows, features] -> [rows, channels], black 0 and white 1, not clipped."""
+    """[rows, features] -> [rows, channels], where 0 is black and 1 is white; not clipped."""
     parameters = nn.slices(flat, architecture.shapes)
     x = features
     for weight, bias in zip(parameters[:-1:2], parameters[1:-1:2], strict=True):

@@ -1,4 +1,4 @@
-"""From a picture to weights and back: the whole story of the codec in one page."""
+"""Trains a network on a picture, and decodes weights to pixels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from imgmlp.codec.float_mlp import model
 from imgmlp.codec.float_mlp.config import Settings, Weights
 from imgmlp.codec.float_mlp.features import encoding, table
 from imgmlp.codec.float_mlp.fit import Fitted, Stopped, TrainingStep, fit
-from imgmlp.codec.training.chunked import assemble, at_once, fill, fitting
+from imgmlp.codec.training.chunked import assemble, fill, max_piece_pixels, widest_piece
 from imgmlp.codec.training.compile_times import CompileTimes
-from imgmlp.codec.training.memory_limits import Way, explain, smaller_picture, within_memory
+from imgmlp.codec.training.memory_limits import Reduction, explain, smaller_picture, within_memory
 from imgmlp.codec.training.pixels import pixel_features
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.time_estimate import Work
@@ -23,18 +23,17 @@ from imgmlp.errors import OutOfMemoryError
 from imgmlp.image import Picture, check_size, psnr
 
 Array = np.ndarray[Any, Any]
-# Of the time that time_estimate.py gives: steps of so many pixels keep cores busier. It was a
-# third with PoCL on an AMD EPYC of family 26, and more with NumPy.
-BUSIER = 0.5
-PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers is some 50 MB
+# The fraction of the time in time_estimate.py that a step takes, as large batches use the cores
+# better. It was a third with PoCL on an AMD EPYC of family 26, and more with NumPy.
+TIME_FRACTION = 0.5
+DECODED_PIXELS = 1 << 16  # at once; 64 values in a few layers for each of them take about 50 MB
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Weights, the uint8 [height, width, channels] they decode to on this device, and how it went.
+    """The result of a training: weights, and the pixels that they decode to on this device.
 
-    `psnr` is in dB against the original; `stopped` is "interrupted" or "diverged" if it ended
-    early.
+    `stopped` is "interrupted" or "diverged" if the training ended early.
     """
 
     weights: Weights
@@ -43,7 +42,7 @@ class Trained:
     steps: int
     seconds: float
     stopped: Stopped
-    notes: tuple[str, ...] = ()  # what of the picture was changed before, for people
+    notes: tuple[str, ...] = ()  # for users, on conversions of the picture
 
 
 def train(
@@ -52,9 +51,9 @@ def train(
     device: AnyDevice,
     run: Run | None = None,
 ) -> Trained:
-    """Fit a network to a picture, from its beginning or from the state that an earlier run left.
+    """Train a network on a picture, or resume an interrupted run.
 
-    When the run is asked to stop or the loss explodes, it ends with the best weights so far.
+    If the run is interrupted or the loss diverges, the result has the best weights so far.
     """
     height, width, channels = picture.pixels.shape
     architecture = settings.architecture(channels)
@@ -67,28 +66,28 @@ def train(
     def preview(flat: Array) -> Array:
         return decode(weights(flat), device)
 
-    def work() -> Fitted:  # its memory is free again when the picture is decoded
+    def work() -> Fitted:  # the memory of the step is free before the picture is decoded
         step = TrainingStep(picture.pixels, architecture, frequencies, settings, device)
         return fit(step, run, preview)
 
     fitted = within_memory(work, lambda error: _too_large(error, settings, device, picture))
-    found = weights(fitted.parameters)
-    pixels = decode(found, device)
+    trained = weights(fitted.parameters)
+    pixels = decode(trained, device)
     compiled.record(_program(settings, channels))
     quality = psnr(picture.pixels, pixels)
-    return Trained(found, pixels, quality, fitted.steps, fitted.seconds, fitted.stopped)
+    return Trained(trained, pixels, quality, fitted.steps, fitted.seconds, fitted.stopped)
 
 
 def work(picture: Picture, settings: Settings, done: int = 0) -> Work:
-    """What `train` will take, about, after so many steps."""
+    """An estimate of the work that `train` has left after `done` steps."""
     height, width, channels = picture.pixels.shape
     parameters, steps = settings.architecture(channels).parameters, settings.steps - done
     operations = 6 * parameters * settings.batch * steps + 2 * parameters * height * width
-    return Work(steps, BUSIER * operations, (_program(settings, channels),))
+    return Work(steps, TIME_FRACTION * operations, (_program(settings, channels),))
 
 
 def _program(settings: Settings, channels: int) -> str:
-    """What compile_times.py knows the step and the decoding of its network by."""
+    """The name in compile_times.py of the programs that train and decode a network."""
     return f"train: {settings.architecture(channels)} {settings.batch} {settings.precision}"
 
 
@@ -100,9 +99,9 @@ def training_step(
     channels: int,
     general: bool = False,
 ) -> Program:
-    """The compiled training step for a black picture of this size, to be looked at.
+    """The compiled training step for a black picture of a size, for inspection.
 
-    `general` leaves out what the engine does after its general scheduler.
+    `general` leaves out the block program, which the engine makes after its general scheduler.
     """
     check_size(width, height)
     pixels = np.zeros((height, width, channels), np.uint8)
@@ -113,7 +112,7 @@ def training_step(
 def _too_large(
     error: OutOfMemoryError, settings: Settings, device: AnyDevice, picture: Picture
 ) -> OutOfMemoryError:
-    """What to say where the training step does not fit, and which one would."""
+    """The error for a training step that does not fit into memory, with advice on what would."""
     width, height, channels = picture.width, picture.height, picture.channels
 
     def build(width: int, height: int, device: AnyDevice) -> Program:
@@ -122,18 +121,19 @@ def _too_large(
     def build_batch(batch: int, device: AnyDevice) -> Program:
         return training_step(replace(settings, batch=batch), device, width, height, channels)
 
-    ways = (
-        Way(settings.batch, build_batch, lambda n: f"use a --batch of at most {n:,}"),
+    reductions = (
+        Reduction(settings.batch, build_batch, lambda n: f"use a --batch of at most {n:,}"),
         smaller_picture(width, height, build),
     )
     what = f"training on {width}×{height} pixels, {settings.batch:,} a step,"
-    return explain(error, what, device, partial(build, width, height), ways)
+    return explain(error, what, device, partial(build, width, height), reductions)
 
 
 def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = None) -> Array:
-    """uint8 [height, width, channels]; `size` is (width, height), the original's if None.
+    """The picture that weights decode to, uint8 [height, width, channels].
 
-    Raises UsageError for a size that is empty or too large.
+    `size` is (width, height), by default the original's. Raises UsageError for a size that is
+    empty or too large.
     """
     width, height = size or (weights.width, weights.height)
     check_size(width, height)
@@ -142,14 +142,14 @@ def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = N
     def make(device: AnyDevice, rows: int, columns: int) -> Decoder:
         return Decoder(weights, device, width, height, (rows, columns))
 
-    return assemble(make, device, size, channels, PIXELS_AT_ONCE)
+    return assemble(make, device, size, channels, DECODED_PIXELS)
 
 
 class Decoder:
-    """A step that decodes rows x columns pixels anywhere in a picture of width x height.
+    """A compiled program that decodes rows x columns pixels anywhere in a picture.
 
-    Only the features of the piece's own rows and columns exist, so thin pictures of any
-    length need no more memory than square ones.
+    It holds the features of the piece's rows and columns only, so that long pictures need no more
+    memory than square ones.
     """
 
     def __init__(
@@ -162,13 +162,13 @@ class Decoder:
         precision: Precision = "float32",
     ) -> None:
         self.weights, self.width, self.height = weights, width, height
-        most = at_once(device, PIXELS_AT_ONCE)
-        self.rows, self.columns = piece or fitting(width, height, most)
+        most = max_piece_pixels(device, DECODED_PIXELS)
+        self.rows, self.columns = piece or widest_piece(width, height, most)
         half = weights.encoding.features // 2
         self.x = Tensor(np.zeros((self.columns, half), np.float32), device, name="x_table")
         self.y = Tensor(np.zeros((self.rows, half), np.float32), device, name="y_table")
         self.flat = Tensor(weights.flat, device, name="parameters")
-        self.left = -1  # of the features that x holds
+        self.left = -1  # column at which the features in x begin
         self.program = compile(self._step, device, precision=precision)
 
     def _step(self) -> dict[str, Tensor]:
@@ -179,13 +179,13 @@ class Decoder:
         return {"pixels": level.reshape(self.rows, self.columns, -1)}
 
     def picture(self) -> Array:
-        """All pieces: uint8 [height, width, channels]."""
+        """The whole picture, uint8 [height, width, channels]."""
         picture = np.empty((self.height, self.width, self.weights.channels), np.uint8)
         fill(picture, self)
         return picture
 
     def move_to(self, top: int, left: int) -> None:
-        """Load the features of another piece; past the picture's edge, anything."""
+        """Load the features of another piece; beyond the picture they are 0."""
         encoding = self.weights.encoding
         if left != self.left:
             self._load(self.x, encoding.x, self.width, left, self.columns)

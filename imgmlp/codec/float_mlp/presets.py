@@ -1,6 +1,6 @@
-"""The numbers of each preset that a user may choose, so that help can show them: loads no NumPy.
+"""The numbers of each preset that options can replace. `config` has the rest of the presets.
 
-Knows nothing of what else a preset is made of, which `config` does.
+It does not import NumPy, so that help stays quick.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Numbers:
-    """Values of a preset, those of the default one where it says nothing else."""
+    """Numbers of a preset; the defaults are those of the default preset."""
 
     steps: int = 10_000
-    batch: int = 3072  # pixels in a step
+    batch: int = 3072  # pixels per step
     lr: float = 2e-2
     hidden: int = 64  # values in a hidden layer
     layers: int = 3  # hidden layers
@@ -25,7 +25,7 @@ NUMBERS = {"default": Numbers(), "seed": Numbers(batch=512, lr=0.000533)}
 
 
 def usual(name: str) -> str:
-    """What a number is if nobody chooses one, as help shows it of an option's value."""
+    """The default of an option, in the form that help shows."""
     default, *others = ((preset, getattr(NUMBERS[preset], name)) for preset in NUMBERS)
     differing = [f"; --preset {preset}: {value}" for preset, value in others if value != default[1]]
     return f"[default: {default[1]}{''.join(differing)}]"

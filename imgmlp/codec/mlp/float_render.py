@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 Size = tuple[int, int]  # width, height
 
-PIXELS_AT_ONCE = 1 << 15
+DECODED_PIXELS = 1 << 15
 
 
 def render(network: Network, original: Size, size: Size, device: AnyDevice) -> Array:
@@ -36,7 +36,7 @@ def render_floats(
 ) -> Array:
     """The same of parameters that nobody has rounded, float32 W0, b0, W1, b1 ...."""
     make = partial(_Piece, arrays, shape, original, size)
-    return assemble(make, device, size, shape.channels, PIXELS_AT_ONCE)
+    return assemble(make, device, size, shape.channels, DECODED_PIXELS)
 
 
 class _Piece:

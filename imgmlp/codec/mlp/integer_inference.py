@@ -23,13 +23,13 @@ import numpy as np
 from imgmlp.codec.bitstream.quantize import step_parts
 from imgmlp.codec.mlp import buckets
 from imgmlp.codec.mlp.network import LIMIT, VALUE_BITS, Layer, Network, Shape
-from imgmlp.codec.training.chunked import assemble, sampled, sampled_share, timed
+from imgmlp.codec.training.chunked import assemble, sampled, sampled_fraction, timed
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
 
 Array = np.ndarray[Any, Any]
 
 ONE = 1 << VALUE_BITS
-PIXELS_AT_ONCE = 1 << 15  # of a decoding step
+DECODED_PIXELS = 1 << 15  # of a decoding step
 CORNER = 64  # pixels along the sides of what is compared between devices
 _CYCLE = 1024  # entries of the table of sines
 # cos and sin of a 1024th of a cycle, as fractions of 2**62
@@ -119,23 +119,23 @@ class Decoder:
         """uint8 [height, width, channels]: the same bits on every device."""
         make = partial(self._piece, network)
         channels = network.shape.channels
-        return assemble(make, self._device, self._size, channels, PIXELS_AT_ONCE)
+        return assemble(make, self._device, self._size, channels, DECODED_PIXELS)
 
     def parts(self, network: Network) -> list[tuple[tuple[int, int], Array]]:
         """Some of the picture's, which stand for all: corners, and uint8 [rows, columns,
         channels]."""
-        return sampled(partial(self._piece, network), self._device, self._size, PIXELS_AT_ONCE)
+        return sampled(partial(self._piece, network), self._device, self._size, DECODED_PIXELS)
 
     @cached_property
     def judged_fraction(self) -> float:
         """Of a picture's decoding, what `parts` take."""
-        return sampled_share(self._device, self._size, PIXELS_AT_ONCE)
+        return sampled_fraction(self._device, self._size, DECODED_PIXELS)
 
     def seconds(self, network: Network, times: int, most: float) -> float:
         """That it takes to decode a network once that is compiled, which is done now: by doing it
         so many times, or as much of it as takes `most` seconds."""
         make = partial(self._piece, network)
-        return timed(make, self._device, self._size, PIXELS_AT_ONCE, times, most)
+        return timed(make, self._device, self._size, DECODED_PIXELS, times, most)
 
     def _piece(self, network: Network, device: AnyDevice, rows: int, columns: int) -> _Piece:
         latest, self._latest = self._latest, None

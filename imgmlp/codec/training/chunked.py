@@ -1,4 +1,4 @@
-"""A large picture from a small step: a compiled program that fills one piece after the other."""
+"""Decodes a large picture piece by piece with a compiled program for one piece."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 Corner = tuple[int, int]  # top and left
 
-LEAST = 256  # pixels of a piece that is not halved any more
-NUMPYS = 1 << 12  # pixels of a piece for NumPy: what a layer makes of more leaves the caches
-GPUS = 16  # times as many pixels a piece for a GPU, whose launches take less than starting them
-SMALL, THIN = 32, 16  # pixels along the sides of small pictures, along the short one of thin ones
-# Pieces up to which thin pictures have those of others, which take less than compiling.
-FEW = 16
-SAMPLED, FEWEST = 2**19, 16  # pixels, and pieces, that stand for a large picture's, at least
+MIN_PIECE_PIXELS = 256  # pieces of as many pixels are not halved any more if memory is short
+# Pixels of a piece on NumPy: the activations of larger pieces do not fit into the caches.
+NUMPY_PIECE_PIXELS = 1 << 12
+# Factor of the pixels of a piece on a GPU, where launches are shorter than the time to start them.
+GPU_PIECE_FACTOR = 16
+# The usual piece is about square. Small and thin pictures get pieces of their own shape.
+SMALL_PICTURE_SIDE = 32  # pixels
+THIN_PICTURE_SIDE = 16  # pixels along the short side
+MAX_USUAL_PIECES = 16  # of a thin picture: computing them takes less time than compiling
+# A sample of a large picture has at least as many pixels and pieces.
+MIN_SAMPLE_PIXELS = 2**19
+MIN_SAMPLE_PIECES = 16
 
 
 class Piece(Protocol):
-    """A step whose output "pixels" is uint8 [rows, columns, channels] of a picture."""
+    """A step that computes a piece of a picture: "pixels", uint8 [rows, columns, channels]."""
 
     rows: int
     columns: int
@@ -39,39 +44,39 @@ class Piece(Protocol):
 
 
 class Make(Protocol):
-    """Makes a Piece of so many pixels for a device."""
+    """Makes a Piece of rows x columns pixels for a device."""
 
     def __call__(self, device: AnyDevice, rows: int, columns: int) -> Piece: ...
 
 
-def fitting(width: int, height: int, pixels: int) -> tuple[int, int]:
-    """(rows, columns) of a piece of at most so many pixels, as wide as can be."""
+def widest_piece(width: int, height: int, pixels: int) -> tuple[int, int]:
+    """(rows, columns) of the widest piece of at most `pixels` pixels."""
     columns = min(width, pixels)
     return min(height, max(1, pixels // columns)), columns
 
 
-def common(width: int, height: int, pixels: int) -> tuple[int, int]:
-    """(rows, columns) of a piece of at most so many pixels, the same for nearly all pictures.
+def shared_piece(width: int, height: int, pixels: int) -> tuple[int, int]:
+    """(rows, columns) of a piece of at most `pixels` pixels, the same for nearly all pictures.
 
-    Pieces may reach past a picture's edges, so that what was compiled for one serves others.
+    Pieces may extend beyond the picture, so that pictures of many sizes share a compiled program.
     """
-    if width <= SMALL and height <= SMALL and pixels >= SMALL**2:
-        return SMALL, SMALL
+    if max(width, height) <= SMALL_PICTURE_SIDE and pixels >= SMALL_PICTURE_SIDE**2:
+        return SMALL_PICTURE_SIDE, SMALL_PICTURE_SIDE
     rows = 1 << int(math.log2(pixels)) // 2
-    if -(-height // rows) * -(-width // (pixels // rows)) <= FEW:
+    if -(-height // rows) * -(-width // (pixels // rows)) <= MAX_USUAL_PIECES:
         return rows, pixels // rows
-    if height <= THIN:
-        rows = min(rows, THIN)
-    elif width <= THIN:
-        rows = max(rows, pixels // THIN)
+    if height <= THIN_PICTURE_SIDE:
+        rows = min(rows, THIN_PICTURE_SIDE)
+    elif width <= THIN_PICTURE_SIDE:
+        rows = max(rows, pixels // THIN_PICTURE_SIDE)
     return rows, pixels // rows
 
 
-def at_once(device: AnyDevice, pixels: int) -> int:
-    """Most pixels of a piece on a device, where a processor takes so many."""
+def max_piece_pixels(device: AnyDevice, pixels: int) -> int:
+    """The most pixels of a piece on a device, if they are `pixels` on a CPU with OpenCL."""
     if isinstance(device, NumpyDevice):
-        return min(pixels, NUMPYS)
-    return GPUS * pixels if device.lanes == "group" else pixels
+        return min(pixels, NUMPY_PIECE_PIXELS)
+    return GPU_PIECE_FACTOR * pixels if device.lanes == "group" else pixels
 
 
 def assemble(
@@ -83,9 +88,9 @@ def assemble(
 ) -> Array:
     """The whole picture of a (width, height) size, uint8 [height, width, channels].
 
-    It comes in pieces of at most so many pixels (see at_once), and of half as many, with an
-    ImgmlpWarning, where they do not fit in the device's memory. Raises OutOfMemoryError if small
-    ones do not either.
+    Pieces have at most `pixels` pixels (see max_piece_pixels). If they do not fit into the device's
+    memory, they are halved with an ImgmlpWarning. Raises OutOfMemoryError if even the smallest do
+    not fit.
     """
     width, height = size
     picture = np.empty((height, width, channels), np.uint8)
@@ -96,9 +101,9 @@ def assemble(
 def timed(
     make: Make, device: AnyDevice, size: tuple[int, int], pixels: int, times: int, most: float
 ) -> float:
-    """Seconds that `assemble` takes, once all is compiled.
+    """Seconds that `assemble` takes, without compiling.
 
-    By doing it so many times, or as much of it as takes `most` seconds.
+    It is measured for `times` pictures, but at most for `most` seconds.
     """
     use = partial(_timed, size=size, times=times, most=most)
     return _with_piece(make, device, size, pixels, use)
@@ -107,45 +112,47 @@ def timed(
 def sampled(
     make: Make, device: AnyDevice, size: tuple[int, int], pixels: int
 ) -> list[tuple[Corner, Array]]:
-    """Some parts of what `assemble` gives, which stand for all of it: their upper left corners, and
-    uint8 [rows, columns, channels]."""
+    """A random sample of the pieces of `assemble`: (upper left corner, uint8 [rows, columns,
+    channels]) each."""
     return _with_piece(make, device, size, pixels, partial(_sampled, size=size))
 
 
-def sampled_share(device: AnyDevice, size: tuple[int, int], pixels: int) -> float:
-    """Of all parts, how many `sampled` gives, memory permitting; 1 of small pictures."""
-    rows, columns = _fitting(device)(*size, at_once(device, pixels))
+def sampled_fraction(device: AnyDevice, size: tuple[int, int], pixels: int) -> float:
+    """The fraction of all pieces that `sampled` returns if memory suffices; 1 for small
+    pictures."""
+    rows, columns = _piece_shape(device)(*size, max_piece_pixels(device, pixels))
     corners = _corners(size, rows, columns)
-    return len(_some(corners, rows * columns)) / len(corners)
+    return len(_sample_of(corners, rows * columns)) / len(corners)
 
 
 def _with_piece(
     make: Make, device: AnyDevice, size: tuple[int, int], pixels: int, use: Callable[[Piece], T]
 ) -> T:
     width, height = size
-    pixels = at_once(device, pixels)
+    pixels = max_piece_pixels(device, pixels)
     while True:
-        rows, columns = _fitting(device)(width, height, pixels)
+        rows, columns = _piece_shape(device)(width, height, pixels)
         try:
             return use(make(device, rows, columns))
         except OutOfMemoryError as error:
             if device.lost:
                 raise
             problem = detached(error)
-        if rows * columns <= LEAST:
+        if rows * columns <= MIN_PIECE_PIXELS:
             what = f"decoding {rows * columns} pixels at a time"
             raise explain(problem, what, device, partial(make, rows=rows, columns=columns))
         pixels = rows * columns // 2
         text = f"{problem}: going on with {pixels:,} pixels at a time instead of {2 * pixels:,}"
-        warnings.warn(text, ImgmlpWarning, stacklevel=4)  # whoever decodes
+        warnings.warn(text, ImgmlpWarning, stacklevel=4)  # the caller of `assemble`'s caller
 
 
-def _fitting(device: AnyDevice) -> Callable[[int, int, int], tuple[int, int]]:
-    return fitting if isinstance(device, NumpyDevice) else common  # NumPy compiles nothing
+def _piece_shape(device: AnyDevice) -> Callable[[int, int, int], tuple[int, int]]:
+    is_compiled = not isinstance(device, NumpyDevice)
+    return shared_piece if is_compiled else widest_piece
 
 
 def fill(picture: Array, piece: Piece) -> None:
-    """All of uint8 [height, width, channels]; pieces may reach past its edges."""
+    """Compute all pieces of a picture, uint8 [height, width, channels]."""
 
     def place(corner: Corner, values: dict[str, Array]) -> None:
         top, left = corner
@@ -160,23 +167,26 @@ def fill(picture: Array, piece: Piece) -> None:
 
 
 def _sampled(piece: Piece, size: tuple[int, int]) -> list[tuple[Corner, Array]]:
-    (width, height), found = size, list[tuple[Corner, Array]]()
+    (width, height), pieces = size, list[tuple[Corner, Array]]()
 
     def keep(corner: Corner, values: dict[str, Array]) -> None:
         top, left = corner
-        found.append((corner, values["pixels"][: height - top, : width - left]))
+        pieces.append((corner, values["pixels"][: height - top, : width - left]))
 
     receiver = Receiver(piece.program, ["pixels"], keep)
     corners = _corners(size, piece.rows, piece.columns)
-    for corner in _some(corners, piece.rows * piece.columns):
+    for corner in _sample_of(corners, piece.rows * piece.columns):
         _compute(piece, corner, receiver)
     receiver.wait()
-    return found
+    return pieces
 
 
-def _some(corners: Sequence[Corner], pixels: int) -> list[Corner]:
-    """One by chance out of each of some runs of pieces with so many pixels; all of few."""
-    count = max(FEWEST, SAMPLED // pixels)
+def _sample_of(corners: Sequence[Corner], pixels: int) -> list[Corner]:
+    """A random corner from each of several runs of corners, or all corners if there are few.
+
+    Pieces have `pixels` pixels.
+    """
+    count = max(MIN_SAMPLE_PIECES, MIN_SAMPLE_PIXELS // pixels)
     if 2 * count > len(corners):
         return [*corners]
     generator = np.random.Generator(np.random.PCG64(0))
@@ -186,7 +196,7 @@ def _some(corners: Sequence[Corner], pixels: int) -> list[Corner]:
 def _timed(piece: Piece, size: tuple[int, int], times: int, most: float) -> float:
     corners = _corners(size, piece.rows, piece.columns)
     receiver = Receiver(piece.program, ["pixels"], lambda _corner, _values: None)
-    _compute(piece, corners[0], receiver)  # which may compile
+    _compute(piece, corners[0], receiver)  # it may compile
     receiver.wait()
     began, done = time.perf_counter(), 0
     while done < times * len(corners) and (not done or time.perf_counter() - began <= most):
@@ -203,8 +213,8 @@ def _corners(size: tuple[int, int], rows: int, columns: int) -> list[Corner]:
 
 
 def _compute(piece: Piece, corner: Corner, receiver: Receiver) -> None:
-    """Begin with a piece once the one before is done: one in flight keeps the memory bounded."""
-    piece.move_to(*corner)  # of which the host does its part meanwhile
+    """Start a piece once the one before is done, so that memory stays bounded."""
+    piece.move_to(*corner)  # the host prepares it while the device computes the one before
     receiver.wait()
     piece.program.run()
     receiver.send(corner)

@@ -1,4 +1,4 @@
-"""What to say, and what would help, where a device has too little memory."""
+"""Errors for a device with too little memory, which say what would fit."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from imgmlp.errors import OutOfMemoryError
 
 T = TypeVar("T")
 
-# What a count's share of memory is a power of, before two of them are known: of a picture's rows.
-USUAL = 2.0
-SOON = 8  # shares after which it is looked for in the middle
-NEAR = 0.004  # by so much below where it should be, so that it fits
-MOST = 40.0  # logarithm of a count that no picture has
+# The search for the largest count that fits assumes that memory is a power of the count. Its
+# exponent, until two values are known: pixels grow with the square of a picture's rows.
+INITIAL_EXPONENT = 2.0
+MAX_INTERPOLATIONS = 8  # then the search bisects
+SAFETY_MARGIN = 0.004  # fraction by which a count is below the predicted one, so that it fits
+MAX_LOG_COUNT = 40.0  # natural logarithm of a count that no picture reaches
 
 
 @dataclass(frozen=True)
-class Way:
-    """Something that takes less memory if there is less of it: at most as much as now."""
+class Reduction:
+    """A way to need less memory: by a smaller count, such as the rows of a picture."""
 
-    now: int
-    build: Callable[[int, AnyDevice], object]  # all that is needed with so much of it
-    advice: Callable[[int], str]  # what to do where so much of it fits
+    present: int  # count, which the advice may not exceed
+    build: Callable[[int, AnyDevice], object]  # allocates what is needed with a count
+    advice: Callable[[int], str]  # what to do if at most this count fits
 
 
 def within_memory(
     work: Callable[[], T], explained: Callable[[OutOfMemoryError], OutOfMemoryError]
 ) -> T:
-    """What `work` returns. Raises what is explained of its OutOfMemoryError."""
+    """The result of `work`. Its OutOfMemoryError is replaced by what `explained` makes of it."""
     try:
         return work()
     except OutOfMemoryError as error:
@@ -41,7 +42,7 @@ def within_memory(
 
 
 def detached(error: OutOfMemoryError) -> OutOfMemoryError:
-    """The same error without its traceback, which keeps alive what was tried."""
+    """The same error without its traceback, which would keep the failed allocations alive."""
     return OutOfMemoryError(str(error), hint=error.hint)
 
 
@@ -50,79 +51,83 @@ def explain(
     what: str,
     device: AnyDevice,
     build: Callable[[AnyDevice], object],
-    ways: Sequence[Way] = (),
+    reductions: Sequence[Reduction] = (),
 ) -> OutOfMemoryError:
-    """An error that says what was needed, what is there and what would fit, by the memory plan.
+    """An error that says how much memory `what` needs, how much is free, and what would fit.
 
-    Call it once all that `build` made is gone. The first of the ways that helps gives the advice.
-    Where the device can no longer be asked, or plans no memory, the error stays as it is.
+    Everything that `build` made must have been freed before. The first reduction that helps gives
+    the advice. The error stays as it is if the device is lost or does not plan memory.
     """
     if device.lost or isinstance(device, NumpyDevice):
         return error
     free = device.free_memory()
     try:
         need = memory_needed(build, device)
-    except OutOfMemoryError:  # refused before anything was planned: it says why
+    except OutOfMemoryError:  # it was refused before anything was planned, and says why
         return error
-    if need.share(free) <= 1:  # it is another kind of memory that there is too little of
+    if need.share(free) <= 1:  # another kind of memory is short
         return error
-    advice = next(filter(None, (_advice(way, device, free) for way in ways)), "")
+    advice = next(filter(None, (_advice(one, device, free) for one in reductions)), "")
     problem = f"{what} needs {_bytes(need)}; {device.info.describe()} has {_bytes(free)} left"
     return OutOfMemoryError(problem, hint=f"{advice}use another device")
 
 
-def smaller_picture(width: int, height: int, build: Callable[[int, int, AnyDevice], object]) -> Way:
-    """A picture of the same form with fewer rows; `build` is given its width and height."""
+def smaller_picture(
+    width: int, height: int, build: Callable[[int, int, AnyDevice], object]
+) -> Reduction:
+    """A picture of the same proportions with fewer rows; `build` takes its width and height."""
 
     def columns(rows: int) -> int:
         return max(1, width * rows // height)
 
-    return Way(
+    return Reduction(
         height,
         lambda rows, device: build(columns(rows), rows, device),
         lambda rows: f"use a picture of at most {columns(rows)}×{rows} pixels",
     )
 
 
-def _advice(way: Way, device: AnyDevice, free: FreeMemory) -> str:
-    count = largest(partial(_share, way, device, free), way.now)
-    return f"{way.advice(count)}, or " if count else ""
+def _advice(reduction: Reduction, device: AnyDevice, free: FreeMemory) -> str:
+    count = largest(partial(_memory_fraction, reduction, device, free), reduction.present)
+    return f"{reduction.advice(count)}, or " if count else ""
 
 
-def largest(share: Callable[[int], float], most: int) -> int:
-    """The largest count from 1 to `most` whose share is at most 1, if it grows with the count, to
-    one part in 100; 0 if none is.
+def largest(memory_fraction: Callable[[int], float], most: int) -> int:
+    """The largest count from 1 to `most` that fits, to one part in 100; 0 if none does.
 
-    A share takes a second, so it is looked for where powers of the count would have it, by the
-    latest two that are known; the middle is next where that does not end soon.
+    `memory_fraction` gives the fraction of the free memory that a count needs, and must increase
+    with the count. As evaluating it takes about a second, the next count is interpolated from the
+    latest two fractions. After MAX_INTERPOLATIONS the search bisects.
     """
-    low, high, shares = 0, most + 1, dict[int, float]()
+    low, high, fractions = 0, most + 1, dict[int, float]()
     while high - low > max(1, low // 100):
-        near = _crossing(shares) if 0 < len(shares) < SOON else None
-        count = low + high >> 1 if shares else most
-        if near is not None:
-            below = int((1 - NEAR) * near)
+        predicted = _crossing(fractions) if 0 < len(fractions) < MAX_INTERPOLATIONS else None
+        count = low + high >> 1 if fractions else most
+        if predicted is not None:
+            below = int((1 - SAFETY_MARGIN) * predicted)
             count = below if below > low else low + max(1, low // 100)
         count = min(max(count, low + 1), high - 1)
-        shares[count] = share(count)
-        low, high = (count, high) if shares[count] <= 1 else (low, count)
+        fractions[count] = memory_fraction(count)
+        low, high = (count, high) if fractions[count] <= 1 else (low, count)
     return low
 
 
-def _crossing(shares: Mapping[int, float]) -> float | None:
-    """Where a power of the count that has the latest two shares, or the latest one, comes to 1."""
-    latest = [(math.log(n), math.log(s)) for n, s in shares.items() if 0 < s < math.inf][-2:]
+def _crossing(fractions: Mapping[int, float]) -> float | None:
+    """The count at which a power law through the latest two fractions, or one, reaches 1."""
+    latest = [(math.log(n), math.log(f)) for n, f in fractions.items() if 0 < f < math.inf][-2:]
     if not latest:
         return None
     (first, one), (last, other) = latest[0], latest[-1]
-    power = (other - one) / (last - first) if len(latest) == 2 else USUAL
-    return math.exp(min(last - other / power, MOST)) if power > 0 else None
+    exponent = (other - one) / (last - first) if len(latest) == 2 else INITIAL_EXPONENT
+    return math.exp(min(last - other / exponent, MAX_LOG_COUNT)) if exponent > 0 else None
 
 
-def _share(way: Way, device: AnyDevice, free: FreeMemory, count: int) -> float:
-    """Of the free memory that is needed; infinite where it is refused before that is known."""
+def _memory_fraction(
+    reduction: Reduction, device: AnyDevice, free: FreeMemory, count: int
+) -> float:
+    """The fraction of the free memory that a count needs; infinite if it is refused at once."""
     try:
-        return memory_needed(partial(way.build, count), device).share(free)
+        return memory_needed(partial(reduction.build, count), device).share(free)
     except OutOfMemoryError:
         return math.inf
 

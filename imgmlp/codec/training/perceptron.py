@@ -1,4 +1,4 @@
-"""The perceptron that codecs train in floats, of which their decoders have whole numbers."""
+"""The perceptron that codecs train in floats; their decoders compute it with integers."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from imgmlp.engine import Context, Function, Tensor
 
 
 class Activation(Function):
-    """x times a share that grows from 0 at -2 to 1 at 2, as 3 u² - 2 u³ of u = x / 4 + 1 / 2.
+    """x * smoothstep(x / 4 + 1 / 2), with smoothstep(u) = 3 u² - 2 u³ for u clamped to [0, 1].
 
-    In powers of x within these bounds, which are fewer operations than those of u.
+    It is written in powers of x, clamped to [-2, 2], which takes fewer operations.
     """
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        v = _within(x)
+        v = _clamped(x)
         return x * (v * (0.375 - v * v * 0.03125) + 0.5)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        v = _within(x)
+        v = _clamped(x)
         return g * (v * (0.75 - v * v * 0.125) + 0.5)
 
 
-def _within(x: Tensor) -> Tensor:
+def _clamped(x: Tensor) -> Tensor:
     return x.maximum(-2.0).minimum(2.0)
 
 
-Some = tuple[Tensor, Tensor]  # bool [rows, 1] of those rows; [] how many there are of each
+# Rows that represent all rows in gradients of weights: which they are, bool [rows, 1], and how many
+# rows each of them stands for, [].
+RowSample = tuple[Tensor, Tensor]
 
 
 class Linear(Function):
-    """x @ weight + bias, whose gradients are those that some of the rows give, so many times over.
+    """x @ weight + bias; gradients of weight and bias are estimated from a sample of the rows.
 
-    x [rows, inputs], weight [inputs, outputs], bias [outputs]; `chosen` and `times` as Some has
-    them. x has its own gradient in all rows.
+    x [rows, inputs], weight [inputs, outputs], bias [outputs]; `chosen` and `times` are those of a
+    RowSample. x gets its exact gradient in all rows.
     """
 
     @staticmethod
@@ -50,19 +52,19 @@ class Linear(Function):
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, weight, chosen, times = ctx.saved_tensors
-        some = Tensor.where(chosen, g, 0.0)
-        by_weight, by_bias = x.permute(1, 0) @ some, some.sum(0)
+        sampled = Tensor.where(chosen, g, 0.0)
+        by_weight, by_bias = x.permute(1, 0) @ sampled, sampled.sum(0)
         return g @ weight.permute(1, 0), by_weight * times, by_bias * times, None, None
 
 
-def perceptron(x: Tensor, layers: Sequence[Tensor], some: Some | None = None) -> Tensor:
-    """[rows, inputs] -> [rows, outputs]; weights [inputs, outputs] and biases take turns.
+def perceptron(x: Tensor, layers: Sequence[Tensor], sample: RowSample | None = None) -> Tensor:
+    """[rows, inputs] -> [rows, outputs]; `layers` are weights [inputs, outputs] and biases in turn.
 
-    Their gradients are of all rows, or of `some` of them.
+    With a `sample`, the gradients of weights and biases are estimated from these rows.
     """
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return x @ weight + bias if some is None else Linear.apply(x, weight, bias, *some)
+        return x @ weight + bias if sample is None else Linear.apply(x, weight, bias, *sample)
 
     for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
         x = Activation.apply(linear(x, weight, bias))

@@ -1,4 +1,4 @@
-"""The pixels of a training step: which are drawn, and the features of their places."""
+"""The pixels of a training step: random positions, and the features of positions."""
 
 from __future__ import annotations
 
@@ -9,34 +9,31 @@ from imgmlp.errors import OutOfMemoryError
 
 
 def size_of(height: int, width: int, device: AnyDevice) -> Tensor:
-    """A picture's size, int32 [2], as what a step reads and no part of its kernels.
-
-    So what was compiled for one picture serves those of other sizes.
-    """
+    """A picture's size, int32 [2], as data, so that pictures of all sizes share kernels."""
     return Tensor(np.array([height, width], np.int32), device, name="size")
 
 
 def random_places(batch: int, size: Tensor, seed: int, count: Tensor) -> tuple[Tensor, Tensor]:
-    """A random pixel for each row of the batch: its row and its column, int32 [batch].
+    """Random pixels: (rows, columns), int32 [batch] each.
 
-    `size` is that of `size_of`, `count` the steps done. Along a side of more than 2**24 pixels some
-    are never drawn.
+    `size` is a tensor made by `size_of`, `count` the number of steps done. On sides longer than
+    2**24 pixels, some positions are never drawn.
     """
 
     def along(axis: int) -> Tensor:
-        share = Tensor.uniform((batch,), (seed, count, axis))
-        return (share * size[axis].cast(dtype.f32)).cast(dtype.i32).minimum(size[axis] - 1)
+        fraction = Tensor.uniform((batch,), (seed, count, axis))
+        return (fraction * size[axis].cast(dtype.f32)).cast(dtype.i32).minimum(size[axis] - 1)
 
     return along(0), along(1)
 
 
 def pixel_features(x: Tensor, y: Tensor, column: Tensor, row: Tensor) -> Tensor:
-    """Rows of both axes' tables side by side: int [n], int [n] -> [n, features]."""
+    """The features of pixels, [n, features], from tables of both axes and positions, int [n]."""
     return Tensor.concat([x.gather(column), y.gather(row)], axis=1)
 
 
 def check_tables(samples: int, features: int, device: AnyDevice) -> None:
-    """Refuse a picture so thin that its axes' tables would not fit."""
+    """Raise OutOfMemoryError for a picture so long that its tables would not fit."""
     nbytes = samples * features // 2 * 4
     if nbytes > device.info.memory // 4:
         problem = f"the features of {samples:,} rows and columns take {nbytes:,} bytes"

@@ -16,7 +16,7 @@ from conftest import MAPPINGS, open_mapping, small_pixels
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
 from imgmlp.codec.float_mlp.fit import CHECK_INTERVAL
-from imgmlp.codec.training.chunked import at_once
+from imgmlp.codec.training.chunked import max_piece_pixels
 from imgmlp.codec.training.compile_times import DEFAULT_COMPILE_SECONDS, CompileTimes
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import AnyDevice, open_device
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_weights(device: AnyDevice) -> None:
 def test_pieces_and_other_sizes(device: AnyDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = pipeline.train(Picture(small_pixels()), settings(steps=50), device).weights
     whole = pipeline.decode(weights, device, (62, 48))
-    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 100)
+    monkeypatch.setattr(pipeline, "DECODED_PIXELS", 100)
     assert np.array_equal(pipeline.decode(weights, device, (62, 48)), whole)
     assert whole.shape == (48, 62, 3)
     small = pipeline.decode(weights, device)
@@ -92,20 +92,20 @@ def test_pieces_and_other_sizes(device: AnyDevice, monkeypatch: pytest.MonkeyPat
     ("form", "pixels"), [("numpy", 1 << 12), ("one", 1 << 16), ("group", 1 << 20)]
 )
 def test_gpus_take_more_pixels_at_once(form: str, pixels: int) -> None:
-    assert at_once(open_mapping(form), pipeline.PIXELS_AT_ONCE) == pixels
+    assert max_piece_pixels(open_mapping(form), pipeline.DECODED_PIXELS) == pixels
 
 
 def test_a_thin_picture_needs_only_the_features_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_device("numpy")
     weights = pipeline.train(Picture(small_pixels()), settings(steps=5), device).weights
-    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 1000)
+    monkeypatch.setattr(pipeline, "DECODED_PIXELS", 1000)
     tracemalloc.start()
     thin = pipeline.decode(weights, device, (100_000, 1))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert thin.shape == (1, 100_000, 3)
     assert peak < 3_000_000  # the features of all columns would take 3.2 MB, in float64 twice that
-    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 1 << 16)
+    monkeypatch.setattr(pipeline, "DECODED_PIXELS", 1 << 16)
     assert np.array_equal(pipeline.decode(weights, device, (100_000, 1)), thin)
 
 

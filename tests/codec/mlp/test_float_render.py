@@ -24,7 +24,7 @@ def test_at_its_own_size_it_is_nearly_the_exact_picture(mapping: str) -> None:
 def test_every_third_pixel_of_thrice_the_size_is_the_original(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(float_render, "PIXELS_AT_ONCE", 100)  # pieces that reach past the edge
+    monkeypatch.setattr(float_render, "DECODED_PIXELS", 100)  # pieces that reach past the edge
     network, device = small_network(4), open_device("numpy")
     small = float_render.render(network, (11, 7), (11, 7), device)
     large = float_render.render(network, (11, 7), (33, 21), device)

@@ -68,7 +68,7 @@ def test_matrix_units_which_would_split_factors_take_no_part() -> None:
 def test_every_mapping_gives_the_bits_of_plain_integers(
     mapping: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 40)  # pieces that reach past the edge
+    monkeypatch.setattr(integer_inference, "DECODED_PIXELS", 40)  # pieces that reach past the edge
     network = small_network()
     pixels = integer_inference.decode(network, WIDTH, HEIGHT, open_mapping(mapping))
     expected = [[plain_pixel(network, x, y) for x in range(WIDTH)] for y in range(HEIGHT)]
@@ -192,7 +192,7 @@ def test_spans_are_exact_and_hold_every_input_once(inputs: int) -> None:
 def test_the_picture_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     network, device = small_network(1), open_device("numpy")
     whole = integer_inference.decode(network, 40, 3, device)
-    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 16)
+    monkeypatch.setattr(integer_inference, "DECODED_PIXELS", 16)
     assert (integer_inference.decode(network, 40, 3, device) == whole).all()
 
 

@@ -587,7 +587,7 @@ def test_decoding_is_timed_by_as_much_as_takes_a_while(
         clock[0] += 64 * pixels if moved else 30.0
         moved.append((top, left))
 
-    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 64)
+    monkeypatch.setattr(integer_inference, "DECODED_PIXELS", 64)
     monkeypatch.setattr(integer_inference._Piece, "move_to", move)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     pictured = Picture(np.zeros((24, 32, 3), np.uint8))

@@ -80,8 +80,8 @@ def test_files_of_a_large_picture_are_judged_by_parts_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And by how much more dB all of it has, once that is known of a network of the shape."""
-    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 256)
-    monkeypatch.setattr(chunked, "SAMPLED", 4096)
+    monkeypatch.setattr(integer_inference, "DECODED_PIXELS", 256)
+    monkeypatch.setattr(chunked, "MIN_SAMPLE_PIXELS", 4096)
     chance, shape = np.random.default_rng(3), rate_model.network_shape(600.0, 3)
     y, x = np.mgrid[:200, :300]
     picture = Picture(np.dstack([x * 0.8, y, 80 * np.sin(x / 9) + 100]).astype(np.uint8))
@@ -111,8 +111,8 @@ def test_files_of_a_large_picture_are_judged_by_parts_of_it(
 
 def test_hidden_parts_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody sees the parts, the whole picture is decoded."""
-    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 64)
-    monkeypatch.setattr(chunked, "SAMPLED", 64)
+    monkeypatch.setattr(integer_inference, "DECODED_PIXELS", 64)
+    monkeypatch.setattr(chunked, "MIN_SAMPLE_PIXELS", 64)
     pixels = np.zeros((128, 128, 4), np.uint8)
     pixels[:4, :4] = 255
     rounding = Rounding(Picture(pixels), Goal("psnr", 30), open_device("numpy"))

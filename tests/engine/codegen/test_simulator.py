@@ -184,8 +184,8 @@ def test_simulator_reports_no_error_in_random_graphs(mapping: Mapping, judge: Op
 def test_simulator_reports_no_error_in_decoding(
     mapping: Mapping, judge: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 5)
-    monkeypatch.setattr(chunked, "GPUS", 1)
+    monkeypatch.setattr(pipeline, "DECODED_PIXELS", 5)
+    monkeypatch.setattr(chunked, "GPU_PIECE_FACTOR", 1)
     shape = Architecture((8, 5, 3), float(np.float32(0.1)))
     flat = draw(shape.parameters)
     weights = Weights(shape, Encoding((1.0, 2.0), (1.0, 3.0), 0.5), 7, 2, flat)

@@ -7,7 +7,7 @@ from imgmlp.codec.latent.plane import NEIGHBOUR_ROWS, TILE_POSITIONS, Extent, Pl
 from imgmlp.codec.latent.step import hyperlatents, operations, upsampling
 from imgmlp.codec.latent.step.control import Steering
 from imgmlp.codec.latent.step.parameters import Networks, Shape, grouped
-from imgmlp.codec.training.perceptron import Activation, Some, perceptron
+from imgmlp.codec.training.perceptron import Activation, RowSample, perceptron
 from imgmlp.engine import AnyDevice, Tensor, dtype, nn
 
 # Positions from which on the networks' gradients are of some tiles only, as the host steers. GPUs
@@ -104,7 +104,7 @@ class ForwardPass:
         values, mask = (t.reshape(-1)[coded] for t in (latents, self.own_latent_mask))
         return operations.Bits.apply(values, outputs[:, 0], outputs[:, 1]) * mask
 
-    def _subsample(self, rows: int) -> Some | None:
+    def _subsample(self, rows: int) -> RowSample | None:
         """Which rows of a network's input count in the gradients of its weights: one tile in
         `tile_subsampling`, another one in every step. None if all do."""
         if self.device.lanes == "group" or rows < MIN_SUBSAMPLED_POSITIONS:

@@ -16,7 +16,7 @@ from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.model import NEIGHBOUR_RADIUS
 from imgmlp.codec.latent.plane import NEIGHBOUR_ROWS, TILE_POSITIONS, Plane
 from imgmlp.codec.latent.probabilities import MIN_FREQUENCY, SCALE_BITS, SCALES, UNIT_SCALE_INDEX
-from imgmlp.codec.training.perceptron import Some
+from imgmlp.codec.training.perceptron import RowSample
 from imgmlp.engine import Context, Function, Tensor, dtype
 
 # The causal neighbourhood of a latent: NEIGHBOUR_RADIUS rows above it, each of NEIGHBOURS_PER_ROW
@@ -124,21 +124,21 @@ class Convolution(Function):
     [channels * 9, outputs].
 
     The weight for channel c and the neighbour in row y and column x of 3 by 3 is number
-    9 c + 3 y + x. Gradients of weights are sums over all pixels, or estimates from `some` of them.
+    9 c + 3 y + x. Gradients of weights are sums over all pixels or estimates from a `sample`.
     """
 
     @staticmethod
     def forward(
-        ctx: Context, x: Tensor, weights: Tensor, plane: Plane, some: Some | None
+        ctx: Context, x: Tensor, weights: Tensor, plane: Plane, sample: RowSample | None
     ) -> Tensor:
-        ctx.plane, ctx.some = plane, some  # type: ignore[attr-defined]
+        ctx.plane, ctx.sample = plane, sample  # type: ignore[attr-defined]
         ctx.save_for_backward(_padded(x, plane), weights)
         return _correlation(_with_margins(x, plane), weights, plane)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
         plane: Plane = ctx.plane  # type: ignore[attr-defined]
-        some: Some | None = ctx.some  # type: ignore[attr-defined]
+        sample: RowSample | None = ctx.sample  # type: ignore[attr-defined]
         padded, weights = ctx.saved_tensors
         count, outputs = weights.shape
         flipped = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
@@ -149,9 +149,9 @@ class Convolution(Function):
         offset = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
         pixels = Tensor.arange(plane.pixels).reshape(1, plane.pixels)
         patches = padded.reshape(-1).gather(pixels + offset + plane.margin)
-        if some is None:
+        if sample is None:
             return by_x, patches @ g.permute(1, 0), None, None
-        chosen, times = some
+        chosen, times = sample
         chosen_g = Tensor.where(chosen, g.permute(1, 0), 0.0)
         return by_x, (patches @ chosen_g) * times, None, None
 
