@@ -24,7 +24,7 @@ import numpy as np
 import imgmlp
 from imgmlp import image as pictures
 from imgmlp.report import classic
-from imgmlp.report.curves import Point, mean_curve, share_of
+from imgmlp.report.curves import Point, mean_bd_rate, mean_curve
 from imgmlp.report.measure import RATES
 
 REFERENCE = "jpeg420"
@@ -114,10 +114,10 @@ def summary(points: Sequence[Point]) -> str:
         if curve is None:
             continue
         beside = [point for point in points if point.codec == REFERENCE]
-        share = share_of(own, beside, images)
+        share = mean_bd_rate(own, beside, images)
         pairs = zip(curve.bpp, curve.quality, strict=True)
         shown = ", ".join(f"{bpp:.3f} / {psnr:.2f}" for bpp, psnr in pairs)
-        alone = [share_of(own, beside, {image}) for image in sorted(images)]
+        alone = [mean_bd_rate(own, beside, {image}) for image in sorted(images)]
         each = None if None in alone else float(np.mean([s for s in alone if s is not None]))
         told = " | ".join("–" if s is None else f"{s:+.1%}" for s in (share, each))
         lines.append(f"| {codec} | {len(images)} | {shown} | {told} |")
@@ -143,7 +143,7 @@ def plot(points: Sequence[Point], path: Path) -> None:
         if curve is None:
             continue
         curves.plot(curve.bpp, curve.quality, marker="o", markersize=3, label=codec)
-        found = [(image, share_of(own, beside, {image})) for image in images]
+        found = [(image, mean_bd_rate(own, beside, {image})) for image in images]
         known = [(image, 100 * share) for image, share in found if share is not None]
         shares.plot(*zip(*known, strict=True), "o", markersize=4)
     curves.set(xscale="log", xlabel="bits per pixel", ylabel="PSNR, dB; mean of all pictures")

@@ -45,7 +45,7 @@ def panels(path: Path, codecs: list[str], bpp: float, effort: int, device: str) 
             name, size, decoded = "imgmlp", len(ours.bytes), ours.pixels
         else:
             codec = classic.usable()[key]
-            coded = classic.Sized(codec, original).nearest(len(ours.bytes))
+            coded = classic.SizeSearch(codec, original).nearest(len(ours.bytes))
             name, size, decoded = codec.name, len(coded.bytes), coded.pixels
         quality = pictures.psnr(original, decoded)
         found.append(Panel(decoded, f"{name}, {size:,} bytes, {quality:.2f} dB"))

@@ -29,7 +29,7 @@ from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
 from imgmlp.report import classic, measure, metrics, page
-from imgmlp.report.copies import MOST
+from imgmlp.report.copies import MAX_PAGE_BYTES
 from imgmlp.report.measure import RATES, Job, Measured
 from imgmlp.terminal import Terminal
 from imgmlp.text import size
@@ -228,9 +228,9 @@ class _Report:
         else:
             for own in self.checkpoints:
                 own.remove(self.output)
-        if len(text) > MOST:
+        if len(text) > MAX_PAGE_BYTES:
             advice = "browsers load it slowly; fewer pictures or rates make it smaller"
-            self.terminal.note(f"the page is larger than {size(MOST)}: {advice}")
+            self.terminal.note(f"the page is larger than {size(MAX_PAGE_BYTES)}: {advice}")
         count = len(self.measured)
         what = "1 picture" if count == 1 else f"{count} pictures"
         self.terminal.done(f"{self.output} {size(len(text))}   {what}")

@@ -1,7 +1,7 @@
 """Line charts as SVG: axes with their units, and names at the ends of the lines.
 
-Colours are left to the style sheet, by a class for each line. Sizes are for a chart that is shown
-at about its own width, so that its text is as large as that around it.
+The style sheet has the colours, by the class of each line. A chart should be shown at about its own
+width, so that its text is as large as the text around it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 400, 300
-LEFT, RIGHT, TOP, BOTTOM = 44, 84, 36, 44  # margins, of ticks, names, a title, and ticks
-SPACING = 15.0  # between two names
+LEFT, RIGHT, TOP, BOTTOM = 44, 84, 36, 44  # margins for ticks, names, the title, and ticks
+MIN_SPACING = 15.0  # between two names
 MARKERS = "circle", "square", "diamond", "triangle", "down", "cross"
 
 Pair = tuple[float, float]
@@ -21,7 +21,7 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """A named line through points (x, y); `strong` is the one that a chart is about."""
+    """A named line through points (x, y); a `strong` one is emphasised."""
 
     key: str
     name: str
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places: linear, or logarithmic."""
+    """Maps values to coordinates, linearly or logarithmically."""
 
     low: float
     high: float
@@ -47,14 +47,14 @@ class Scale:
 
 @dataclass(frozen=True)
 class Axis:
-    """What stands along one side: a name, and ticks with their text."""
+    """The labels of one side: its name, and ticks with their text."""
 
     name: str
     ticks: Sequence[tuple[float, str]]
 
 
 def nice_ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """Round values between two, at most so many: multiples of 1, 2 or 5 times a power of ten."""
+    """At most `most` round values in a range: multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / most
     power = 10 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
@@ -62,28 +62,28 @@ def nice_ticks(low: float, high: float, most: int = 8) -> list[float]:
     return [round(n * step, 12) for n in range(first, last + 1)]
 
 
-def padded(values: Sequence[float], share: float = 0.06) -> Pair:
-    """The least and the greatest value, with some room around them."""
+def padded(values: Sequence[float], fraction: float = 0.06) -> Pair:
+    """The range of values, extended by a fraction on both sides."""
     low, high = min(values), max(values)
-    room = (high - low) * share or abs(high) * share or 1.0
-    return low - room, high + room
+    margin = (high - low) * fraction or abs(high) * fraction or 1.0
+    return low - margin, high + margin
 
 
 def spread(wanted: Sequence[float], low: float, high: float) -> list[float]:
-    """Places near to those wanted, within bounds if they fit, and SPACING apart from each other."""
+    """Coordinates near the wanted ones, MIN_SPACING apart, and within bounds if they fit."""
     order = sorted(range(len(wanted)), key=lambda n: wanted[n])
     places = [min(max(wanted[n], low), high) for n in order]
     for n in range(1, len(places)):
-        places[n] = max(places[n], places[n - 1] + SPACING)
+        places[n] = max(places[n], places[n - 1] + MIN_SPACING)
     limit = high
     for n in reversed(range(len(places))):
         places[n] = min(places[n], limit)
-        limit = places[n] - SPACING
+        limit = places[n] - MIN_SPACING
     return [place for _, place in sorted(zip(order, places, strict=True))]
 
 
 def rate_chart(name: str, unit: str, of: str, lines: Sequence[Line], rates: Sequence[float]) -> str:
-    """Quality over bits per pixel, which have ticks at these rates; empty if nothing is known."""
+    """A chart of quality over bits per pixel with ticks at `rates`; empty without any points."""
     every = [point for line in lines for point in line.points]
     if not every:
         return ""
@@ -100,18 +100,18 @@ def rate_chart(name: str, unit: str, of: str, lines: Sequence[Line], rates: Sequ
     ]
     parts.append(names(lines, x, y))
     best = max(every, key=lambda point: point[1])
-    told = f"{len(lines)} lines from {min(bpp):.2g} to {max(bpp):.2g} bits per pixel; "
-    told += f"the highest value is {best[1]:.4g} {unit}".strip() + "."
-    return figure(f"{name} over bits per pixel, {of}", told, parts)
+    description = f"{len(lines)} lines from {min(bpp):.2g} to {max(bpp):.2g} bits per pixel; "
+    description += f"the highest value is {best[1]:.4g} {unit}".strip() + "."
+    return figure(f"{name} over bits per pixel, {of}", description, parts)
 
 
 def sparse(
-    ticks: Sequence[tuple[float, str]], scale: Scale, apart: float
+    ticks: Sequence[tuple[float, str]], scale: Scale, min_distance: float
 ) -> list[tuple[float, str]]:
-    """Those ticks that are so far apart."""
+    """The ticks without those nearer than `min_distance` to the one before."""
     spaced: list[tuple[float, str]] = []
     for value, text in ticks:
-        if not spaced or abs(scale.at(value) - scale.at(spaced[-1][0])) >= apart:
+        if not spaced or abs(scale.at(value) - scale.at(spaced[-1][0])) >= min_distance:
             spaced.append((value, text))
     return spaced
 
@@ -125,7 +125,7 @@ def figure(title: str, description: str, parts: Sequence[str]) -> str:
 
 
 def grid(x: Scale, y: Scale, below: Axis, beside: Axis) -> str:
-    """Lines at the ticks of y, a base line, ticks of x, and the names of both."""
+    """Grid lines at the ticks of y, a base line with the ticks of x, and the names of both axes."""
     parts = []
     for value, text in beside.ticks:
         at = y.at(value)
@@ -149,20 +149,20 @@ def label(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str
 
 
 def drawn(line: Line, x: Scale, y: Scale, unit: str) -> str:
-    """A line and its markers, each of which tells its values."""
+    """A line and its markers, whose titles have their values."""
     places = [(x.at(a), y.at(b)) for a, b in line.points]
     path = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
     kind = f"line s-{line.key}" + (" strong" if line.strong else "")
     parts = [f'<g class="{kind}"><path class="path" d="M{path}"/>']
     for (a, b), (bpp, value) in zip(places, line.points, strict=True):
-        told = f"{line.name}: {value:.4g} {unit} at {bpp:.3f} bits per pixel"
+        title = f"{line.name}: {value:.4g} {unit} at {bpp:.3f} bits per pixel"
         shape = marked(line.marker, a, b, 4.2 if line.strong else 3.4)
-        parts.append(f'<path class="mark" d="{shape}"><title>{escape(told)}</title></path>')
+        parts.append(f'<path class="mark" d="{shape}"><title>{escape(title)}</title></path>')
     return "".join(parts) + "</g>"
 
 
 def marked(kind: str, x: float, y: float, r: float) -> str:
-    """The outline of a marker around a place."""
+    """The outline of a marker with radius r around a point, as an SVG path."""
     match kind:
         case "square":
             return f"M{x - r:.1f} {y - r:.1f}h{2 * r:.1f}v{2 * r:.1f}h{-2 * r:.1f}z"
@@ -186,7 +186,7 @@ def marked(kind: str, x: float, y: float, r: float) -> str:
 
 
 def names(lines: Sequence[Line], x: Scale, y: Scale) -> str:
-    """Each line's name at its end; a thin line leads to one that had to move."""
+    """The name of each line at its end, with a thin line to a name that had to move."""
     ended = [line for line in lines if line.points]
     last = [max(line.points) for line in ended]
     wanted = [y.at(value) for _, value in last]

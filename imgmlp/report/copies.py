@@ -1,6 +1,7 @@
-"""Pictures as a page holds them: what a codec wrote, where browsers show that, else a copy.
+"""Pictures in a page: the codec's own file if browsers can show it, else a copy.
 
-A copy is a picture compressed once more, as well as there is room for. Figures never come from one.
+A copy is the decoded picture, compressed again for display with the best quality for which the page
+has space. No figures are measured on copies.
 """
 
 from __future__ import annotations
@@ -18,45 +19,46 @@ from imgmlp.image import psnr, to_image
 
 Array = np.ndarray[Any, Any]
 
-# Qualities of copies, the best first, of which a page takes those for which it has room; that of
-# originals stays the higher one, as everything is seen beside them.
-LADDER = (97, 90, 82, 74, 66)
-ORIGINAL = LADDER[:2]
-MOST = 15_000_000  # bytes of a page that they should not exceed together, with everything else
+# Qualities of copies, the best first. A page uses the best one for which it has space. Originals
+# keep a high quality, since everything is compared with them.
+QUALITIES = (97, 90, 82, 74, 66)
+ORIGINAL_QUALITIES = QUALITIES[:2]
+MAX_PAGE_BYTES = 15_000_000  # should not be exceeded
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What a page may hold of a picture: one file, or several copies, the best first."""
+    """A picture in a page: the codec's file, or copies in several qualities, the best first."""
 
     media: str
     files: list[bytes] = field(repr=False)
-    psnr: list[float] = field(default_factory=list)  # dB of each copy, against what it stands for
+    psnr: list[float] = field(default_factory=list)  # dB of each copy against the decoded picture
 
     @staticmethod
     def own(media: str, data: bytes) -> Shown:
         """The codec's own file."""
         return Shown(media, [data])
 
-    def at(self, rung: int) -> bytes:
-        return self.files[min(rung, len(self.files) - 1)]
+    def at(self, level: int) -> bytes:
+        """The file or copy at an index of QUALITIES."""
+        return self.files[min(level, len(self.files) - 1)]
 
-    def url(self, rung: int) -> str:
-        return f"data:{self.media};base64,{base64.b64encode(self.at(rung)).decode()}"
+    def url(self, level: int) -> str:
+        return f"data:{self.media};base64,{base64.b64encode(self.at(level)).decode()}"
 
-    def length(self, rung: int) -> int:
-        """Characters of its URL."""
-        return len(f"data:{self.media};base64,") + 4 * -(-len(self.at(rung)) // 3)
+    def length(self, level: int) -> int:
+        """Characters of the URL."""
+        return len(f"data:{self.media};base64,") + 4 * -(-len(self.at(level)) // 3)
 
 
-def kind() -> str:
-    """Pillow's format of copies."""
+def copy_format() -> str:
+    """The format of copies, by Pillow's name."""
     return "AVIF" if features.check("avif") else "WEBP"
 
 
 def of(pixels: Array, qualities: Sequence[int]) -> Shown:
     """Copies of a picture, uint8 [height, width, 1 or 3]."""
-    form = kind()
+    form = copy_format()
     options = {"subsampling": "4:4:4", "speed": 8} if form == "AVIF" else {"method": 4}
     copies = Shown(f"image/{form.lower()}", [])
     for quality in qualities:
@@ -64,16 +66,17 @@ def of(pixels: Array, qualities: Sequence[int]) -> Shown:
         image = to_image(pixels).convert("RGB")
         image.save(stream, form, quality=quality, **options)
         with Image.open(stream) as copy:
-            again = np.asarray(copy.convert("RGB"))
+            decoded = np.asarray(copy.convert("RGB"))
         copies.files.append(stream.getvalue())
-        copies.psnr.append(psnr(np.asarray(image), again))
+        copies.psnr.append(psnr(np.asarray(image), decoded))
     return copies
 
 
-def rung(shown: Iterable[Shown], room: int) -> int:
-    """The best copies that fit in so many bytes of a page; the smallest, where none do."""
+def best_level(shown: Iterable[Shown], max_bytes: int) -> int:
+    """The index of the best of QUALITIES with which all pictures fit into `max_bytes`, or the last
+    one."""
     every = list(shown)
-    for number in range(len(LADDER)):
-        if sum(one.length(number) for one in every) <= room:
+    for number in range(len(QUALITIES)):
+        if sum(one.length(number) for one in every) <= max_bytes:
             return number
-    return len(LADDER) - 1
+    return len(QUALITIES) - 1

@@ -1,8 +1,8 @@
-"""Curves of rate and quality, and how far apart two of them are.
+"""Rate-distortion curves and their BD-rate.
 
-BD-rate is the mean difference of two curves' logarithms of the rate, over the quality that both
-reach (Bjøntegaard 2001), with monotone cubic pieces (Fritsch and Carlson 1980) between the points.
-Knows neither codecs nor pictures.
+BD-rate is the mean difference of the logarithms of the rates of two curves, over the range of
+quality that both reach (Bjøntegaard 2001). Curves are monotone cubics through their points (Fritsch
+and Carlson 1980). This module knows neither codecs nor pictures.
 """
 
 from __future__ import annotations
@@ -26,48 +26,56 @@ class Point:
     image: str
     setting: str
     bpp: float
-    quality: float  # dB, or anything else that rises
+    quality: float  # dB, or any other measure where higher is better
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean points of a codec, ordered by rate; quality rises."""
+    """Mean points of a codec, where rate and quality both increase."""
 
     bpp: tuple[float, ...]
     quality: tuple[float, ...]
 
 
 def mean_curve(points: Sequence[Point], images: set[str]) -> Curve | None:
-    """Through the settings that all these pictures have, if there are two at least."""
+    """The curve of means over pictures, for the settings that all of them have.
+
+    None for fewer than two points.
+    """
     by_setting: dict[str, dict[str, Point]] = defaultdict(dict)
     for point in points:
         if point.image in images:
             by_setting[point.setting][point.image] = point
-    whole = [list(found.values()) for found in by_setting.values() if found.keys() == images]
+    complete = [list(of.values()) for of in by_setting.values() if of.keys() == images]
     means = sorted(
-        (float(np.mean([p.bpp for p in found])), float(np.mean([p.quality for p in found])))
-        for found in whole
+        (float(np.mean([p.bpp for p in group])), float(np.mean([p.quality for p in group])))
+        for group in complete
     )
     return rising(means)
 
 
 def rising(points: Sequence[tuple[float, float]]) -> Curve | None:
-    """Through the points, (bits a pixel, quality) by rising rate, that are better than all before
-    them, if there are two at least."""
-    kept = [one for n, one in enumerate(points) if all(one[1] > m[1] for m in points[:n])]
-    if len(kept) < 2:
+    """The curve of points (bits per pixel, quality) with increasing rate, without those that are no
+    better than one before; None for fewer than two points."""
+    better = [one for n, one in enumerate(points) if all(one[1] > m[1] for m in points[:n])]
+    if len(better) < 2:
         return None
-    return Curve(tuple(m[0] for m in kept), tuple(m[1] for m in kept))
+    return Curve(tuple(m[0] for m in better), tuple(m[1] for m in better))
 
 
-def share_of(own: Sequence[Point], reference: Sequence[Point], images: set[str]) -> float | None:
-    """BD-rate over some pictures, if both have curves there."""
+def mean_bd_rate(
+    own: Sequence[Point], reference: Sequence[Point], images: set[str]
+) -> float | None:
+    """The BD-rate of mean curves over pictures, if both have such a curve."""
     curves = mean_curve(own, images), mean_curve(reference, images)
     return None if curves[0] is None or curves[1] is None else bd_rate(curves[0], curves[1])
 
 
 def bd_rate(curve: Curve, reference: Curve) -> float | None:
-    """Mean difference of the rate at equal quality, as a share; None if no quality is common."""
+    """The mean difference of the rate at equal quality, as a fraction.
+
+    None if the curves have no common range of quality.
+    """
     low = max(curve.quality[0], reference.quality[0])
     high = min(curve.quality[-1], reference.quality[-1])
     if high <= low:
@@ -80,7 +88,7 @@ def bd_rate(curve: Curve, reference: Curve) -> float | None:
 
 
 def monotone_cubic(x: Array, y: Array, at: Array) -> Array:
-    """Values at `at` of cubic pieces through points of rising x that never overshoot."""
+    """Values at `at` of a monotone cubic through points with increasing x."""
     step, slope = np.diff(x), np.diff(y) / np.diff(x)
     tangent = np.empty_like(x)
     tangent[0], tangent[-1] = slope[0], slope[-1]

@@ -1,7 +1,4 @@
-"""What our pages have in common: how they begin, and the pieces that they are made of.
-
-Knows nothing of what they show.
-"""
+"""What both kinds of pages share: their head, and files with pieces of HTML, CSS and JavaScript."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ def asset(name: str) -> str:
 
 
 def filled(name: str, values: Mapping[str, str]) -> str:
-    """A piece of a page with HTML in place of its comments."""
+    """A piece of HTML in which values replace the comments with their names."""
     text = asset(name)
     for key, value in values.items():
         text = text.replace(f"<!-- {key} -->", value)
@@ -24,7 +21,7 @@ def filled(name: str, values: Mapping[str, str]) -> str:
 
 
 def head(title: str, styles: str, more: str = "") -> str:
-    """What a page begins with; `more` is HTML for its head."""
+    """The beginning of a page; `more` is additional HTML in its head."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

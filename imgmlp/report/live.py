@@ -1,7 +1,7 @@
-"""A training as it goes: the picture so far, and beside it a page with its curves.
+"""The live view of a training: a preview of the picture, and beside it a page with curves.
 
-Both are rewritten every few seconds, each as a whole. Nothing here may harm the training: what
-cannot be made or written is told, and that is the end of it.
+Both are rewritten atomically every few seconds. If that fails, a note is printed and the training
+goes on without a live view.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ from imgmlp.report.live_page import History, View
 
 Array = np.ndarray[Any, Any]
 
-EVERY = 3.0  # seconds between two of them
-SPARED = 10.0  # times as long as one of them took, at least: training gets most of the time
-ENDING = ".html"
+MIN_INTERVAL = 3.0  # seconds between two updates
+# The interval is at least this factor of the time that an update takes, to leave time for training.
+MIN_INTERVAL_FACTOR = 10.0
+PAGE_EXTENSION = ".html"
 
 
 @dataclass(frozen=True)
 class Live:
-    """What was asked to be shown of a training: nothing, or a preview of this name."""
+    """The request for a live view: the name of the preview, or None."""
 
     picture: Path | None = None
-    force: bool = False  # whether files that exist are replaced
+    force: bool = False  # whether to replace existing files
 
     def paths(self) -> list[Path]:
         return files_of(self.picture)
 
     def check(self, run: str | None = None, of: Picture | None = None) -> None:
-        """Refuse what cannot be written, or must not be replaced: all but what is still as the run
-        of this key has left it, which goes on.
+        """Check that the files can be written.
 
-        Raises UsageError, also for a name that cannot hold a picture like this one, or OutputError.
+        Existing files may be replaced with `force`, or if the run with the key `run` has written
+        them and nobody has changed them since. Raises OutputError, and UsageError for an extension
+        whose format cannot hold the picture `of`.
         """
-        what = () if of is None else (of.channels, (of.width, of.height))
+        kind = () if of is None else (of.channels, (of.width, of.height))
         own = [] if run is None else left_by(self.picture, run)
         for path in self.paths():
             if path == self.picture and not output_files.is_special(path):
-                pictures.check_extension(path, *what)
+                pictures.check_extension(path, *kind)
             hint = "--force replaces it; or choose another name for --live"
             output_files.check_output(path, self.force or path in own, hint)
 
@@ -63,50 +65,51 @@ class Live:
 
 
 def files_of(picture: Path | None) -> list[Path]:
-    """What a live view writes: the picture and, unless that is no file, the page beside it.
+    """The files of a live view: the preview and, unless that is a pipe or a device, the page.
 
-    Raises UsageError for a name that is no picture's, as the page's would be.
+    Raises UsageError for an extension that is not a picture's.
     """
     if picture is None:
         return []
     if output_files.is_special(picture):
         return [picture]
     pictures.check_extension(picture)
-    return [picture, picture.with_suffix(ENDING)]
+    return [picture, picture.with_suffix(PAGE_EXTENSION)]
 
 
 def left_by(picture: Path | None, run: str) -> list[Path]:
-    """Those files of a live view that are still as the run of this key has left them.
+    """The files of a live view that the run with a key has written and nobody has changed since.
 
-    The page tells, as its own end has a mark of the run, and the picture's digest.
+    The last line of the page has a digest of the key and the page, the line before it the digest of
+    the preview.
     """
     for page in files_of(picture)[1:]:
-        with contextlib.suppress(OSError):  # there is none, or nobody may read it
+        with contextlib.suppress(OSError):  # it does not exist or is unreadable
             data = page.read_bytes() if page.is_file() else b""
-            text = data[: -len(_mark("", b""))]
-            if text and data == text + _mark(run, text):
+            text = data[: -len(_last_line("", b""))]
+            if text and data == text + _last_line(run, text):
                 assert picture is not None
-                known = text.splitlines()[-1].decode().split()
-                return [page, picture] if _digest_of(picture) in known else [page]
+                digests = text.splitlines()[-1].decode().split()
+                return [page, picture] if _digest_of(picture) in digests else [page]
     return []
 
 
-def _mark(run: str, text: bytes) -> bytes:
-    """The last line of a page: a run's key and the rest of the page have come to it."""
+def _last_line(run: str, text: bytes) -> bytes:
+    """The last line of a page, with a digest of the run's key and the rest of the page."""
     return f"<!-- run {hashlib.sha256(run.encode() + text).hexdigest()} -->\n".encode()
 
 
 def _digest_of(path: Path) -> str | None:
-    """That of a file, if there is one that can be read."""
+    """The digest of a file, or None if it cannot be read."""
     with contextlib.suppress(OSError):
         return output_files.digest(path) if path.is_file() else None
     return None
 
 
 class LiveView:
-    """The files of one training, if there are to be any; its end is told however it ends.
+    """Writes the live view of one training, if one is wanted; as a context it also writes its end.
 
-    `run` is the key of the training, by which it knows them when it goes on.
+    `run` is the key of the training, by which a resumed run recognises its files.
     """
 
     def __init__(
@@ -119,18 +122,18 @@ class LiveView:
     ) -> None:
         self._picture, self._title, self._metadata, self._note = picture, title, metadata, note
         self._run = run
-        self._digest: str | None = None  # of the picture that is there
+        self._digest: str | None = None  # of the preview on disk
         self._history = History()
         self._latest: Progress | None = None
-        self._size: tuple[int, int] | None = None  # of the picture that was written
+        self._size: tuple[int, int] | None = None  # width and height of the preview
         self._next, self._began = 0.0, time.monotonic()
-        self._broken = self._ended = False
+        self._has_failed = self._ended = False
 
     def __enter__(self) -> LiveView:
-        if self._picture is not None:  # of a run before, or somebody's who had it replaced
+        if self._picture is not None:  # an earlier run's, or one that --force replaces
             self._digest = _digest_of(self._picture)
         self._write(None, None)
-        self._next = time.monotonic() + EVERY
+        self._next = time.monotonic() + MIN_INTERVAL
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -138,23 +141,23 @@ class LiveView:
             self.end(f"Ended early: {str(error) or 'interrupted'}" if error else "Ended")
 
     def update(self, progress: Progress) -> None:
-        """What is true now; written if it is time."""
+        """Note the progress, and write the files if it is time."""
         self._latest = progress
         self._history.add(progress)
         began = time.monotonic()
-        if self._picture is None or self._broken or began < self._next:
+        if self._picture is None or self._has_failed or began < self._next:
             return
         self._write(None, progress.preview)
         now = time.monotonic()
-        self._next = now + max(EVERY, SPARED * (now - began))
+        self._next = now + max(MIN_INTERVAL, MIN_INTERVAL_FACTOR * (now - began))
 
-    def end(self, told: str, pixels: Array | None = None) -> None:
-        """Say on the page that it is the last one; `pixels` are what became of the picture."""
+    def end(self, message: str, pixels: Array | None = None) -> None:
+        """Write the last page with a message, and the final `pixels` as the preview."""
         self._ended = True
-        self._write(told, None if pixels is None else lambda: pixels)
+        self._write(message, None if pixels is None else lambda: pixels)
 
     def after(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
-        """What tells somebody else first."""
+        """A function that passes progress to `show`, then to this view."""
 
         def tell(progress: Progress) -> None:
             show(progress)
@@ -169,23 +172,23 @@ class LiveView:
             if preview is not None:
                 self._save(self._picture, preview())
             self._write_page(ended)
-        except (ImgmlpError, MemoryError) as error:  # not worth losing the training for
-            if not self._broken:
+        except (ImgmlpError, MemoryError) as error:  # the training goes on
+            if not self._has_failed:
                 self._note(f"no more previews: {error}")
-            self._broken = True
+            self._has_failed = True
 
-    def _write_page(self, ended: str | None, following: str | None = None) -> None:
-        """The page, which names the picture's digest, and that of one that is about to follow."""
+    def _write_page(self, ended: str | None, next_digest: str | None = None) -> None:
+        """Write the page, with the digests of the preview and of its imminent replacement."""
         assert self._picture is not None
         for page in files_of(self._picture)[1:]:
             text = live_page.render(self._view(self._picture.name, ended))
-            text += f"<!-- picture {self._digest} {following} -->\n"
+            text += f"<!-- picture {self._digest} {next_digest} -->\n"
             data = text.encode()
-            data += _mark(self._run, data)
+            data += _last_line(self._run, data)
             output_files.write_atomically(page, partial(_fill, data))
 
     def _save(self, path: Path, pixels: Array) -> None:
-        def announce(digest: str) -> None:  # a kill may come between the page and the picture
+        def announce(digest: str) -> None:  # the process may be killed between page and preview
             self._write_page(None, digest)
             self._digest = digest
 

@@ -1,7 +1,7 @@
-"""The page beside a live picture: where a training is, and how it came there.
+"""The page of a live view: the state of a training, and its curves.
 
-It loads itself again every few seconds, without scripts and from a plain file, until it says that
-the training ended.
+It reloads itself every few seconds, without scripts and from a plain file, until the training has
+ended.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from imgmlp.report.chart import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Axis, Line, Sc
 from imgmlp.report.document import asset, head
 from imgmlp.text import duration, printable
 
-AGAIN = 3  # seconds until the page is loaded again
-MOST_POINTS = 400  # of a curve, above which every second one is left out
-SHOWN = (".png", ".webp", ".jpg", ".jpeg", ".bmp")  # pictures that browsers show
-SCALE_RIGHT = 52  # room for a second scale
+RELOAD_SECONDS = 3  # between two loads of the page
+MAX_POINTS = 400  # of a curve; with more, every second one is dropped
+BROWSER_EXTENSIONS = (".png", ".webp", ".jpg", ".jpeg", ".bmp")  # of pictures that browsers show
+RIGHT_MARGIN = 52  # for the ticks of a second scale
 
 Moment = tuple[int, float, float | None]  # steps, dB, bits per pixel
 
 
 @dataclass
 class Part:
-    """One of the runs that a training may consist of."""
+    """One of the runs of a training, which may begin again."""
 
     steps: int  # of the whole run
     moments: list[Moment] = field(default_factory=list)
-    every: int = 1  # of what was told, one in so many is kept
-    told: int = 0
+    keep_every: int = 1  # of the reports, one in so many becomes a moment
+    reports: int = 0
 
 
 class History:
-    """All that was told of a training, as far as it can be seen in a curve."""
+    """The progress of a training, with enough points for its curves."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -48,35 +48,35 @@ class History:
             self.parts.append(Part(progress.steps))
         part = self.parts[-1]
         part.steps = progress.steps
-        if part.told % part.every == 0:
+        if part.reports % part.keep_every == 0:
             part.moments.append((progress.step, progress.psnr, progress.bpp))
-        part.told += 1
-        if len(part.moments) > MOST_POINTS:
+        part.reports += 1
+        if len(part.moments) > MAX_POINTS:
             part.moments[:] = part.moments[::2]
-            part.every *= 2
+            part.keep_every *= 2
 
 
 @dataclass(frozen=True)
 class View:
-    """What a page is to show."""
+    """The content of a page."""
 
     title: str
-    picture: str  # the file beside it
-    size: tuple[int, int] | None  # width, height, once it is there
+    picture: str  # the name of the preview beside the page
+    size: tuple[int, int] | None  # width and height of the preview, once it exists
     history: History
     latest: Progress | None
     now: datetime
-    seconds: float  # since it began
-    ended: str | None  # how, if it did
+    seconds: float  # since the training began
+    ended: str | None  # the message of a training that has ended
 
 
 def render(view: View) -> str:
-    again = "" if view.ended else f'<meta http-equiv="refresh" content="{AGAIN}">\n'
+    reload = "" if view.ended else f'<meta http-equiv="refresh" content="{RELOAD_SECONDS}">\n'
     title = printable(view.title)
     state = "ended" if view.ended else "training"
     styles = asset("base.css") + asset("live.css")
     parts = [
-        head(f"{title}: {state}", styles, again),
+        head(f"{title}: {state}", styles, reload),
         f'<body class="{state}">\n<main>\n<header>\n',
         f'<p class="eyebrow">imgmlp, {state}</p>\n<h1>{escape(title)}</h1>\n',
         _state(view),
@@ -91,8 +91,8 @@ def render(view: View) -> str:
 def _state(view: View) -> str:
     clock = f'<time datetime="{view.now.isoformat()}">{view.now:%H:%M:%S}</time>'
     if view.ended:
-        told = escape(printable(view.ended))
-        return f'<p class="lede">{told}</p>\n<p class="meta">{clock}, {_took(view)}</p>\n'
+        message = escape(printable(view.ended))
+        return f'<p class="lede">{message}</p>\n<p class="meta">{clock}, {_took(view)}</p>\n'
     if (now := view.latest) is None:
         return f'<p class="lede">Preparing</p>\n<p class="meta">{clock}</p>\n'
     figures = [f"{now.psnr:.2f} dB", f"loss {now.loss:.3g}"]
@@ -117,11 +117,11 @@ def _picture(view: View) -> str:
     if view.size is None:
         return '<figure><p class="none">The picture follows.</p></figure>\n'
     link = quote(view.picture.encode("utf-8", "surrogateescape"))
-    if not view.picture.lower().endswith(SHOWN):
-        told = f'The picture is in <a href="{link}">{escape(name)}</a>, which browsers do not show.'
-        return f'<figure><p class="none">{told}</p></figure>\n'
+    if not view.picture.lower().endswith(BROWSER_EXTENSIONS):
+        note = f'The picture is in <a href="{link}">{escape(name)}</a>, which browsers do not show.'
+        return f'<figure><p class="none">{note}</p></figure>\n'
     width, height = view.size
-    fresh = f"{link}?{view.now.timestamp():.0f}"  # so that no browser shows the one before
+    fresh = f"{link}?{view.now.timestamp():.0f}"  # keeps browsers from using their cache
     return (
         f'<figure><img src="{fresh}" width="{width}" height="{height}" '
         f'alt="What the network gives so far"><figcaption>{escape(name)}</figcaption></figure>\n'
@@ -141,14 +141,14 @@ def _charts(history: History) -> str:
 def _chart(
     name: str, second: str, history: History, value: Callable[[Moment], float | None]
 ) -> str:
-    """Values over steps; the curve of the present run stands out from those before it."""
+    """A chart of values over steps, with the curve of the present run emphasised."""
     curves = [
         [(float(m[0]), v) for m in part.moments if (v := value(m)) is not None]
         for part in history.parts
     ]
-    every = [v for curve in curves for _, v in curve]
-    x = Scale(0, max(part.steps for part in history.parts), LEFT, WIDTH - SCALE_RIGHT)
-    y = Scale(*chart.padded(every), HEIGHT - BOTTOM, TOP)
+    values = [v for curve in curves for _, v in curve]
+    x = Scale(0, max(part.steps for part in history.parts), LEFT, WIDTH - RIGHT_MARGIN)
+    y = Scale(*chart.padded(values), HEIGHT - BOTTOM, TOP)
     ticks = chart.nice_ticks(y.low, y.high)
     steps = [t for t in chart.nice_ticks(0, x.high, 4) if t == round(t)]  # also of short runs
     below = Axis("steps", [(t, f"{t:,.0f}") for t in steps])
@@ -157,13 +157,14 @@ def _chart(
         parts.append(_losses(x, y, second))
     for number, curve in enumerate(curves):
         if curve:
-            now = number == len(curves) - 1
-            parts.append(_curve(Line(f"run{' now' if now else ''}", "", curve, strong=now), x, y))
+            is_last = number == len(curves) - 1
+            key = f"run{' now' if is_last else ''}"
+            parts.append(_curve(Line(key, "", curve, strong=is_last), x, y))
     step, latest = next(curve[-1] for curve in reversed(curves) if curve)
     dot = chart.marked("circle", x.at(step), y.at(latest), 4)
     parts.append(f'<path class="mark now" d="{dot}"/>')
-    told = f"{latest:.4g} after {step:,.0f} steps."
-    return chart.figure(f"{name} over steps", told, parts)
+    description = f"{latest:.4g} after {step:,.0f} steps."
+    return chart.figure(f"{name} over steps", description, parts)
 
 
 def _curve(line: Line, x: Scale, y: Scale) -> str:
@@ -173,7 +174,7 @@ def _curve(line: Line, x: Scale, y: Scale) -> str:
 
 
 def _losses(x: Scale, y: Scale, name: str) -> str:
-    """The mean squared errors that the decibels are, along the other side."""
+    """Ticks with mean squared errors on the right, beside those in dB on the left."""
     parts = [chart.label(WIDTH - 2, 12, name, "end", "title")]
     for loss in _spaced([digit * 10.0**n for n in range(-9, 2) for digit in (1, 2, 5)], y):
         parts.append(chart.label(x.end + 8, y.at(decibels(loss)) + 4, f"{loss:g}", "start"))
@@ -181,11 +182,13 @@ def _losses(x: Scale, y: Scale, name: str) -> str:
 
 
 def _spaced(losses: Sequence[float], y: Scale) -> list[float]:
-    """Those that are on the chart, and not too near to each other."""
+    """The losses that lie within the chart, without those too near to the one before."""
     spaced: list[float] = []
     for loss in losses:
         at = y.at(decibels(loss))
-        inside = y.end <= at <= y.begin
-        if inside and (not spaced or abs(at - y.at(decibels(spaced[-1]))) >= chart.SPACING + 4):
+        is_inside = y.end <= at <= y.begin
+        if is_inside and (
+            not spaced or abs(at - y.at(decibels(spaced[-1]))) >= chart.MIN_SPACING + 4
+        ):
             spaced.append(loss)
     return spaced

@@ -1,6 +1,6 @@
-"""One picture by imgmlp at several rates, and by every other codec with the same bytes.
+"""Encodes a picture with imgmlp at several rates, and with every other codec to the same bytes.
 
-Knows neither how results are shown nor where files of them are kept.
+It knows neither the page nor the places of checkpoints.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from imgmlp.engine import AnyDevice
 from imgmlp.errors import PictureError
 from imgmlp.image import Picture, limits_of
 from imgmlp.report import copies, metrics
-from imgmlp.report.classic import Classic, Sized
+from imgmlp.report.classic import Classic, SizeSearch
 from imgmlp.report.copies import Shown
 from imgmlp.report.metrics import Quality
 
-RATES = (0.16, 0.24, 0.35, 0.5, 0.8)  # bits a pixel
-EQUAL = 0.05  # share of the bytes by which files may differ without a word
-OURS = "imgmlp"  # its key among those of the other codecs
+RATES = (0.16, 0.24, 0.35, 0.5, 0.8)  # bits per pixel, by default
+MAX_SIZE_DIFFERENCE = 0.05  # fraction of the bytes; files that differ more get a note
+OURS = "imgmlp"  # the key of imgmlp among those of other codecs
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,18 +37,18 @@ class Result:
     """One file of one picture."""
 
     codec: str  # OURS, or a key of classic.CODECS
-    rate: float  # bits a pixel that were asked for
-    setting: str  # for people
+    rate: float  # bits per pixel that were wanted
+    setting: str  # a description for people
     size: int  # bytes
     bpp: float
     quality: Quality
     encode_seconds: float
     decode_seconds: float
     shown: Shown = field(repr=False)
-    note: str | None = None  # what there is to know of it
+    note: str | None = None  # for readers of the page
 
     def facts(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """The result for JSON."""
         quality = self.quality
         return {
             "codec": self.codec,
@@ -67,7 +67,7 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A picture, and the files of it: of one rate after the other, imgmlp's first."""
+    """A picture and its files, sorted by rate; of each rate imgmlp's is first."""
 
     name: str
     width: int
@@ -78,7 +78,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be compared, and how imgmlp is asked."""
+    """What to compare, and how imgmlp is to encode."""
 
     codec: Codec
     workload: Workload
@@ -87,7 +87,7 @@ class Job:
     others: dict[str, Classic]
 
     def goals(self, picture: Picture) -> Iterator[tuple[float, Goal]]:
-        """Rates, and the bytes that they are. Raises UsageError."""
+        """The rates and their targets in bytes. Raises UsageError."""
         for rate in self.rates:
             yield rate, target.choose(picture.width * picture.height, bpp=rate)
 
@@ -98,51 +98,51 @@ def measure(
     picture: Picture,
     run_of: Callable[[float, Goal], Run],
 ) -> Measured:
-    """Every file of a picture. `run_of` gives what goes around a training of imgmlp's.
+    """Make and measure every file of a picture. `run_of` gives the Run of each encoding by imgmlp.
 
-    Raises Interrupted once its state is kept, where that run is asked to stop, and PictureError for
-    one that not all of them can hold.
+    Raises Interrupted after the state is saved if a run is asked to stop, and PictureError for a
+    picture that is too large for one of the codecs.
     """
     _check_side(job, name, max(picture.width, picture.height))
-    sized = {key: Sized(codec, picture.pixels) for key, codec in job.others.items()}
+    searches = {key: SizeSearch(codec, picture.pixels) for key, codec in job.others.items()}
     results = []
     for rate, goal in job.goals(picture):
         run = run_of(rate, goal)
         ours = _ours(job, picture, rate, goal, run)
         results.append(ours)
-        for key, one in sized.items():
+        for key, search in searches.items():
             if run.stopping():
                 raise run.interrupted(f"{name} at {rate:g} bits per pixel")
-            results.append(_theirs(key, job.others[key], one, picture, rate, ours.size))
-    original = copies.of(picture.pixels, copies.ORIGINAL)
+            results.append(_theirs(key, job.others[key], search, picture, rate, ours.size))
+    original = copies.of(picture.pixels, copies.ORIGINAL_QUALITIES)
     return Measured(name, picture.width, picture.height, original, results)
 
 
 def _check_side(job: Job, name: str, side: int) -> None:
-    """Refuse, as a PictureError, one that is too long for a format that the page needs."""
-    for form in (*(codec.format for codec in job.others.values()), copies.kind()):
-        most = limits_of(form).max_side
-        if side > most:
-            problem = f"{name} has a side of {side:,} pixels, and {form} at most {most:,}"
+    """Raise PictureError if a side is too long for a format that the page needs."""
+    for form in (*(codec.format for codec in job.others.values()), copies.copy_format()):
+        max_side = limits_of(form).max_side
+        if side > max_side:
+            problem = f"{name} has a side of {side:,} pixels, and {form} at most {max_side:,}"
             raise PictureError(problem, hint="compare a part of it, or a smaller copy")
 
 
 def _ours(job: Job, picture: Picture, rate: float, goal: Goal, run: Run) -> Result:
-    data, values = _encoded(job, picture, goal, run)
+    data, figures = _encoded(job, picture, goal, run)
     began = time.perf_counter()
     pixels = open_stored(data).decode(job.device)
-    took = time.perf_counter() - began
+    decode_seconds = time.perf_counter() - began
     return Result(
         OURS,
         rate,
-        values["setting"],
+        figures["setting"],
         len(data),
         8 * len(data) / (picture.width * picture.height),
         metrics.compare(picture.pixels, pixels),
-        values["seconds"],
-        took,
-        copies.of(pixels, copies.LADDER),
-        values["note"],
+        figures["seconds"],
+        decode_seconds,
+        copies.of(pixels, copies.QUALITIES),
+        figures["note"],
     )
 
 
@@ -159,22 +159,24 @@ def _encoded(job: Job, picture: Picture, goal: Goal, run: Run) -> tuple[bytes, d
     if made.diverged:
         note = "training could not go on: the best state that there was"
     setting = f"λ {made.metrics['lambda']:.2g}, {made.metrics['steps']:,} steps"
-    values = {"setting": setting, "seconds": seconds, "note": note}
+    figures = {"setting": setting, "seconds": seconds, "note": note}
     if run.should_save(stopping=True):
-        run.save(Snapshot.of_result(made.bytes, values))
-    return made.bytes, values
+        run.save(Snapshot.of_result(made.bytes, figures))
+    return made.bytes, figures
 
 
 def _theirs(
-    key: str, codec: Classic, sized: Sized, picture: Picture, rate: float, wanted: int
+    key: str, codec: Classic, search: SizeSearch, picture: Picture, rate: float, wanted: int
 ) -> Result:
-    """Another codec's file that is nearest in size to imgmlp's."""
-    made = sized.nearest(wanted)
+    """The file of another codec with the size nearest to imgmlp's."""
+    made = search.nearest(wanted)
     size = len(made.bytes)
-    off = size / wanted - 1
-    note = None if abs(off) <= EQUAL else f"{off:+.0%} bytes, its nearest"
+    difference = size / wanted - 1
+    note = (
+        None if abs(difference) <= MAX_SIZE_DIFFERENCE else f"{difference:+.0%} bytes, its nearest"
+    )
     if codec.media is None:
-        shown = copies.of(made.pixels, copies.LADDER)
+        shown = copies.of(made.pixels, copies.QUALITIES)
     else:
         shown = Shown.own(codec.media, made.bytes)
     return Result(

@@ -1,7 +1,7 @@
-"""How alike two pictures are. Everything but PSNR is a library's, which is an extra: `report`.
+"""Similarity of two pictures. SSIM and MS-SSIM come from a library of the extra `report`.
 
-SSIM and MS-SSIM are those of their inventors' programs, ssim.m and msssim.m, which see luma only;
-the former makes pictures smaller first, to some 256 pixels along the shorter side.
+They follow the programs of their inventors, ssim.m and msssim.m, which see luma only. The former
+first downscales pictures to about 256 pixels along the shorter side.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from imgmlp.image import psnr, to_image
 Array = np.ndarray[Any, Any]
 
 LIBRARY, PACKAGE = "blazediff_ssim", "blazediff-ssim"
-LEAST = 11  # pixels along the shorter side that SSIM needs: its window
-LEAST_SCALES = 176  # that MS-SSIM needs: the window, on the smallest of five scales
+# Pixels along the shorter side that a metric needs: its window, for MS-SSIM on the smallest of five
+# scales.
+MIN_SSIM_SIDE = 11
+MIN_MS_SSIM_SIDE = 176
 
 
 @dataclass(frozen=True)
 class Quality:
-    """How alike two pictures are; None where they are too small to say."""
+    """The similarity of two pictures; None if they are too small for a metric."""
 
     psnr: float  # dB, over all samples; inf if they are equal
     ssim: float | None
@@ -34,7 +36,7 @@ class Quality:
 
 
 def available() -> bool:
-    """Whether the library is there, and can be loaded."""
+    """Whether the library can be imported."""
     with suppress(ImportError):
         import_module(LIBRARY)
         return True
@@ -42,12 +44,12 @@ def available() -> bool:
 
 
 def compare(original: Array, other: Array) -> Quality:
-    """Of two pictures, uint8 [height, width, 1 or 3]."""
+    """Compare two pictures, uint8 [height, width, 1 or 3]."""
     height, width, _ = original.shape
     short = min(height, width)
     ssim, ms_ssim = (
         _score(name, original, other) if short >= least else None
-        for name, least in (("ssim", LEAST), ("ms-ssim", LEAST_SCALES))
+        for name, least in (("ssim", MIN_SSIM_SIDE), ("ms-ssim", MIN_MS_SSIM_SIDE))
     )
     return Quality(psnr(original, other), ssim, ms_ssim)
 
@@ -65,5 +67,5 @@ def _rgba(pixels: Array) -> bytes:
 
 
 def decibels(similarity: float) -> float:
-    """A similarity up to 1 on a scale of decibels, where differences near 1 are seen."""
+    """A similarity up to 1 in dB, which spreads the values near 1."""
     return -10 * math.log10(max(1 - similarity, 1e-9))

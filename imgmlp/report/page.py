@@ -1,7 +1,7 @@
-"""The page of `imgmlp compare`: one file of HTML that needs nothing else, not even scripts.
+"""The page of `imgmlp compare`: one self-contained HTML file that also works without scripts.
 
-Every picture stands in it once. Where scripts run they bring the slider, the zoom, and tables to
-sort; what they show is taken from the page itself.
+It holds every picture once. With scripts there are a slider, a zoom and sortable tables, which take
+what they show from the page itself.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import PurePath
 from imgmlp.report import chart, copies, summary, tables
 from imgmlp.report.chart import MARKERS, Line
 from imgmlp.report.classic import Classic
-from imgmlp.report.copies import MOST, Shown
+from imgmlp.report.copies import MAX_PAGE_BYTES, Shown
 from imgmlp.report.document import asset, filled, head
 from imgmlp.report.measure import OURS, Measured, Result
 from imgmlp.report.metrics import PACKAGE
 from imgmlp.text import printable, size
 
-# Nothing is loaded from anywhere: whoever opens the page tells nobody.
+# Nothing is loaded from elsewhere, so that nobody learns who opens the page.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 LOSSLESS = "All files are lossless."
-CHARTS = (  # names, units, what is shown, and why there may be nothing to show
+CHARTS = (  # name, unit, measure, and the message if there are no points
     ("PSNR", "dB", summary.psnr, "At every size a file is lossless."),
     ("SSIM", "", summary.ssim, "No SSIM of pictures so small."),
     ("MS-SSIM", "", summary.ms_ssim, "No MS-SSIM of pictures so small."),
@@ -34,7 +34,7 @@ CHARTS = (  # names, units, what is shown, and why there may be nothing to show
 
 @dataclass(frozen=True)
 class About:
-    """How the results came about."""
+    """How the results were made."""
 
     codec: str
     effort: int | None
@@ -45,27 +45,27 @@ class About:
     made: datetime
 
     def names(self) -> dict[str, str]:
-        """Of all codecs, by key; imgmlp's first."""
+        """The names of all codecs by key, imgmlp first."""
         return {OURS: OURS} | {key: codec.name for key, codec in self.others.items()}
 
-    def asked(self) -> str:
+    def options(self) -> str:
         effort = "usual effort" if self.effort is None else f"effort {self.effort}"
         return f"codec {self.codec}, {effort}"
 
 
 def render(measured: Sequence[Measured], about: About) -> str:
-    """The whole page; with the best copies of pictures for which there is room."""
+    """The whole page, with the best copies of pictures for which it has space."""
     copied = [r.shown for one in measured for r in one.results if len(r.shown.files) > 1]
     copied += [one.original for one in measured]
-    last = len(copies.LADDER) - 1
+    last = len(copies.QUALITIES) - 1
     smallest = _page(measured, about, last)
-    beside = len(smallest.encode()) - sum(one.length(last) for one in copied)
-    rung = copies.rung(copied, MOST - beside)
-    return smallest if rung == last else _page(measured, about, rung)
+    other_bytes = len(smallest.encode()) - sum(one.length(last) for one in copied)
+    level = copies.best_level(copied, MAX_PAGE_BYTES - other_bytes)
+    return smallest if level == last else _page(measured, about, level)
 
 
-def _page(measured: Sequence[Measured], about: About, rung: int) -> str:
-    title = f"imgmlp beside {in_row([c.name for c in about.others.values()])}"
+def _page(measured: Sequence[Measured], about: About, level: int) -> str:
+    title = f"imgmlp beside {joined([c.name for c in about.others.values()])}"
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
     names = short_names([one.name for one in measured])
     parts = [
@@ -77,21 +77,21 @@ def _page(measured: Sequence[Measured], about: About, rung: int) -> str:
         _look(measured, names, about),
         _curves(measured, about),
         tables.files(measured, names, about.names()),
-        _pictures(measured, names, about, rung),
-        _method(measured, about, rung),
+        _pictures(measured, names, about, level),
+        _method(measured, about, level),
         f"</main>\n<script>\n{asset('report.js')}</script>\n</body>\n</html>\n",
     ]
     return "".join(parts)
 
 
-def in_row(names: Sequence[str]) -> str:
-    """Names as a sentence has them."""
+def joined(names: Sequence[str]) -> str:
+    """Names as a list in a sentence."""
     *others, last = names or ["nothing"]
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Without folders and endings, where these tell nothing."""
+    """Names without folders and extensions, if they still differ."""
     stems = [PurePath(name).stem or name for name in names]
     chosen = stems if len(set(stems)) == len(stems) else names
     return [printable(name) for name in chosen]
@@ -99,33 +99,33 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def _header(measured: Sequence[Measured], about: About) -> str:
     count = "One picture" if len(measured) == 1 else f"{len(measured)} pictures"
-    others = in_row([escape(c.name) for c in about.others.values()])
+    others = joined([escape(c.name) for c in about.others.values()])
     return (
         f'<header>\n<p class="eyebrow">imgmlp compare</p>\n'
         f"<h1>What a byte buys</h1>\n"
         f'<p class="lede">{count} by imgmlp at {len(about.rates)} sizes each, and by {others} '
         f"with the same number of bytes.</p>\n"
-        f'<p class="meta">{escape(about.asked())} · {escape(about.device)} · '
+        f'<p class="meta">{escape(about.options())} · {escape(about.device)} · '
         f'<time datetime="{about.made.isoformat()}">{about.made:%Y-%m-%d %H:%M}</time></p>\n'
         "</header>\n"
     )
 
 
 def _summary(measured: Sequence[Measured], about: About) -> str:
-    told, unknown = [], []
+    findings, unknown = [], []
     for key, codec in about.others.items():
         saving = summary.saving(measured, key, summary.psnr)
         if saving is None or saving.pictures < len(measured):
             unknown.append(escape(codec.name))
             continue
         words = summary.in_words(saving.mean)
-        told.append(f"<strong>{words}</strong> {tables.than(words)} {escape(codec.name)}")
-    sentence = f"For the same PSNR imgmlp takes {in_row(told)}. " if told else ""
+        findings.append(f"<strong>{words}</strong> {tables.than(words)} {escape(codec.name)}")
+    sentence = f"For the same PSNR imgmlp takes {joined(findings)}. " if findings else ""
     if all(summary.lossless(r) for one in measured for r in one.results):
         sentence = LOSSLESS
     elif unknown:
         sentence += (
-            f"Beside {in_row(unknown)} that is not known of every picture, as not all curves reach "
+            f"Beside {joined(unknown)} that is not known of every picture, as not all curves reach "
             "the same PSNR."
         )
     return (
@@ -137,7 +137,7 @@ def _summary(measured: Sequence[Measured], about: About) -> str:
 
 
 def lines(measured: Sequence[Measured], about: About, measure: summary.Measure) -> list[Line]:
-    """A line for each codec of which there is something to draw, in the order of their keys."""
+    """The line of each codec that has points."""
     drawn = []
     for number, (key, name) in enumerate(about.names().items()):
         points = summary.means(measured, key, about.rates, measure)
@@ -149,9 +149,9 @@ def lines(measured: Sequence[Measured], about: About, measure: summary.Measure) 
 
 def charts(measured: Sequence[Measured], about: About, of: str) -> str:
     parts = []
-    for name, unit, measure, why in CHARTS:
+    for name, unit, measure, message in CHARTS:
         drawn = chart.rate_chart(name, unit, of, lines(measured, about, measure), about.rates)
-        parts.append(f"<figure>{drawn or f'<p class=none>{why}</p>'}</figure>\n")
+        parts.append(f"<figure>{drawn or f'<p class=none>{message}</p>'}</figure>\n")
     return f'<div class="charts">\n{"".join(parts)}</div>\n'
 
 
@@ -167,7 +167,7 @@ def _curves(measured: Sequence[Measured], about: About) -> str:
 
 
 def _look(measured: Sequence[Measured], names: Sequence[str], about: About) -> str:
-    """The slider, which scripts bring to life; without them nobody sees it."""
+    """The slider, which is hidden without scripts."""
     pictures = "".join(
         f'<option value="{n}">{escape(name)}</option>' for n, name in enumerate(names)
     )
@@ -188,9 +188,9 @@ def _look(measured: Sequence[Measured], names: Sequence[str], about: About) -> s
     return filled("look.html", values)
 
 
-def _pictures(measured: Sequence[Measured], names: Sequence[str], about: About, rung: int) -> str:
+def _pictures(measured: Sequence[Measured], names: Sequence[str], about: About, level: int) -> str:
     every = "".join(
-        _picture(number, one, name, about, rung)
+        _picture(number, one, name, about, level)
         for number, (one, name) in enumerate(zip(measured, names, strict=True))
     )
     return (
@@ -201,11 +201,11 @@ def _pictures(measured: Sequence[Measured], names: Sequence[str], about: About, 
     )
 
 
-def _picture(number: int, one: Measured, name: str, about: About, rung: int) -> str:
+def _picture(number: int, one: Measured, name: str, about: About, level: int) -> str:
     codecs, blocks = about.names(), []
     for step, rate in enumerate(about.rates):
         shown = [
-            _file(f"{number}/{step}/{r.codec}", codecs[r.codec], name, one, r, rung)
+            _file(f"{number}/{step}/{r.codec}", codecs[r.codec], name, one, r, level)
             for r in one.results
             if r.rate == rate
         ]
@@ -213,7 +213,7 @@ def _picture(number: int, one: Measured, name: str, about: About, rung: int) -> 
             f'<h4>{rate:g} bits per pixel</h4>\n<div class="shots">{"".join(shown)}</div>\n'
         )
     original = _shot(
-        f"{number}/original", "Original", f"{name}, the original", one, one.original, rung
+        f"{number}/original", "Original", f"{name}, the original", one, one.original, level
     )
     size = f'data-width="{one.width}" data-height="{one.height}"'
     return (
@@ -224,50 +224,50 @@ def _picture(number: int, one: Measured, name: str, about: About, rung: int) -> 
     )
 
 
-def _file(key: str, codec: str, name: str, one: Measured, result: Result, rung: int) -> str:
-    told = f"{result.size:,} bytes · {result.bpp:.3f} bpp · {tables.quality(result)}"
+def _file(key: str, codec: str, name: str, one: Measured, result: Result, level: int) -> str:
+    caption = f"{result.size:,} bytes · {result.bpp:.3f} bpp · {tables.quality(result)}"
     if result.note is not None:
-        told += f" · {result.note}"
+        caption += f" · {result.note}"
     alt = f"{name} by {codec} at {result.rate:g} bits per pixel"
-    return _shot(key, codec, alt, one, result.shown, rung, told)
+    return _shot(key, codec, alt, one, result.shown, level, caption)
 
 
 def _shot(
-    key: str, title: str, alt: str, one: Measured, shown: Shown, rung: int, told: str = ""
+    key: str, title: str, alt: str, one: Measured, shown: Shown, level: int, caption: str = ""
 ) -> str:
-    beside = f" <span>{escape(told)}</span>" if told else ""
+    details = f" <span>{escape(caption)}</span>" if caption else ""
     return (
         f'<figure data-key="{key}"><img loading="lazy" decoding="async" width="{one.width}" '
-        f'height="{one.height}" alt="{escape(alt)}" src="{shown.url(rung)}">'
-        f"<figcaption><b>{escape(title)}</b>{beside}</figcaption></figure>\n"
+        f'height="{one.height}" alt="{escape(alt)}" src="{shown.url(level)}">'
+        f"<figcaption><b>{escape(title)}</b>{details}</figcaption></figure>\n"
     )
 
 
-def _method(measured: Sequence[Measured], about: About, rung: int) -> str:
+def _method(measured: Sequence[Measured], about: About, level: int) -> str:
     every = [r for one in measured for r in one.results]
-    copied = [r.shown.psnr[rung] for r in every if r.shown.psnr]
-    originals = [one.original.psnr[min(rung, len(one.original.psnr) - 1)] for one in measured]
+    copied = [r.shown.psnr[level] for r in every if r.shown.psnr]
+    originals = [one.original.psnr[min(level, len(one.original.psnr) - 1)] for one in measured]
     others = "".join(
         f"<li><b>{escape(c.name)}</b>: {escape(c.how)}.</li>" for c in about.others.values()
     )
-    copies_told = ", ".join(
+    copied_codecs = ", ".join(
         ["imgmlp's", *(f"{c.name}'s" for c in about.others.values() if c.media is None)]
     )
     values = {
         "others": others,
-        "asked": escape(about.asked()),
+        "asked": escape(about.options()),
         "device": escape(about.device),
         "package": PACKAGE,
-        "copies": escape(copies_told),
+        "copies": escape(copied_codecs),
         "kind": "AVIF" if "avif" in measured[0].original.media else "WebP",
-        "worst": _apart(min(copied)),
-        "originals": _apart(min(originals)),
+        "worst": _difference(min(copied)),
+        "originals": _difference(min(originals)),
         "version": about.version,
         "bytes": size(sum(r.size for r in every)),
     }
     return filled("method.html", values)
 
 
-def _apart(psnr: float) -> str:
-    """How far copies differ from what they are of, as a sentence has it."""
+def _difference(psnr: float) -> str:
+    """The difference of copies from their pictures, as part of a sentence."""
     return "in nothing" if math.isinf(psnr) else f"by {psnr:.1f} dB or more"

@@ -1,4 +1,4 @@
-"""What a page says of its results: means over pictures, and bytes for the same quality."""
+"""Summaries of results: means over pictures, and bytes for the same quality."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from imgmlp.report.curves import Point, share_of
+from imgmlp.report.curves import Point, mean_bd_rate
 from imgmlp.report.measure import OURS, Measured, Result
 from imgmlp.report.metrics import decibels
 
-Measure = Callable[[Result], float | None]  # the higher, the better a file is
+Measure = Callable[[Result], float | None]  # of a file's quality; higher is better
 
 
 def lossless(result: Result) -> bool:
@@ -37,24 +37,24 @@ def ms_ssim_decibels(result: Result) -> float | None:
 
 @dataclass(frozen=True)
 class Saving:
-    """imgmlp's bytes for the same quality beside another codec's, as a share more or fewer."""
+    """The BD-rate of imgmlp against another codec, as a fraction."""
 
-    mean: float  # of each picture's own
+    mean: float  # over the pictures
     least: float
     most: float
-    pictures: int  # of which that much is known
+    pictures: int  # for which it can be computed
 
 
 def saving(measured: Sequence[Measured], codec: str, measure: Measure) -> Saving | None:
-    """Over all pictures in which curves of both reach some quality in common."""
-    shares = []
+    """The saving over all pictures for which both curves have a common range of quality."""
+    bd_rates = []
     for number, one in enumerate(measured):
         ours, theirs = (_points(one, number, key, measure) for key in (OURS, codec))
-        if (share := share_of(ours, theirs, {str(number)})) is not None:
-            shares.append(share)
-    if not shares:
+        if (bd_rate := mean_bd_rate(ours, theirs, {str(number)})) is not None:
+            bd_rates.append(bd_rate)
+    if not bd_rates:
         return None
-    return Saving(fmean(shares), min(shares), max(shares), len(shares))
+    return Saving(fmean(bd_rates), min(bd_rates), max(bd_rates), len(bd_rates))
 
 
 def _points(one: Measured, number: int, codec: str, measure: Measure) -> list[Point]:
@@ -68,34 +68,34 @@ def _points(one: Measured, number: int, codec: str, measure: Measure) -> list[Po
 def means(
     measured: Sequence[Measured], codec: str, rates: Sequence[float], measure: Measure
 ) -> list[tuple[float, float]]:
-    """(bits a pixel, quality) at each rate, mean of the same pictures for every codec."""
-    alone = len(measured) == 1  # of which every point is a file
-    every = measured[0].results if alone else shared(measured, measure)
+    """(bits per pixel, quality) at each rate, means over the same pictures for every codec."""
+    is_single = len(measured) == 1  # then every point is a file
+    results = measured[0].results if is_single else shared(measured, measure)
     points = []
     for rate in rates:
-        chosen = [r for r in every if r.codec == codec and r.rate == rate]
-        known = [(r.bpp, q) for r in chosen if (q := measure(r)) is not None]
-        if known:
-            points.append((fmean(b for b, _ in known), fmean(q for _, q in known)))
+        chosen = [r for r in results if r.codec == codec and r.rate == rate]
+        pairs = [(r.bpp, q) for r in chosen if (q := measure(r)) is not None]
+        if pairs:
+            points.append((fmean(b for b, _ in pairs), fmean(q for _, q in pairs)))
     return points
 
 
 def mean(measured: Sequence[Measured], codec: str, measure: Measure) -> float | None:
-    """Of a codec's files at the same sizes of the same pictures as every other's."""
-    known = [
+    """The mean of a codec's files over the same sizes and pictures as for every other codec."""
+    values = [
         q for r in shared(measured, measure) if r.codec == codec and (q := measure(r)) is not None
     ]
-    return fmean(known) if known else None
+    return fmean(values) if values else None
 
 
 def shared(measured: Sequence[Measured], measure: Measure) -> list[Result]:
-    """The files of those sizes of pictures at which the measure is known of every codec."""
-    whole = [files for files in sizes(measured) if None not in map(measure, files)]
-    return [result for files in whole for result in files]
+    """The files of those sizes of pictures for which every codec has the measure."""
+    complete = [files for files in sizes(measured) if None not in map(measure, files)]
+    return [result for files in complete for result in files]
 
 
 def sizes(measured: Sequence[Measured]) -> list[list[Result]]:
-    """The files of each rate of each picture."""
+    """The files of all codecs, for each rate of each picture."""
     groups: dict[tuple[int, float], list[Result]] = {}
     for number, one in enumerate(measured):
         for result in one.results:
@@ -104,25 +104,25 @@ def sizes(measured: Sequence[Measured]) -> list[list[Result]]:
 
 
 def without_lossless(measured: Sequence[Measured]) -> str:
-    """What a mean PSNR leaves out, as a sentence goes on with it; empty if that is nothing."""
-    every = sizes(measured)
-    count = sum(any(map(lossless, files)) for files in every)
+    """The end of a sentence on what mean PSNRs leave out; empty if they leave out nothing."""
+    groups = sizes(measured)
+    count = sum(any(map(lossless, files)) for files in groups)
     if not count:
         return ""
-    return f", PSNR without {count} of {len(every)} sizes, at which a file is lossless"
+    return f", PSNR without {count} of {len(groups)} sizes, at which a file is lossless"
 
 
 def seconds(measured: Sequence[Measured], codec: str) -> tuple[float, float]:
-    """Medians of encoding and decoding."""
-    every = of_codec(measured, codec)
-    return median(r.encode_seconds for r in every), median(r.decode_seconds for r in every)
+    """Median seconds of encoding and decoding."""
+    results = of_codec(measured, codec)
+    return median(r.encode_seconds for r in results), median(r.decode_seconds for r in results)
 
 
 def of_codec(measured: Sequence[Measured], codec: str) -> list[Result]:
     return [r for one in measured for r in one.results if r.codec == codec]
 
 
-def in_words(share: float) -> str:
-    """A share as 22% fewer, 6% more or as many."""
-    percent = round(100 * abs(share))
-    return f"{percent}% {'fewer' if share < 0 else 'more'}" if percent else "as many"
+def in_words(difference: float) -> str:
+    """A relative difference as 22% fewer, 6% more or as many."""
+    percent = round(100 * abs(difference))
+    return f"{percent}% {'fewer' if difference < 0 else 'more'}" if percent else "as many"

@@ -1,4 +1,4 @@
-"""The tables of a page, whose columns scripts can sort: each cell says by what value."""
+"""The tables of a page. Each cell has a value by which scripts can sort its column."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from imgmlp.report import summary
 from imgmlp.report.measure import OURS, Measured, Result
 from imgmlp.report.summary import Saving
 
-NONE = "–"
+NO_VALUE = "–"
 
-Cell = tuple[str, float | str | None]  # as HTML, and what it is sorted by
+Cell = tuple[str, float | str | None]  # HTML, and the value to sort by
 
 
 def quality(result: Result) -> str:
-    """A file's PSNR and, where they are known, its SSIM and MS-SSIM."""
+    """A file's PSNR and, if the picture is large enough, its SSIM and MS-SSIM."""
     figures = result.quality
     parts = ["lossless" if summary.lossless(result) else f"{figures.psnr:.2f} dB"]
     if figures.ssim is not None:
@@ -26,7 +26,7 @@ def quality(result: Result) -> str:
 
 
 def than(words: str) -> str:
-    """What follows on `6% more`, and on `as many`."""
+    """The words that follow `6% more` or `as many`."""
     return "bytes as" if words.startswith("as") else "bytes than"
 
 
@@ -37,7 +37,7 @@ def seconds(value: float) -> str:
 
 
 def codecs(measured: Sequence[Measured], names: Mapping[str, str]) -> str:
-    """A row for each codec: what imgmlp saves beside it, and means over all files."""
+    """The table of codecs: what imgmlp saves against each, and means over all files."""
     rows = []
     for key, name in names.items():
         encode, decode = summary.seconds(measured, key)
@@ -77,12 +77,12 @@ def codecs(measured: Sequence[Measured], names: Mapping[str, str]) -> str:
 
 
 def saved(saving: Saving | None, pictures: int) -> Cell:
-    """A share with a bar from the middle: to the left where imgmlp takes fewer bytes.
+    """A saving with a bar that extends to the left if imgmlp takes fewer bytes.
 
-    Where it is not known of all pictures, it says of how many.
+    If it cannot be computed for all pictures, the cell says for how many.
     """
     if saving is None:
-        return NONE, None
+        return NO_VALUE, None
     reach = min(abs(saving.mean), 1.0) * 50
     side = "right" if saving.mean < 0 else "left"
     bar = (
@@ -95,17 +95,17 @@ def saved(saving: Saving | None, pictures: int) -> Cell:
     return words, saving.mean
 
 
-def signed(share: float) -> str:
-    percent = round(100 * share)
-    return f"{percent:+}%".replace("-", "−") if percent else "0%"  # which is as many
+def signed(fraction: float) -> str:
+    percent = round(100 * fraction)
+    return f"{percent:+}%".replace("-", "−") if percent else "0%"  # without a sign
 
 
 def number(value: float | None, form: str) -> Cell:
-    return (NONE, None) if value is None else (f"{value:{form}}", value)
+    return (NO_VALUE, None) if value is None else (f"{value:{form}}", value)
 
 
 def files(measured: Sequence[Measured], names: Sequence[str], codecs: Mapping[str, str]) -> str:
-    """A row for each file."""
+    """The table of files."""
     rows = []
     for one, name in zip(measured, names, strict=True):
         for result in one.results:

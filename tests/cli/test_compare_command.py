@@ -359,6 +359,6 @@ def test_a_page_is_made_without_showing_how_far_it_is(two: list[Path], setting: 
 def test_a_large_page_is_told(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare, "MOST", 1000)
+    monkeypatch.setattr(compare, "MAX_PAGE_BYTES", 1000)
     assert run(two[:1]) == 0
     assert "the page is larger than 1.0 kB" in capsys.readouterr().err

@@ -37,8 +37,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 16 * 200)
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 30)
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
-    monkeypatch.setattr(live, "EVERY", 0.0)
-    monkeypatch.setattr(live, "SPARED", 0.0)
+    monkeypatch.setattr(live, "MIN_INTERVAL", 0.0)
+    monkeypatch.setattr(live, "MIN_INTERVAL_FACTOR", 0.0)
     Image.fromarray(small_pixels()).save(tmp_path / "a.png")
     return tmp_path / "a.png"
 

@@ -9,7 +9,7 @@ import numpy as np
 from conftest import small_pixels
 
 from imgmlp.report import copies
-from imgmlp.report.classic import CODECS, Sized
+from imgmlp.report.classic import CODECS, SizeSearch
 from imgmlp.report.copies import Shown
 from imgmlp.report.measure import OURS, Measured, Result
 from imgmlp.report.metrics import compare
@@ -36,7 +36,7 @@ def pixels(turn: int) -> np.ndarray:
 def measured(name: str, turn: int = 0, better: float = 1.0) -> Measured:
     """A picture by other codecs; imgmlp's files are JPEG's with so many times the bytes."""
     original, results = pixels(turn), []
-    sized = {key: Sized(codec, original) for key, codec in ABOUT.others.items()}
+    sized = {key: SizeSearch(codec, original) for key, codec in ABOUT.others.items()}
     for rate in RATES:
         wanted = round(rate * original.shape[0] * original.shape[1] / 8)
         for number, (key, one) in enumerate([(OURS, sized["jpeg420"]), *sized.items()]):
@@ -44,7 +44,7 @@ def measured(name: str, turn: int = 0, better: float = 1.0) -> Measured:
             size = len(made.bytes)
             bpp = 8 * size / (original.shape[0] * original.shape[1])
             if key == OURS:
-                shown = copies.of(made.pixels, copies.LADDER)
+                shown = copies.of(made.pixels, copies.QUALITIES)
             else:
                 shown = Shown.own(ABOUT.others[key].media or "", made.bytes)
             results.append(
@@ -64,4 +64,4 @@ def measured(name: str, turn: int = 0, better: float = 1.0) -> Measured:
             if key == OURS:
                 results[-1] = replace(results[-1], size=round(size * better), bpp=bpp * better)
     height, width, _ = original.shape
-    return Measured(name, width, height, copies.of(original, copies.ORIGINAL), results)
+    return Measured(name, width, height, copies.of(original, copies.ORIGINAL_QUALITIES), results)

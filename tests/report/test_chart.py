@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from imgmlp.report.chart import (
     MARKERS,
-    SPACING,
+    MIN_SPACING,
     Line,
     Scale,
     marked,
@@ -47,7 +47,7 @@ def test_ticks_are_within(low: float, width: float) -> None:
 def test_names_are_apart_and_in_their_order(wanted: list[float]) -> None:
     found = spread(wanted, 0, 200)
     places = sorted(found)
-    assert all(b - a >= SPACING - 1e-9 for a, b in itertools.pairwise(places))
+    assert all(b - a >= MIN_SPACING - 1e-9 for a, b in itertools.pairwise(places))
     assert max(places) <= 200
     order = sorted(range(len(wanted)), key=lambda n: wanted[n])
     assert [found[n] for n in order] == places

@@ -10,7 +10,7 @@ from conftest import small_pixels
 
 from imgmlp.image import limits_of, psnr
 from imgmlp.report import classic
-from imgmlp.report.classic import CODECS, Sized, encode, usable
+from imgmlp.report.classic import CODECS, SizeSearch, encode, usable
 
 PIXELS = np.tile(small_pixels(), (3, 3, 1))
 
@@ -32,7 +32,7 @@ def test_more_quality_is_more_bytes_and_decibels(key: str, channels: int) -> Non
 
 @pytest.mark.parametrize("key", CODECS)
 def test_there_is_a_file_however_many_bytes_are_wanted(key: str) -> None:
-    sized = Sized(usable()[key], PIXELS)
+    sized = SizeSearch(usable()[key], PIXELS)
     few, many = sized.nearest(1), sized.nearest(10**9)
     assert len(few.bytes) < 1000 < len(many.bytes)
     assert many.quality >= 99
@@ -52,7 +52,7 @@ def test_the_file_is_the_nearest_that_there_is(key: str) -> None:
     codec = CODECS[key]
     low, high = codec.qualities
     every = [len(encode(codec, PIXELS, q).bytes) for q in range(low, high + 1)]
-    sized = Sized(codec, PIXELS)
+    sized = SizeSearch(codec, PIXELS)
     for wanted in (200, 900, 1500, 3000, 10**6):
         found = len(sized.nearest(wanted).bytes)
         best = min(abs(math.log(size / wanted)) for size in every)
@@ -68,7 +68,7 @@ def test_sizes_need_not_rise_with_quality(monkeypatch: pytest.MonkeyPatch) -> No
         return classic.Coded(quality, bytes(sizes.get(quality, quality)), other, 0.0, 0.0)
 
     monkeypatch.setattr(classic, "encode", made_up)
-    assert Sized(CODECS["webp"], PIXELS).nearest(40).quality == 48
+    assert SizeSearch(CODECS["webp"], PIXELS).nearest(40).quality == 48
 
 
 def test_a_setting_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +79,14 @@ def test_a_setting_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return encode(codec, pixels, quality)
 
     monkeypatch.setattr(classic, "encode", counted)
-    sized = Sized(CODECS["jpeg420"], PIXELS)
+    sized = SizeSearch(CODECS["jpeg420"], PIXELS)
     for wanted in (900, 901, 1500, 900):
         sized.nearest(wanted)
     assert len(tried) == len(set(tried)) <= 28
 
 
 def test_what_pillow_cannot_do_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classic, "PLUGIN", "no_such_plugin")
+    monkeypatch.setattr(classic, "JXL_PLUGIN", "no_such_plugin")
     old = {"tune": "unheard-of"}
     codec = classic.Classic("AVIF", "AVIF", "", {"advanced": old}, (50,))
     monkeypatch.setitem(CODECS, "avif", codec)

@@ -11,10 +11,10 @@ from imgmlp.report.curves import (
     Curve,
     Point,
     bd_rate,
+    mean_bd_rate,
     mean_curve,
     monotone_cubic,
     rising,
-    share_of,
 )
 
 CURVE = Curve((0.1, 0.2, 0.4, 0.8), (25.0, 28.0, 31.0, 34.0))
@@ -75,6 +75,6 @@ def test_a_curve_goes_through_means_of_settings_that_all_pictures_have() -> None
 def test_codecs_are_compared_where_both_have_curves() -> None:
     points = [Point("c", "a", str(n), *one) for n, one in enumerate([(0.2, 20.0), (0.6, 28.0)])]
     halves = [replace(point, codec="d", bpp=point.bpp / 2) for point in points]
-    assert share_of(halves, points, {"a"}) == pytest.approx(-0.5)
-    assert share_of(halves, points[:1], {"a"}) is None
-    assert share_of(halves[:1], points, {"a"}) is None
+    assert mean_bd_rate(halves, points, {"a"}) == pytest.approx(-0.5)
+    assert mean_bd_rate(halves, points[:1], {"a"}) is None
+    assert mean_bd_rate(halves[:1], points, {"a"}) is None

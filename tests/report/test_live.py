@@ -18,7 +18,7 @@ from imgmlp.metadata import NOTHING
 from imgmlp.report import chart, live, live_page
 from imgmlp.report.chart import Axis
 from imgmlp.report.live import LiveView
-from imgmlp.report.live_page import MOST_POINTS, History, Part
+from imgmlp.report.live_page import MAX_POINTS, History, Part
 
 PIXELS = small_pixels()
 
@@ -39,8 +39,8 @@ def told() -> list[str]:
 @pytest.fixture
 def view(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> LiveView:
     """One that writes whenever it is told something."""
-    monkeypatch.setattr(live, "EVERY", 0.0)
-    monkeypatch.setattr(live, "SPARED", 0.0)
+    monkeypatch.setattr(live, "MIN_INTERVAL", 0.0)
+    monkeypatch.setattr(live, "MIN_INTERVAL_FACTOR", 0.0)
     return LiveView(tmp_path / "a b#.png", "photo <1>.png", NOTHING, told.append)
 
 
@@ -193,7 +193,7 @@ def test_a_history_keeps_its_shape_and_not_all_points() -> None:
     for step in range(1, 5001):
         history.add(progress(step))
     (part,) = history.parts
-    assert MOST_POINTS / 2 < len(part.moments) <= MOST_POINTS
+    assert MAX_POINTS / 2 < len(part.moments) <= MAX_POINTS
     steps = [step for step, *_ in part.moments]
     assert len(set(np.diff(steps))) == 1
     history.add(progress(3))

@@ -126,8 +126,8 @@ def test_a_page_takes_the_best_copies_for_which_it_has_room(
 ) -> None:
     assert "AVIF" in Document(text).text()
     sizes = []
-    for most in (copies.MOST, len(text.encode()) - 1, 0):
-        monkeypatch.setattr(page, "MOST", most)
+    for most in (copies.MAX_PAGE_BYTES, len(text.encode()) - 1, 0):
+        monkeypatch.setattr(page, "MAX_PAGE_BYTES", most)
         sizes.append(len(page.render(two, ABOUT).encode()))
     assert sizes[0] == len(text.encode())
     assert sizes[0] > sizes[1] > sizes[2]
