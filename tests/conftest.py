@@ -205,7 +205,7 @@ def clock_of_steps(monkeypatch: pytest.MonkeyPatch) -> ClockOfSteps:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little files are trained, none of one colour takes their place."""
-    monkeypatch.setattr(encoder, "_nearer", lambda found, *_: found)
+    monkeypatch.setattr(encoder, "_nearer", lambda trained, *_: trained)
 
 
 @pytest.fixture

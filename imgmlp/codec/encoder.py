@@ -113,34 +113,34 @@ def encode(
     With a checkpoint, an interrupted run is resumed. Raises Interrupted, once the state is saved,
     if `run` is asked to stop.
     """
-    found = mlp.untrained(picture, wanted, device)  # None if training is needed
-    if found is None:
+    draft = mlp.untrained(picture, wanted, device)  # None if training is needed
+    if draft is None:
         train = mlp.encode if codec == "mlp" else latent.encode
         trained = train(picture, wanted, workload, device, run or Run())
-        found = _nearer(trained, picture, wanted, device)
-    pixels = _decoded(found, device)
-    missed = wanted.misses(len(found.bytes), found.metrics["psnr"])
-    return Encoded(found.bytes, pixels, found.metrics, missed, found.diverged, found.resumed)
+        draft = _nearer(trained, picture, wanted, device)
+    pixels = _decoded(draft, device)
+    missed = wanted.misses(len(draft.bytes), draft.metrics["psnr"])
+    return Encoded(draft.bytes, pixels, draft.metrics, missed, draft.diverged, draft.resumed)
 
 
-def _nearer(found: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> Draft:
+def _nearer(trained: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> Draft:
     """The trained file, or a file of a single colour if that is nearer to the target.
 
     It may be for very few bytes, and for pictures of nearly one colour at any lambda.
     """
-    plain = mlp.untrained(picture, wanted, device, found)
+    plain = mlp.untrained(picture, wanted, device, trained)
     if plain is None:
-        return found
-    return replace(plain, diverged=found.diverged, resumed=found.resumed)
+        return trained
+    return replace(plain, diverged=trained.diverged, resumed=trained.resumed)
 
 
 def _decoded(draft: Draft, device: AnyDevice) -> Array:
     """Decode a new file and compare the pixels with its digest."""
     try:
-        found = container.parse(draft.bytes)
+        file = container.parse(draft.bytes)
         if draft.decode is None:
-            return decoder.decode(found, device)
-        return decoder.checked(found, draft.decode(found))
+            return decoder.decode(file, device)
+        return decoder.checked(file, draft.decode(file))
     except FormatError as error:
         hint = "this is a fault in imgmlp or in the device's driver; try --device numpy"
         raise ImgmlpError(f"what was written is no sound file: {error}", hint=hint) from error

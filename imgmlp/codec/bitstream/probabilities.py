@@ -1,7 +1,7 @@
 """Probabilities of quantised values, as integers that are the same on every machine.
 
-Part of the file format (docs/format-imlp.md): a change here would make files unreadable. A
-distribution is named by a number; none of them knows what its values stand for.
+Part of the file format (docs/format-imlp.md): a change here would make files unreadable.
+Distributions are identified by a number. They do not depend on what the values mean.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ DECAY = (
     4294526447, 4294596584, 4294655564, 4294705160, 4294746866, 4294781936, 4294811427, 4294836226,
     4294857079, 4294874615, 4294889361, 4294901760, 4294912187, 4294920955, 4294928328, 4294934528,
 )  # fmt: skip
-_ONE = 62  # bits of the fraction of a tail or density
-_LAST = 1 << (_ONE - 16)  # a value has its own frequency where the tail from it on is 2**-16
+_FRACTION_BITS = 62  # of a tail probability or a density
+# Values have frequencies of their own as long as the tail that begins with them is at least 2**-16.
+_MIN_TAIL = 1 << (_FRACTION_BITS - 16)
 
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
     """Frequencies of the values -reach to reach, and of an escape below and one above them.
 
-    `starts[k]` is the sum of all frequencies before place k. Place 0 is the escape below, place
-    value + reach + 1 a value, place 2 * reach + 2 the escape above; the last entry is the total.
+    `starts[k]` is the sum of the frequencies of all slots before k. Slot 0 is the escape below, slot
+    value + reach + 1 a value, slot 2 * reach + 2 the escape above; the last entry is the total.
     """
 
     starts: tuple[int, ...]  # [2 * reach + 4]
     reach: int
-    order: int  # of the Exp-Golomb code of what lies beyond
+    order: int  # of the Exp-Golomb code of values beyond the reach
 
 
 @cache
 def distribution(index: int) -> Distribution:
-    """The distribution of this number, 0 to 87."""
+    """The distribution with a number from 0 to 87. Raises ValueError for others."""
     if not 0 <= index < DISTRIBUTIONS:
         raise ValueError(f"there is no distribution {index}; use 0 to {DISTRIBUTIONS - 1}")
     if index < LAPLACES:
@@ -56,32 +57,32 @@ def distribution(index: int) -> Distribution:
         normal = index - LAPLACES
         tails, order = _normal(DECAY[2 * normal + 1]), (normal - 7) // 4 - 2
     reach = len(tails) - 1
-    # What a unit of frequency for every place leaves is shared as the tails say.
+    # Every slot has a frequency of at least 1; the tails distribute the rest.
     shared = (1 << TOTAL_BITS - 1) - reach - 1
-    above = [(tail * shared >> _ONE) + reach + 1 - k for k, tail in enumerate(tails)]
+    above = [(tail * shared >> _FRACTION_BITS) + reach + 1 - k for k, tail in enumerate(tails)]
     total = 1 << TOTAL_BITS
     starts = (0, *reversed(above), *(total - start for start in above), total)
     return Distribution(starts, reach, max(0, order))
 
 
 def _laplace(decay: int) -> list[int]:
-    """P(|value| >= k) for k = 1, 2 ... to the first that is below 2**-16."""
-    tails = [decay << _ONE - 32]
-    while tails[-1] >= _LAST:
+    """P(|value| >= k) for k = 1, 2 ... up to the first that is below 2**-16."""
+    tails = [decay << _FRACTION_BITS - 32]
+    while tails[-1] >= _MIN_TAIL:
         tails.append(tails[-1] * decay * decay >> 64)
     return tails
 
 
 def _normal(decay: int) -> list[int]:
-    """The same where value k has a density of decay ** (k * k)."""
-    density, ratio = 1 << _ONE, decay << _ONE - 32
+    """The same for values k with a density of decay ** (k * k)."""
+    density, ratio = 1 << _FRACTION_BITS, decay << _FRACTION_BITS - 32
     densities = []
     while density:
         densities.append(density)
-        density = density * ratio >> _ONE
+        density = density * ratio >> _FRACTION_BITS
         ratio = ratio * decay * decay >> 64
-    sums = list(accumulate(reversed(densities)))[::-1]  # [k]: of all from k on
+    sums = list(accumulate(reversed(densities)))[::-1]  # [k]: the sum of all densities from k on
     whole = 2 * sums[0] - densities[0]
-    tails = [(2 * rest << _ONE) // whole for rest in sums[1:]]
-    reach = sum(tail >= _LAST for tail in tails)
+    tails = [(2 * rest << _FRACTION_BITS) // whole for rest in sums[1:]]
+    reach = sum(tail >= _MIN_TAIL for tail in tails)
     return tails[: reach + 1]
