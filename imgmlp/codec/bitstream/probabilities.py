@@ -37,8 +37,9 @@ _MIN_TAIL = 1 << (_FRACTION_BITS - 16)
 class Distribution:
     """Frequencies of the values -reach to reach, and of an escape below and one above them.
 
-    `starts[k]` is the sum of the frequencies of all slots before k. Slot 0 is the escape below, slot
-    value + reach + 1 a value, slot 2 * reach + 2 the escape above; the last entry is the total.
+    `starts[k]` is the sum of the frequencies of all slots before k. Slot 0 is the escape below,
+    value + reach + 1 the slot of a value, and 2 * reach + 2 the escape above; the last entry is the
+    total.
     """
 
     starts: tuple[int, ...]  # [2 * reach + 4]
