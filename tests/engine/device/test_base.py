@@ -60,7 +60,7 @@ def test_failed_launch_makes_the_device_unusable(device: Device) -> None:
     assert (Tensor(np.ones(3), again) + 1).numpy().tolist() == [2, 2, 2]
 
 
-class Failing:
+class FailingEvent:
     """An event of OpenCL's that ended with an error, as when a cable is pulled."""
 
     command_execution_status = -5
@@ -74,7 +74,7 @@ class Failing:
 
 @pytest.mark.parametrize("use", ["wait", "done"])
 def test_asynchronous_failure_is_raised_when_its_event_is_queried(device: Device, use: str) -> None:
-    pending = Event(Failing(device), device._queued)
+    pending = Event(FailingEvent(device), device._queued)
     with pytest.raises(DeviceError, match="waiting for the device"):
         getattr(pending, use)()
     with pytest.raises(DeviceError, match="is lost"):

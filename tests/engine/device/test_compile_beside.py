@@ -25,7 +25,7 @@ from imgmlp.engine.device.base import Launch
 from imgmlp.engine.device.compile_beside import Task, compiling_processes, process_count
 from imgmlp.errors import DeviceError
 
-KERNELS = 6
+KERNEL_COUNT = 6
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def pocl() -> Device:
 
 
 @pytest.fixture
-def shared(pocl: Device) -> Path:
+def shared_cache(pocl: Device) -> Path:
     found = kernel_cache.cache_folder()
     assert found is not None
     return found
 
 
-def new_source(kernels: int = KERNELS) -> tuple[str, list[str]]:
+def new_source(kernels: int = KERNEL_COUNT) -> tuple[str, list[str]]:
     """Kernels that nobody has compiled yet: each adds its number to half of a value.
 
     Their names are new, as PoCL knows programs by what is left of them without comments.
@@ -56,7 +56,7 @@ def new_source(kernels: int = KERNELS) -> tuple[str, list[str]]:
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def private_caches(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The private caches of processes that a test starts."""
     found, kind = list[Path](), child.Helper
 
@@ -68,13 +68,13 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def wait(helper: child.Helper) -> None:
+def wait_for_end(helper: child.Helper) -> None:
     end = time.monotonic() + 120
-    helper.wait(lambda: time.monotonic() > end)
+    helper.wait_for_end(lambda: time.monotonic() > end)
     assert not helper.working
 
 
-def after_all(kernels: int) -> list[float]:
+def value_after_all(kernels: int) -> list[float]:
     value = 0.0
     for n in range(kernels):
         value = 0.5 * value + n
@@ -115,7 +115,7 @@ def test_number_of_compiling_processes_depends_on_cores_and_kernels(
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_machine_code_of_helpers_is_used_at_launch(
-    count: int, pocl: Device, shared: Path, places: list[Path]
+    count: int, pocl: Device, shared_cache: Path, private_caches: list[Path]
 ) -> None:
     source, names = new_source()
     values, launches = launches_of(pocl, source, names)
@@ -123,9 +123,9 @@ def test_machine_code_of_helpers_is_used_at_launch(
     with compiling_processes(pocl.info.spec, source, (), tasks, count) as helpers:
         assert len(helpers) == count
         for helper in helpers:
-            wait(helper)
+            wait_for_end(helper)
             assert helper.done
-        (program,) = (path.parent for path in shared.glob(f"[A-Z][A-Z]/*/{names[-1]}"))
+        (program,) = (path.parent for path in shared_cache.glob(f"[A-Z][A-Z]/*/{names[-1]}"))
         code = {path: path.stat().st_mtime_ns for path in program.rglob("*.so")}
         assert {path.stem for path in code} == set(names)
         pocl.launch_all(launches)
@@ -133,20 +133,22 @@ def test_machine_code_of_helpers_is_used_at_launch(
     assert code == {path: path.stat().st_mtime_ns for path in program.rglob("*.so")}
     found = np.empty(4, np.float32)
     pocl.read(values, found)
-    assert found.tolist() == after_all(KERNELS)
-    assert len(places) == count
-    assert not any(place.exists() for place in places)
+    assert found.tolist() == value_after_all(KERNEL_COUNT)
+    assert len(private_caches) == count
+    assert not any(place.exists() for place in private_caches)
 
 
-def test_existing_machine_code_is_not_compiled_again(pocl: Device, places: list[Path]) -> None:
+def test_existing_machine_code_is_not_compiled_again(
+    pocl: Device, private_caches: list[Path]
+) -> None:
     source, names = new_source()
     _, launches = launches_of(pocl, source, names)
     pocl.launch_all(launches)
     tasks = [Task.of(launch) for launch in launches]
     with compiling_processes(pocl.info.spec, source, (), tasks, 1) as (helper,):
-        wait(helper)
+        wait_for_end(helper)
         assert helper.done
-        (place,) = places
+        (place,) = private_caches
         assert compile_for.opened(place)
         assert not list(place.glob(f"{compile_for.PROGRAM_FOLDERS}/{names[0]}"))
 
@@ -186,7 +188,7 @@ def test_helpers_are_requested_once_after_a_slow_first_launch(
 
 
 def test_step_with_compiling_helpers_gives_the_same_results(
-    pocl: Device, monkeypatch: pytest.MonkeyPatch, places: list[Path]
+    pocl: Device, monkeypatch: pytest.MonkeyPatch, private_caches: list[Path]
 ) -> None:
     monkeypatch.setattr(opencl, "MIN_COLD_SECONDS", 0.0)
     monkeypatch.setattr(opencl, "available_cores", lambda: 2)
@@ -196,8 +198,8 @@ def test_step_with_compiling_helpers_gives_the_same_results(
     pocl.launch_all(launches)
     found = np.empty(4, np.float32)
     pocl.read(values, found)
-    assert found.tolist() == after_all(KERNELS)
-    (place,) = places
+    assert found.tolist() == value_after_all(KERNEL_COUNT)
+    (place,) = private_caches
     assert not place.exists()
 
 
@@ -210,12 +212,12 @@ def test_slow_launches_of_compiled_kernels_request_no_helpers(
     asked = list[Any]()
     monkeypatch.setattr(opencl, "compiling_processes", lambda *told: asked.append(told))
     other = open_pocl()
-    monkeypatch.setattr(other, "_launch_first", partial(slowly, other._launch_first))
+    monkeypatch.setattr(other, "_launch_first", partial(launch_slowly, other._launch_first))
     other.launch_all(launches_of(other, source, names)[1])
     assert asked == []
 
 
-def slowly(launch_first: Any, launch: Launch, queue: Any) -> Any:
+def launch_slowly(launch_first: Any, launch: Launch, queue: Any) -> Any:
     time.sleep(2 * opencl.MIN_COLD_SECONDS)
     return launch_first(launch, queue)
 
@@ -234,30 +236,30 @@ def test_failing_helper_does_not_affect_launches(pocl: Device) -> None:
     values, launches = launches_of(pocl, source, names)
     tasks = [Task.of(launch) for launch in launches]
     with compiling_processes("99:0", source, (), tasks, 1) as (helper,):
-        wait(helper)
+        wait_for_end(helper)
         assert not helper.done
         pocl.launch_all(launches)
     found = np.empty(4, np.float32)
     pocl.read(values, found)
-    assert found[0] > KERNELS - 1
+    assert found[0] > KERNEL_COUNT - 1
 
 
 def test_helpers_are_ended_when_no_longer_needed(
-    pocl: Device, shared: Path, places: list[Path]
+    pocl: Device, shared_cache: Path, private_caches: list[Path]
 ) -> None:
     source, names = new_source()
     _, launches = launches_of(pocl, source, names)
     with compiling_processes(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (
         helper,
     ):
-        (place,) = places
-        assert place.parent == shared
+        (place,) = private_caches
+        assert place.parent == shared_cache
     assert not helper.working
     assert not place.exists()
 
 
 def test_tasks_with_large_buffers_stay_in_the_main_process(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
+    shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[dict[str, Any]] = []
 
@@ -294,15 +296,15 @@ def test_task_arguments_are_buffer_sizes_and_typed_numbers(pocl: Device) -> None
 
 
 def test_machine_code_is_moved_without_overwriting(tmp_path: Path) -> None:
-    own, shared = tmp_path / "own", tmp_path / "shared"
+    own, shared_cache = tmp_path / "own", tmp_path / "shared"
     for kernel in ("new", "old"):
         (own / kernel / "1-1-1").mkdir(parents=True)
         (own / kernel / "1-1-1" / "code.so").write_text("its own")
-    (shared / "old" / "1-1-1").mkdir(parents=True)
-    (shared / "old" / "1-1-1" / "code.so").write_text("theirs")
+    (shared_cache / "old" / "1-1-1").mkdir(parents=True)
+    (shared_cache / "old" / "1-1-1" / "code.so").write_text("theirs")
     for kernel in ("new", "old", "none"):
-        compile_for.hand_over(own / kernel, shared / kernel)
-    found = {str(p.relative_to(shared)): p.read_text() for p in shared.rglob("*.so")}
+        compile_for.hand_over(own / kernel, shared_cache / kernel)
+    found = {str(p.relative_to(shared_cache)): p.read_text() for p in shared_cache.rglob("*.so")}
     assert found == {"new/1-1-1/code.so": "its own", "old/1-1-1/code.so": "theirs"}
 
 
@@ -336,21 +338,23 @@ def test_helper_without_disk_space_exits(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("compiling", [False, True], ids=["begins", "compiles"])
 def test_helper_whose_parent_died_leaves_no_files(
-    pocl: Device, shared: Path, places: list[Path], compiling: bool
+    pocl: Device, shared_cache: Path, private_caches: list[Path], compiling: bool
 ) -> None:
     source, names = new_source(60)
     _, launches = launches_of(pocl, source, names)
     with compiling_processes(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (
         helper,
     ):
-        helper.wait(lambda: not compiling or bool(compile_for.opened(places[0])))
+        helper.wait_for_end(lambda: not compiling or bool(compile_for.opened(private_caches[0])))
         assert helper._process is not None
         assert helper._process.stdin is not None
         helper._process.stdin.close()  # as the end of this process would
-        wait(helper)
+        wait_for_end(helper)
         assert not helper.done
-        assert not places[0].exists()
-        assert not all(any(shared.glob(f"{compile_for.PROGRAM_FOLDERS}/{name}")) for name in names)
+        assert not private_caches[0].exists()
+        assert not all(
+            any(shared_cache.glob(f"{compile_for.PROGRAM_FOLDERS}/{name}")) for name in names
+        )
 
 
 @pytest.mark.parametrize("error", [None, OSError], ids=["ends", "fails"])

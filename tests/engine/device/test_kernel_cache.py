@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import OPENCL, environment, open_opencl, open_pocl
+from test_discover import run_python
 
 from imgmlp.engine import Device, Tensor, compile
 from imgmlp.engine.device import kernel_cache
@@ -23,7 +24,7 @@ from imgmlp.engine.device.driver_errors import LastingError
 from imgmlp.errors import DeviceError, ImgmlpWarning
 
 # A process that compiles one step, whose kernels depend on a number.
-STEP = f"""
+STEP_PROCESS = f"""
 import sys
 import numpy as np
 from imgmlp.engine import Tensor, open_device
@@ -78,7 +79,7 @@ def run_step(folder: Path, factor: float) -> set[Path]:
     """Run STEP with its cache in a folder; what the folder then holds, marks of PoCL's aside."""
     env = environment(XDG_CACHE_HOME=str(folder), POCL_CACHE_DIR=str(folder))
     done = subprocess.run(
-        [sys.executable, "-c", STEP, str(factor)],
+        [sys.executable, "-c", STEP_PROCESS, str(factor)],
         env=env,
         capture_output=True,
         text=True,
@@ -153,7 +154,7 @@ def test_long_wait_for_a_lock_warns_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 # The step of STEP, where no file can have more than so many bytes.
-LIMITED = """
+LIMIT_FILE_SIZE = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 """
@@ -163,7 +164,7 @@ def test_file_size_limit_raises_an_error_instead_of_killing_the_process(
     pocl: Device, tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED + STEP, "3"],
+        [sys.executable, "-c", LIMIT_FILE_SIZE + STEP_PROCESS, "3"],
         env=environment(XDG_CACHE_HOME=str(tmp_path), POCL_CACHE_DIR=str(tmp_path)),
         capture_output=True,
         text=True,
@@ -177,7 +178,7 @@ def test_file_size_limit_raises_an_error_instead_of_killing_the_process(
     assert "ulimit -f" in last
 
 
-def full(*_: object) -> None:
+def raise_disk_full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -185,7 +186,7 @@ def test_full_disk_makes_the_cache_folder_private(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("os.posix_fallocate", full)
+    monkeypatch.setattr("os.posix_fallocate", raise_disk_full)
     kernel_cache.choose_cache()
     assert kernel_cache.is_private()
 
@@ -204,7 +205,7 @@ def test_full_disk_during_compilation_raises_a_device_error(
     pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = Tensor(np.ones(7, np.float32), pocl)
-    monkeypatch.setattr("os.posix_fallocate", full)
+    monkeypatch.setattr("os.posix_fallocate", raise_disk_full)
     with pytest.raises(DeviceError, match="cannot be written") as raised:
         (x * 0.123).sum().item()
     assert "POCL_CACHE_DIR" in raised.value.hint
@@ -288,7 +289,7 @@ def test_machine_code_shorter_than_its_header_is_not_whole(tmp_path: Path, size:
 
 
 # A process with a device, and one that is forked from it.
-FORKED = f"""
+FORKED_PROCESS = f"""
 import os
 import numpy as np
 from imgmlp.engine import Tensor, open_device
@@ -310,8 +311,51 @@ else:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_forked_process_gets_an_error_instead_of_a_deadlock() -> None:
-    run = [sys.executable, "-W", "ignore", "-c", FORKED]
+    run = [sys.executable, "-W", "ignore", "-c", FORKED_PROCESS]
     env = environment()
     done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=600, check=False)
     told = "this process was forked from one that had opened an OpenCL device True"
     assert (done.stdout.splitlines(), done.stderr) == (["10.0", told, told, "numpy"], "")
+
+
+# What a new process does with a kernel; prints one line.
+SUM_PROCESS = f"""
+import numpy as np
+from imgmlp.engine import Tensor, open_device
+device = open_device({OPENCL["device"]!r})
+print(float((Tensor(np.arange(5.0), device) * 3).sum().item()))
+"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"HOME": None, "XDG_CACHE_HOME": None},
+        {"HOME": "/nonexistent", "XDG_CACHE_HOME": None},
+        {"HOME": "/proc", "XDG_CACHE_HOME": "/proc"},
+    ],
+    ids=["no HOME", "HOME that is not there", "HOME that cannot be written"],
+)
+def test_kernels_run_without_a_writable_cache_folder(changes: dict[str, str | None]) -> None:
+    done = run_python(SUM_PROCESS, POCL_CACHE_DIR=None, **changes)
+    assert (done.stdout, done.stderr) == ("30.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("processes", "rounds"), [(4, 1), pytest.param(16, 50, marks=pytest.mark.soak)]
+)
+def test_concurrent_processes_on_an_empty_cache_all_succeed(
+    tmp_path: Path, processes: int, rounds: int
+) -> None:
+    for turn in range(rounds):
+        cache = tmp_path / str(turn) / "pocl"
+        cache.mkdir(parents=True)
+        env = environment(XDG_CACHE_HOME=str(cache.parent), POCL_CACHE_DIR=str(cache))
+        env |= {"PYTHONWARNINGS": "ignore:waiting for another process"}  # as on a busy machine
+        command = [sys.executable, "-c", SUM_PROCESS]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started = [subprocess.Popen(command, env=env, **pipes) for _ in range(processes)]
+        for process in started:
+            out, err = process.communicate(timeout=300)
+            assert (out, err) == (b"30.0\n", b"")
+        assert any(cache.iterdir())

@@ -22,7 +22,7 @@ from conftest import QUICK, Command, environment
 from imgmlp.engine.device import pocl
 from imgmlp.engine.device.driver import cl
 
-CLANG = shutil.which("clang-14")
+CLANG_14 = shutil.which("clang-14")
 # What clang defines for instructions that a compiler uses without being asked.
 MACROS = {
     "SSE2": "sse2", "SSE3": "pni", "SSSE3": "ssse3", "SSE4_1": "sse4_1", "SSE4_2": "sse4_2",
@@ -36,7 +36,7 @@ MACROS = {
     "AVX512VPOPCNTDQ": "avx512_vpopcntdq", "GCC_HAVE_SYNC_COMPARE_AND_SWAP_16": "cx16",
 }  # fmt: skip
 
-FAKE = """
+SITECUSTOMIZE = """
 import os
 import pyopencl
 from imgmlp.engine.device import kernel_cache, pocl
@@ -48,7 +48,7 @@ place = pocl.name_pointer_address(device.int_ptr, device.driver_version, device.
 pocl.set_processor_name(place, os.environ["FAKE_NAME"])
 exec(os.environ["FAKE_MORE"])
 """
-UNMENDABLE = {
+UNCORRECTABLE = {
     "another version": "pocl.WHEEL_VERSION = '3.9'",
     "memory that cannot be read": "pocl.MEMORY = pocl.Path('/nonexistent')",
     "an unknown structure": "pocl.TRIPLET = 'x86_64-unknown-linux-gnux32'",
@@ -56,7 +56,7 @@ UNMENDABLE = {
 }
 
 # A name that is not replaced is the one that the driver tells of, which is faked too.
-LIKE_ITS_NAME = "; pocl.compiled_for = lambda version: os.environ['FAKE_NAME']"
+REPORT_FAKE_NAME = "; pocl.compiled_for = lambda version: os.environ['FAKE_NAME']"
 
 
 def name_place() -> int | None:
@@ -69,7 +69,7 @@ def name_place() -> int | None:
 
 
 @pytest.fixture(scope="module")
-def wheel() -> int:
+def wheel_name_address() -> int:
     place = name_place()
     if place is None:
         pytest.skip("PoCL is not there, or not the wheel's 3.0, the only one that is mended")
@@ -77,10 +77,10 @@ def wheel() -> int:
 
 
 @pytest.fixture
-def faked(wheel: int, tmp_path: Path) -> dict[str, str]:
+def fake_name_environment(wheel_name_address: int, tmp_path: Path) -> dict[str, str]:
     """An environment in which PoCL calls the processor FAKE_NAME, with a cache of its own."""
     (tmp_path / "start").mkdir()
-    (tmp_path / "start" / "sitecustomize.py").write_text(FAKE)
+    (tmp_path / "start" / "sitecustomize.py").write_text(SITECUSTOMIZE)
     path = f"{tmp_path / 'start'}:{environment()['PYTHONPATH']}"
     return {
         "PYTHONPATH": path,
@@ -94,12 +94,12 @@ def faked(wheel: int, tmp_path: Path) -> dict[str, str]:
 # Names and flags
 
 
-@pytest.mark.skipif(CLANG is None, reason="clang 14, which knows what a name implies, is not there")
+@pytest.mark.skipif(CLANG_14 is None, reason="clang 14 is not installed")
 @pytest.mark.parametrize("name", pocl.LLVM_PROCESSORS)
 def test_processor_name_implies_the_flags_that_clang_defines(name: str) -> None:
     options = ["-cc1", "-triple", "x86_64-linux-gnu", "-target-cpu", name, "-E", "-dM", "-x", "c"]
     said = subprocess.run(
-        [str(CLANG), *options, "/dev/null"], capture_output=True, text=True, check=True
+        [str(CLANG_14), *options, "/dev/null"], capture_output=True, text=True, check=True
     ).stdout
     defined = set(re.findall(r"#define __(\w+?)(?:__)? 1$", said, re.MULTILINE))
     assert pocl.implied(name) == {flag for macro, flag in MACROS.items() if macro in defined}
@@ -206,8 +206,8 @@ def test_processor_flags_exclude_what_numpy_denies(
 # Memory
 
 
-def test_reading_unmapped_memory_returns_nothing(wheel: int) -> None:
-    assert len(pocl.read_memory(wheel, 8)) == 8
+def test_reading_unmapped_memory_returns_nothing(wheel_name_address: int) -> None:
+    assert len(pocl.read_memory(wheel_name_address, 8)) == 8
     for address in (0, 8, 1 << 20, (1 << 47) - 4096, 1 << 60, (1 << 64) - 8, -8):
         assert pocl.read_memory(address, 8) == b""
 
@@ -282,20 +282,20 @@ def test_processor_name_without_available_avx512_is_replaced(
 
 @pytest.mark.parametrize("name", ["generic", "znver5", ""])
 def test_processor_name_refused_by_llvm_is_corrected(
-    imgmlp: Command, faked: dict[str, str], name: str
+    imgmlp: Command, fake_name_environment: dict[str, str], name: str
 ) -> None:
-    done = imgmlp("train", "small.png", *QUICK, env=faked | {"FAKE_NAME": name})
+    done = imgmlp("train", "small.png", *QUICK, env=fake_name_environment | {"FAKE_NAME": name})
     assert "warning" not in done.stderr
     assert "PoCL" in done.stderr
 
 
 def test_processor_name_that_implies_hidden_flags_is_corrected(
-    imgmlp: Command, faked: dict[str, str]
+    imgmlp: Command, fake_name_environment: dict[str, str]
 ) -> None:
     """A hypervisor hides AVX-512 of a processor that LLVM knows by its model."""
     have = frozenset(f for f in pocl.processor_flags() if not f.startswith("avx512"))
     hide = f"pocl.processor_flags = lambda: {have!r}"
-    env = faked | {"FAKE_NAME": "skylake-avx512", "FAKE_MORE": hide}
+    env = fake_name_environment | {"FAKE_NAME": "skylake-avx512", "FAKE_MORE": hide}
     (device, _) = json.loads(imgmlp("devices", "--json", env=env).stdout)
     assert device["compiled_for"] == pocl.best_name(have)
     done = imgmlp("train", "small.png", *QUICK, env=env)
@@ -303,18 +303,18 @@ def test_processor_name_that_implies_hidden_flags_is_corrected(
     assert "PoCL" in done.stderr
 
 
-@pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)
+@pytest.mark.parametrize("more", UNCORRECTABLE.values(), ids=UNCORRECTABLE)
 def test_device_that_would_use_hidden_instructions_is_never_tried(
-    imgmlp: Command, faked: dict[str, str], more: str
+    imgmlp: Command, fake_name_environment: dict[str, str], more: str
 ) -> None:
     """Which of them a compiler uses is not to be found out by one kernel."""
     have = frozenset(f for f in pocl.processor_flags() if f != "avx")
     hide = f"pocl.processor_flags = lambda: {have!r}; {more}"
-    env = faked | {"FAKE_NAME": "haswell", "FAKE_MORE": hide + LIKE_ITS_NAME}
+    env = fake_name_environment | {"FAKE_NAME": "haswell", "FAKE_MORE": hide + REPORT_FAKE_NAME}
     done = imgmlp("train", "small.png", *QUICK, env=env)
     passed_over, _ = (x for x in done.stderr.splitlines() if x.startswith("warning: "))
     assert "PoCL compiles for haswell, but this processor has no avx;" in passed_over
-    assert not list(Path(faked["POCL_CACHE_DIR"]).rglob("*.json"))
+    assert not list(Path(fake_name_environment["POCL_CACHE_DIR"]).rglob("*.json"))
     refused = imgmlp("train", "small.png", *QUICK, "--device", "cpu", "--force", env=env, check=6)
     assert "has no avx" in refused.stderr
     (checked,) = json.loads(
@@ -325,11 +325,11 @@ def test_device_that_would_use_hidden_instructions_is_never_tried(
     ]
 
 
-@pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)
+@pytest.mark.parametrize("more", UNCORRECTABLE.values(), ids=UNCORRECTABLE)
 def test_device_with_an_uncorrectable_name_is_skipped(
-    imgmlp: Command, faked: dict[str, str], more: str
+    imgmlp: Command, fake_name_environment: dict[str, str], more: str
 ) -> None:
-    env = faked | {"FAKE_MORE": more}
+    env = fake_name_environment | {"FAKE_MORE": more}
     for _ in range(2):  # found out, then remembered
         done = imgmlp("train", "small.png", *QUICK, "--force", env=env)
         passed_over, numpy = (x for x in done.stderr.splitlines() if x.startswith("warning: "))

@@ -29,7 +29,7 @@ OBJDUMP = shutil.which("objdump")
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder where nothing is known yet."""
     monkeypatch.setattr(probe, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(probe, "_working", set())
@@ -43,7 +43,7 @@ def info() -> DeviceInfo:
 
 
 @pytest.fixture(scope="module")
-def real() -> DeviceInfo:
+def cpu_info() -> DeviceInfo:
     for _, info in find()[0]:
         if info.kind == "cpu":
             return info
@@ -51,7 +51,7 @@ def real() -> DeviceInfo:
 
 
 @pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def next_outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the next tries will find, problems that last; each is used up."""
     left: list[str] = []
     monkeypatch.setattr(
@@ -61,7 +61,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+def replace_trial_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
     """Has a shell script run in place of the process that tries a device."""
 
     def use(script: str) -> None:
@@ -73,20 +73,24 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Non
     return use
 
 
-def ask(info: DeviceInfo) -> str:
+def probe_anew(info: DeviceInfo) -> str:
     """As a new process would."""
     probe._working.clear()
     return probe.problem_of(0, info)
 
 
 def test_device_is_tried_once_per_driver(
-    place: Path, outcomes: list[str], info: DeviceInfo
+    empty_cache: Path, next_outcomes: list[str], info: DeviceInfo
 ) -> None:
-    outcomes += ["", "broken"]
-    assert [ask(info), ask(info)] == ["", ""]
+    next_outcomes += ["", "broken"]
+    assert [probe_anew(info), probe_anew(info)] == ["", ""]
     other = replace(info, driver="newer")  # another driver is tried anew
-    assert [ask(other), ask(other), ask(info)] == ["broken", "broken", ""]
-    assert outcomes == []
+    assert [
+        probe_anew(other),
+        probe_anew(other),
+        probe_anew(info),
+    ] == ["broken", "broken", ""]
+    assert next_outcomes == []
 
 
 @pytest.mark.parametrize(
@@ -110,17 +114,20 @@ def test_key_depends_on_installed_linkers(
 
 
 def test_key_depends_on_whether_path_is_set(
-    monkeypatch: pytest.MonkeyPatch, info: DeviceInfo, place: Path, play: Callable[[str], None]
+    monkeypatch: pytest.MonkeyPatch,
+    info: DeviceInfo,
+    empty_cache: Path,
+    replace_trial_process: Callable[[str], None],
 ) -> None:
     """Whatever the system looks through then: what is found later is not believed to be missing."""
     keys = {probe._key(0, info)}
-    play(f"echo error: {probe.LINKER_ERROR} >&2; kill -ABRT $$")
+    replace_trial_process(f"echo error: {probe.LINKER_ERROR} >&2; kill -ABRT $$")
     monkeypatch.delenv("PATH")
     keys.add(probe._key(0, info))
     monkeypatch.setattr(probe.shutil, "which", lambda name, path=None: path and f"/usr/bin/{name}")
     keys.add(probe._key(0, info))
     assert len(keys) == 2
-    assert "set PATH" in ask(info)
+    assert "set PATH" in probe_anew(info)
 
 
 def test_key_depends_on_driver_library_and_source_files(
@@ -160,70 +167,70 @@ def test_library_of_a_device_is_found() -> None:
 
 
 def test_failure_is_remembered_for_a_day(
-    place: Path, outcomes: list[str], info: DeviceInfo
+    empty_cache: Path, next_outcomes: list[str], info: DeviceInfo
 ) -> None:
-    outcomes += ["broken", "", "never"]
-    assert [ask(info), ask(info)] == ["broken", "broken"]
-    (kept,) = place.glob("probe-*.json")
+    next_outcomes += ["broken", "", "never"]
+    assert [probe_anew(info), probe_anew(info)] == ["broken", "broken"]
+    (kept,) = empty_cache.glob("probe-*.json")
     then = kept.stat().st_mtime - probe.FAILURE_LIFETIME - 60
     os.utime(kept, (then, then))
-    assert ask(info) == ""
+    assert probe_anew(info) == ""
     os.utime(kept, (then, then))
-    assert ask(info) == ""  # what works is believed for longer
-    assert outcomes == ["never"]
+    assert probe_anew(info) == ""  # what works is believed for longer
+    assert next_outcomes == ["never"]
 
 
 def test_timeout_is_remembered_for_some_minutes(
     monkeypatch: pytest.MonkeyPatch,
-    place: Path,
+    empty_cache: Path,
     info: DeviceInfo,
-    play: Callable[[str], None],
+    replace_trial_process: Callable[[str], None],
 ) -> None:
     """The machine may only have been busy."""
-    play("exec sleep 60")
+    replace_trial_process("exec sleep 60")
     monkeypatch.setattr(probe, "_timeout", lambda: 0.5)
-    slow = ask(info)
+    slow = probe_anew(info)
     assert slow.startswith("no answer")
-    play("echo works")
+    replace_trial_process("echo works")
     monkeypatch.setattr(probe, "_timeout", lambda: probe.TIMEOUT)
-    assert ask(info) == slow  # a command that follows need not wait again
-    (kept,) = place.glob("probe-*.json")
+    assert probe_anew(info) == slow  # a command that follows need not wait again
+    (kept,) = empty_cache.glob("probe-*.json")
     then = kept.stat().st_mtime - probe.TIMEOUT_LIFETIME - 60
     assert then > kept.stat().st_mtime - probe.FAILURE_LIFETIME
     os.utime(kept, (then, then))
-    assert ask(info) == ""
+    assert probe_anew(info) == ""
 
 
 def test_forgotten_or_damaged_outcome_is_tried_again(
-    place: Path, outcomes: list[str], info: DeviceInfo
+    empty_cache: Path, next_outcomes: list[str], info: DeviceInfo
 ) -> None:
-    outcomes += ["broken", "", "", "", ""]
-    assert ask(info) == "broken"
+    next_outcomes += ["broken", "", "", "", ""]
+    assert probe_anew(info) == "broken"
     probe.forget_all()
-    assert ask(info) == ""
-    (kept,) = place.glob("probe-*.json")
+    assert probe_anew(info) == ""
+    (kept,) = empty_cache.glob("probe-*.json")
     for text in ("", '{"problem": ', '{"problem": 3}'):
         kept.write_text(text)
-        assert ask(info) == ""
-    assert outcomes == []
+        assert probe_anew(info) == ""
+    assert next_outcomes == []
 
 
 @pytest.mark.parametrize("folder", [None, Path("/proc/none")])
 def test_device_is_tried_once_per_process_without_a_cache(
     monkeypatch: pytest.MonkeyPatch,
-    place: Path,
-    outcomes: list[str],
+    empty_cache: Path,
+    next_outcomes: list[str],
     info: DeviceInfo,
     folder: Path | None,
 ) -> None:
     monkeypatch.setattr(probe, "cache_folder", lambda: folder)
-    outcomes += [""]
+    next_outcomes += [""]
     assert [probe.problem_of(0, info), probe.problem_of(0, info)] == ["", ""]
-    assert outcomes == []
+    assert next_outcomes == []
 
 
 def test_outcome_that_cannot_be_stored_leaves_no_file(
-    monkeypatch: pytest.MonkeyPatch, place: Path, outcomes: list[str], info: DeviceInfo
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path, next_outcomes: list[str], info: DeviceInfo
 ) -> None:
     """As in a sticky folder, where another user's file is not to be replaced."""
 
@@ -231,19 +238,21 @@ def test_outcome_that_cannot_be_stored_leaves_no_file(
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(Path, "replace", refuse)
-    outcomes += ["broken", ""]
-    assert [ask(info), ask(info)] == ["broken", ""]
-    assert not list(place.glob("probe-*"))
+    next_outcomes += ["broken", ""]
+    assert [probe_anew(info), probe_anew(info)] == ["broken", ""]
+    assert not list(empty_cache.glob("probe-*"))
 
 
 # The process
 
 
-def test_trial_of_a_working_device_reports_no_problem(place: Path, real: DeviceInfo) -> None:
-    assert probe._try_device(real).problem == ""
+def test_trial_of_a_working_device_reports_no_problem(
+    empty_cache: Path, cpu_info: DeviceInfo
+) -> None:
+    assert probe._try_device(cpu_info).problem == ""
 
 
-def test_missing_device_is_a_temporary_problem(place: Path, info: DeviceInfo) -> None:
+def test_missing_device_is_a_temporary_problem(empty_cache: Path, info: DeviceInfo) -> None:
     problem, believed = probe._try_device(info)
     assert "not there" in problem
     assert not believed
@@ -265,29 +274,29 @@ def test_missing_device_is_a_temporary_problem(place: Path, info: DeviceInfo) ->
     ],
 )
 def test_crash_of_the_trial_process_is_a_problem_and_driver_faults_last(
-    place: Path,
+    empty_cache: Path,
     info: DeviceInfo,
-    play: Callable[[str], None],
+    replace_trial_process: Callable[[str], None],
     script: str,
     words: str,
     lasts: bool,
 ) -> None:
     """What says more of the machine's state than of the driver is not kept."""
-    play(script)
-    assert words in ask(info)
-    play("echo works")
-    assert (words in ask(info)) == lasts
-    assert len(list(place.glob("probe-*"))) == 1
+    replace_trial_process(script)
+    assert words in probe_anew(info)
+    replace_trial_process("echo works")
+    assert (words in probe_anew(info)) == lasts
+    assert len(list(empty_cache.glob("probe-*"))) == 1
 
 
 def test_trial_that_crashes_on_a_damaged_kernel_is_repeated_without_it(
-    place: Path, info: DeviceInfo, play: Callable[[str], None]
+    empty_cache: Path, info: DeviceInfo, replace_trial_process: Callable[[str], None]
 ) -> None:
-    damaged = place / "AB" / "PROGRAM" / "kernel" / "1" / "kernel.so"
+    damaged = empty_cache / "AB" / "PROGRAM" / "kernel" / "1" / "kernel.so"
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"")
-    play(f"[ -e {damaged} ] && kill -ABRT $$; echo works")
-    assert ask(info) == ""
+    replace_trial_process(f"[ -e {damaged} ] && kill -ABRT $$; echo works")
+    assert probe_anew(info) == ""
     assert not damaged.exists()
 
 
@@ -304,15 +313,15 @@ def test_timeout_grows_with_the_load_of_the_machine(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ENOENT])
 def test_failure_to_start_the_trial_process_is_a_temporary_problem(
-    monkeypatch: pytest.MonkeyPatch, place: Path, info: DeviceInfo, number: int
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path, info: DeviceInfo, number: int
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(probe.child, "run", fail)
-    said = ask(info)
+    said = probe_anew(info)
     assert said == f"no process can be started to try it ({os.strerror(number)})"
-    assert not list(place.glob("probe-*"))
+    assert not list(empty_cache.glob("probe-*"))
 
 
 @pytest.mark.parametrize(
@@ -321,12 +330,12 @@ def test_failure_to_start_the_trial_process_is_a_temporary_problem(
 def test_wrong_results_of_the_driver_are_a_lasting_problem(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    real: DeviceInfo,
+    cpu_info: DeviceInfo,
     source: str,
     words: str,
 ) -> None:
     monkeypatch.setattr(trial, "SOURCE", trial.SOURCE.replace("1.0f", source))
-    assert trial.main(real.spec) == 0
+    assert trial.main(cpu_info.spec) == 0
     assert words in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -342,14 +351,14 @@ def test_wrong_results_of_the_driver_are_a_lasting_problem(
 def test_lack_of_memory_or_disk_is_a_temporary_problem(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    real: DeviceInfo,
+    cpu_info: DeviceInfo,
     error: ImgmlpError,
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(trial.Device, "build", fail)
-    assert trial.main(real.spec) == probe.TEMPORARY_FAILURE
+    assert trial.main(cpu_info.spec) == probe.TEMPORARY_FAILURE
     assert str(error) in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -365,7 +374,7 @@ def test_trial_kernel_uses_avx512_only_with_vectors_of_16(tmp_path: Path) -> Non
     assert ("%zmm" in told.stdout) == (pocl.vector_width == 16)
 
 
-def test_concurrent_processes_try_a_device_once(tmp_path: Path, real: DeviceInfo) -> None:
+def test_concurrent_processes_try_a_device_once(tmp_path: Path, cpu_info: DeviceInfo) -> None:
     """Whoever waited finds what was found."""
     code = f"""
 import sys, pathlib
@@ -377,17 +386,17 @@ def counted(info):
         file.write("tried ")
     return tried(info)
 probe._try_device = counted
-print(open_device({real.spec!r}).info.spec)
+print(open_device({cpu_info.spec!r}).info.spec)
 """
     env = os.environ | {"POCL_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-c", code, str(tmp_path / "log")]
     started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(4)]
-    assert [p.communicate(timeout=300)[0].decode().strip() for p in started] == [real.spec] * 4
+    assert [p.communicate(timeout=300)[0].decode().strip() for p in started] == [cpu_info.spec] * 4
     assert (tmp_path / "log").read_text() == "tried "
 
 
 def test_lock_timeout_exceeds_the_longest_trial(
-    monkeypatch: pytest.MonkeyPatch, place: Path, outcomes: list[str], info: DeviceInfo
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path, next_outcomes: list[str], info: DeviceInfo
 ) -> None:
     """Else the device would be tried twice at once, on a machine that is busy already."""
     waits = []
@@ -397,8 +406,8 @@ def test_lock_timeout_exceeds_the_longest_trial(
         return nullcontext()
 
     monkeypatch.setattr(probe, "locked", watch)
-    outcomes += [""]
-    ask(info)
+    next_outcomes += [""]
+    probe_anew(info)
     ((timeout, holder),) = waits
     assert timeout >= probe.TIMEOUT * probe.MAX_LOAD + 10
     assert info.describe() in holder
@@ -410,8 +419,8 @@ def test_lock_timeout_exceeds_the_longest_trial(
 @pytest.mark.parametrize("error", [DeviceError("opening failed"), OutOfMemoryError("no memory")])
 def test_device_that_fails_to_open_is_skipped_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
-    place: Path,
-    outcomes: list[str],
+    empty_cache: Path,
+    next_outcomes: list[str],
     info: DeviceInfo,
     error: ImgmlpError,
 ) -> None:
@@ -424,7 +433,7 @@ def test_device_that_fails_to_open_is_skipped_and_tried_again(
     pairs = [(SimpleNamespace(int_ptr=0), replace(info, spec=spec)) for spec in ("8:0", "9:0")]
     monkeypatch.setattr(discover, "find", lambda: (pairs, None))
     monkeypatch.setattr(discover, "Device", Closed)
-    outcomes += ["", "", "", "tried again"]
+    next_outcomes += ["", "", "", "tried again"]
     with pytest.warns(ImgmlpWarning, match=str(error)):
         assert open_device("auto").info.spec == "9:0"
     with pytest.raises(DeviceError, match=str(error)) as raised:
@@ -433,4 +442,4 @@ def test_device_that_fails_to_open_is_skipped_and_tried_again(
     with pytest.raises(DeviceError, match="tried again"):
         open_device("8:0")
     assert open_device("9:0").info.spec == "9:0"
-    assert outcomes == []
+    assert next_outcomes == []

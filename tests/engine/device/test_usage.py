@@ -8,19 +8,19 @@ from threading import Thread
 from imgmlp.engine.device.base import Usage
 
 
-class Slow(int):
+class SlowInt(int):
     """A number that another thread may change while something is added to it."""
 
-    def __add__(self, other: int) -> Slow:
+    def __add__(self, other: int) -> SlowInt:
         time.sleep(0.01)
-        return Slow(int(self) + other)
+        return SlowInt(int(self) + other)
 
-    def __sub__(self, other: int) -> Slow:
+    def __sub__(self, other: int) -> SlowInt:
         return self + -other
 
 
 def test_usage_is_counted_correctly_by_concurrent_threads() -> None:
-    usage = Usage(Slow(0), Slow(0), Slow(0))
+    usage = Usage(SlowInt(0), SlowInt(0), SlowInt(0))
     work = [Thread(target=usage.take, args=(5,)) for _ in range(3)]
     work.append(Thread(target=usage.free, args=(5,)))
     for thread in work:

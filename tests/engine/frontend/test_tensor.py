@@ -31,9 +31,6 @@ Array = np.ndarray[Any, Any]
 NUMPY = open_device("numpy")
 
 
-# --- numbers that compare in ways of their own ---
-
-
 def test_tensor_equals_no_other_type_and_is_hashed_by_identity() -> None:
     x, y = Tensor([1.0, 2.0]), Tensor([1.0, 2.0])
     assert (x == None, x != "x") == (False, True)  # noqa: E711
@@ -41,9 +38,6 @@ def test_tensor_equals_no_other_type_and_is_hashed_by_identity() -> None:
     x.requires_grad = y.requires_grad = True
     y.requires_grad = False
     assert (x.requires_grad, y.requires_grad) == (True, False)
-
-
-# --- numbers and arrays on the left, and Tensors as numbers ---
 
 
 def test_tensor_of_one_element_converts_to_bool_and_number() -> None:

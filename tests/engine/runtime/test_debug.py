@@ -10,7 +10,7 @@ from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, cond, dty
 from imgmlp.engine.runtime import debug
 
 # What a level shows and no level below it does.
-WORDS = ("launches of", "bytes in use", "RANGE", "__kernel")
+WORD_OF_LEVEL = ("launches of", "bytes in use", "RANGE", "__kernel")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_debug_level_is_parsed_and_clamped(
     assert debug.level() == level
 
 
-def cube(device: AnyDevice) -> tuple[Program, Tensor]:
+def cube_program(device: AnyDevice) -> tuple[Program, Tensor]:
     """A state that becomes its third power, with one value that is kept on the way."""
     state = Tensor(np.ones((3, 3), np.float32), device, name="state")
 
@@ -42,13 +42,13 @@ def test_each_debug_level_prints_more_and_keeps_results(
     device = open_mapping(mapping)
     for level in range(5):
         monkeypatch.setenv("DEBUG", str(level))
-        program, state = cube(device)
+        program, state = cube_program(device)
         program.run(2)
         assert (state.numpy() == 9**4).all()
         out, err = capsys.readouterr()
         assert not out
         assert ("milliseconds to compile: simplify " in err) == (level > 0)
-        assert [word in err for word in WORDS] == [level > i for i in range(4)]
+        assert [word in err for word in WORD_OF_LEVEL] == [level > i for i in range(4)]
         assert ("##" in err) == (level >= 2)  # the picture of the memory plan
         timed = err.count("microseconds, in the first run")
         assert timed == (level > 0 and mapping != "numpy")

@@ -38,7 +38,7 @@ from imgmlp.engine.tiling.block import MAX_TILE_ROWS
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
 
 
-def counter(device: AnyDevice) -> tuple[Program, Tensor]:
+def counting_program(device: AnyDevice) -> tuple[Program, Tensor]:
     count = Tensor(np.int32(0), device)
 
     def step() -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ def counter(device: AnyDevice) -> tuple[Program, Tensor]:
 
 
 def test_state_carries_over_from_run_to_run(device: AnyDevice) -> None:
-    program, count = counter(device)
+    program, count = counting_program(device)
     assert count.item() == 0  # compiling runs nothing
     program.run(7)
     assert program.read("square") == 36
@@ -80,7 +80,7 @@ def test_concurrent_runs_of_a_program_lose_no_step(device: AnyDevice) -> None:
     ("runs", "error"), [(0, ValueError), (-1, ValueError), ("a", TypeError), (2.0, TypeError)]
 )
 def test_timing_needs_at_least_one_run(runs: Any, error: type[Exception]) -> None:
-    program, _ = counter(open_device("numpy"))
+    program, _ = counting_program(open_device("numpy"))
     for told in (program.time, program.render_times):
         with pytest.raises(error, match=rf"time: .* runs?\b.*, not .*{runs}.*test_program\.py"):
             told(runs)
@@ -122,7 +122,7 @@ def test_reading_an_output_before_the_first_run_is_refused(device: AnyDevice) ->
 
 
 def test_two_programs_share_state(device: AnyDevice) -> None:
-    first, count = counter(device)
+    first, count = counting_program(device)
     second = compile(lambda: {"double": count * 2}, device)
     first.run(3)
     second.run()
@@ -192,7 +192,7 @@ def test_running_again_allocates_builds_and_uploads_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = open_opencl()
-    program, count = counter(device)
+    program, count = counting_program(device)
     program.run(2)
     program.wait()
 
@@ -207,7 +207,7 @@ def test_running_again_allocates_builds_and_uploads_nothing(
 
 
 def test_receiver_delivers_values_of_the_request_in_order(device: AnyDevice) -> None:
-    program, _ = counter(device)
+    program, _ = counting_program(device)
     heard: list[tuple[int, int]] = []
     receiver = Receiver(
         program, ["square"], lambda tag, got: heard.append((tag, int(got["square"])))
@@ -287,7 +287,7 @@ def test_assignment_outside_of_a_step_is_immediate(device: AnyDevice) -> None:
     assert np.array_equal(x.numpy(), [4.0, 7.0])
 
 
-def training(device: AnyDevice, general: bool = False, **changes: Any) -> TrainingStep:
+def training_step(device: AnyDevice, general: bool = False, **changes: Any) -> TrainingStep:
     fields = {**vars(PRESETS["default"]), "batch": 100, **changes}
     settings = Settings(**fields)
     pixels = small_pixels()
@@ -304,7 +304,7 @@ def test_training_steps_agree_with_numpy(device: AnyDevice, preset: str) -> None
     changes = {**vars(PRESETS[preset]), "steps": 100, "batch": 100}
     losses = []
     for where in (open_device("numpy"), device):
-        step = training(where, **changes)
+        step = training_step(where, **changes)
         step.program.run(count)
         losses.append(float(step.program.read("smooth")))
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
@@ -338,7 +338,7 @@ def test_equal_seeds_train_to_identical_bits(device: AnyDevice) -> None:
     found = list[np.ndarray]()
     # another one is in the source: all of its kernels would be compiled once more
     for seed in (5, 5) if isinstance(device, Device) else (5, 5, 6):
-        step = training(device, seed=seed, hidden=16, layers=2)
+        step = training_step(device, seed=seed, hidden=16, layers=2)
         step.program.run(20)
         found.append(step.flat.numpy())
     same, again, *others = found
@@ -347,7 +347,7 @@ def test_equal_seeds_train_to_identical_bits(device: AnyDevice) -> None:
 
 
 def test_general_training_step_has_15_kernels_in_at_most_12_launches() -> None:
-    program = training(open_opencl(), general=True).program
+    program = training_step(open_opencl(), general=True).program
     found = program.stages.procedure.kernels
     assert sum(len(k.members) if isinstance(k, Fused) else 1 for k in found) == 15
     assert len(program.launches) <= 12
@@ -355,20 +355,20 @@ def test_general_training_step_has_15_kernels_in_at_most_12_launches() -> None:
 
 def test_training_step_with_a_block_has_at_most_2_launches() -> None:
     device = open_opencl()
-    program = training(device).program
+    program = training_step(device).program
     assert len(program.stages.procedure.phases) == 2
     assert len(program.launches) == (1 if device.keeps_groups else 2)
 
 
 def test_general_schedule_has_no_block_and_more_launches() -> None:
     device = open_device("numpy")
-    general, block = (training(device, general=g).program.stages for g in (True, False))
+    general, block = (training_step(device, general=g).program.stages for g in (True, False))
     assert not any(isinstance(launch, Block) for launch in general.procedure.kernels)
     assert sum(isinstance(launch, Block) for launch in block.procedure.kernels) == 1
     assert len(block.procedure.kernels) < len(general.procedure.kernels)
 
 
-def gradients(device: AnyDevice) -> Program:
+def gradient_program(device: AnyDevice) -> Program:
     """Those of two layers, which make a block of tiles of 64 rows."""
     x = Tensor(np.sin(np.arange(640 * 5, dtype=np.float32)).reshape(640, 5), device)
     first, second = (
@@ -403,12 +403,12 @@ def test_tiles_shrink_if_a_kernel_exceeds_local_memory(
     monkeypatch.setattr(Device, "shortage", shortage)
     monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
     with pytest.warns(ImgmlpWarning, match=told) as warned:
-        program = gradients(with_units(open_mapping("one"), 2))
+        program = gradient_program(with_units(open_mapping("one"), 2))
     assert {w.filename for w in warned} == {__file__}  # whoever compiles
     blocks = [k.rows for k in program.stages.procedure.kernels if isinstance(k, Block)]
     assert blocks == ([rows] if rows else [])
     program.run()
-    expected = gradients(open_device("numpy"))
+    expected = gradient_program(open_device("numpy"))
     expected.run()
     for name in ("a", "b"):
         assert close(program.read(name), expected.read(name)), name
@@ -419,7 +419,7 @@ def test_kernel_beyond_local_memory_in_any_tile_size_is_refused() -> None:
     # less than nothing, as PoCL 5 tells before a launch that kernels need none
     device.info = replace(device.info, local_memory=-1)
     with pytest.raises(OutOfMemoryError, match=r"needs [\d,]+ bytes of local memory") as raised:
-        gradients(device)
+        gradient_program(device)
     assert raised.value.exit_code == 7
 
 
@@ -431,7 +431,7 @@ def test_equal_layers_share_kernels() -> None:
     assert program.stages.source.count("__kernel") <= len(program.launches) // 2
 
 
-def learning(device: AnyDevice, layers: int) -> Program:
+def transformer_program(device: AnyDevice, layers: int) -> Program:
     """A step of gradient descent of a transformer that tells 5 classes apart."""
     rng = np.random.default_rng(0)
     values = rng.standard_normal((2, 7, 12)).astype(np.float32)  # [batch, time, features]
@@ -452,7 +452,7 @@ def test_transformer_loss_curve_is_the_same_on_every_device(device: AnyDevice) -
     """20 steps of gradient descent; float32 rounding stays below 1e-4 of the loss."""
     found = list[list[float]]()
     for where in (open_device("numpy"), device):
-        program, losses = learning(where, layers=2), list[float]()
+        program, losses = transformer_program(where, layers=2), list[float]()
         for _ in range(20):
             program.run()
             losses.append(float(program.read("loss")))
@@ -469,7 +469,7 @@ def test_kernels_of_one_transformer_layer_are_a_subset_of_those_of_two(lanes: La
     device.lanes = lanes
 
     def kernels(layers: int) -> set[str]:
-        _, texts = functions(learning(device, layers).stages.source)
+        _, texts = functions(transformer_program(device, layers).stages.source)
         return {text.replace(name, "", 1) for name, text in texts.items()}
 
     assert kernels(1) < kernels(2)
