@@ -1,4 +1,4 @@
-"""Every hand-written building block against its NumPy twin, at sizes that divide nothing."""
+"""Every hand-written OpenCL building block equals its NumPy equivalent, at odd sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_building_blocks_are_the_files_in_the_kernels_folder() -> None:
 
 
 class Bench:
-    """Kernels of one source, launched on arrays; the first argument comes back."""
+    """Launches kernels of one source on arrays, and returns the first argument."""
 
     def __init__(
         self, device: Device, blocks: list[str], source: str, vector: int = MIN_VECTOR_WIDTH
@@ -67,7 +67,7 @@ class Bench:
 
 
 def within(found: Array, wanted: Array, units: float) -> bool:
-    """Whether all are so many units in the last place of float32 away at most."""
+    """Whether all errors are at most `units` units in the last place of float32."""
     return bool((np.abs(found - wanted) <= units * np.spacing(wanted.astype(np.float32))).all())
 
 
@@ -260,7 +260,10 @@ void t_product(__global float *out, __global const float *x, __global const floa
 def check_product(
     bench: Bench, rows: int, inner: int, columns: int, flip: int, direct: bool, local: int
 ) -> None:
-    """flip: 1 stores the left factor by columns, 2 the right one. Sums of up to 600 terms."""
+    """Compares a product kernel with NumPy, in sums of up to 600 terms.
+
+    Bit 0 of `flip` stores the left factor by columns, bit 1 the right one.
+    """
     rng = np.random.default_rng(rows + inner)
     x = rng.standard_normal((rows, inner)).astype(np.float32)
     y = rng.standard_normal((inner, columns)).astype(np.float32)
@@ -354,7 +357,7 @@ def test_narrow_tile_product_by_a_group_equals_numpy(device: Device, rows: int, 
 
 
 def test_two_kernels_with_group_products_in_one_program_are_right(device: Device) -> None:
-    """PoCL's compiler mistook a loop that fetched slices at two places, where kernels share it."""
+    """PoCL miscompiled a loop that fetched slices at two places and was shared by two kernels."""
     both = "".join(
         f"""__kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
         void t_{inner}(__global float *out, __global const float *x, __global const float *y) {{

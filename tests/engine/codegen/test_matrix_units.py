@@ -1,4 +1,4 @@
-"""Products on matrix units: which sums a lane has, and their kernels lane by lane."""
+"""Products on matrix units: which sums each lane holds, and kernels emulated lane by lane."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def device() -> AnyDevice:
     ],
 )
 def test_fragments_assign_each_sum_of_a_tile_to_one_lane(size: tuple[int, int]) -> None:
-    """Two neighbours each, where m16n8 leaves them: row lane / 4 and columns 2 * (lane % 4)."""
+    """As in mma m16n8 each lane holds two neighbours: row lane / 4, columns 2 * (lane % 4)."""
     lane, pair = Var("lane", 0, LANES_PER_GROUP - 1), Var("pair", 0, size[0] * size[1] // 256 - 1)
     row, column = Fragments.of(*size).place(lane, pair)
     seen = set()
@@ -60,7 +60,7 @@ def test_fragments_assign_each_sum_of_a_tile_to_one_lane(size: tuple[int, int]) 
 def test_integer_valued_products_on_matrix_units_are_exact(
     device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sizes that divide nothing, factors either way round, tiles of all heights, column sums."""
+    """Odd sizes, transposed factors and tiles of all heights."""
     monkeypatch.setattr(
         compiler, "_matrix_units_pay", lambda _: True
     )  # float32 has them in blocks only
@@ -104,7 +104,7 @@ def test_network_gradients_on_matrix_units_are_right_over_several_tiles(
     device: AnyDevice, precision: Precision, batch: int, sizes: list[int], copied: int, near: bool,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Several tiles for each group, rows that no whole number of tiles has."""
+    """Each group has several tiles, and the last tile is partial."""
     outputs = network(device, batch, sizes, Tensor.sin)
     program = Program(device, outputs, [], precision=precision)
     (block,) = blocks(program.stages.procedure)
@@ -124,8 +124,10 @@ def test_network_gradients_on_matrix_units_are_right_over_several_tiles(
 def test_values_beyond_local_memory_are_stored_as_float16(
     device: AnyDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What layers had before their sines, for the way back: no product takes it, and as it is there
-    is no room for it in local memory."""
+    """The backward pass needs the inputs of the sines, which are factors of no product.
+
+    They do not fit into local memory as float32.
+    """
     sizes = [(200, 16), (16, 32), (32, 32), (32, 32)]
     h, *weights = (filled(device, *size).realize() for size in sizes)
     for number, weight in enumerate(weights):
@@ -152,7 +154,7 @@ NOT_FINITE = [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000]  # GPU
 def test_matrix_units_propagate_nan_and_infinity(
     device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a value of a row and in a weight; also where rounding carries into a number's sign."""
+    """In an input row and in a weight; rounding of such a NaN may carry into the sign bit."""
     x, weight, last = (filled(device, *size) for size in ((70, 9), (9, 17), (17, 3)))
     rows = (x @ weight + weight[0]).leaky_relu(0.1) @ last
     outputs = gradients(rows.square().sum(), weight, last) | {"rows": rows.node}
@@ -177,8 +179,11 @@ def test_matrix_units_propagate_nan_and_infinity(
 def test_float32_matrices_of_several_tiles_are_read_from_global_memory(
     device: AnyDevice, units: int, groups: int
 ) -> None:
-    """The cache has them from the first tile on; of one tile each, groups take them slice by slice.
-    Without sums in registers three groups a unit run at a time."""
+    """With several tiles per group, the cache holds the matrices from the first tile on.
+
+    Groups with one tile each copy them slice by slice. Without sums in registers three groups run
+    on a unit at a time.
+    """
     with_units(device, units)
     x, last = filled(device, 768, 64) * 2.0, filled(device, 64, 3)
     for n in range(2):

@@ -1,4 +1,4 @@
-"""Which columns of a product's tile are computed several at a time, and that both ways agree."""
+"""Which operations on the columns of a product's tile are vectorised, and their values."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_vectorised_clipping_limits_numbers_and_keeps_nan(device: Device, in_vec
 
 
 def test_value_shared_by_all_columns_is_stored_in_each(device: Device) -> None:
-    """Beside a product, in whose loop over columns several are written at once."""
+    """The stores share the vectorised column loop of a product."""
     x, w, row = tensor(device, 13, 20), tensor(device, 20, 32), tensor(device, 13, 1)
     numbers = Tensor(np.arange(13, dtype=np.int32).reshape(13, 1), device)
     state = Tensor(np.full((13, 32), 9, np.float32), device)
@@ -154,7 +154,7 @@ FAR = "#pragma clang loop vectorize(disable)"
 def test_cheap_loop_over_strided_elements_is_not_vectorised(
     device: Device, first: Callable[[Tensor], Tensor], far: bool
 ) -> None:
-    """A column of a matrix that becomes one of another, with no arithmetic that takes long."""
+    """A column of a matrix is copied to another one, with cheap arithmetic."""
     x = tensor(device, 300, 40)
     program = compile(lambda: {"y": Tensor.concat([first(x), x[:, 20:]], 1)}, device)
     assert (FAR in program.stages.source) is far
@@ -175,7 +175,7 @@ def test_tiles_are_chosen_so_that_few_part_heights_are_compiled(
     device: Device, rows: int, units: int, heights: dict[int, int], tiles: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Each height is text of its own, which takes long to compile."""
+    """Each part height is a separate piece of source, which takes long to compile."""
     monkeypatch.setattr(device, "info", replace(device.info, compute_units=units))
     x, w = tensor(device, rows, 7), tensor(device, 7, device.vector_width * 2)
     program = compile(lambda: {"y": x @ w}, device)

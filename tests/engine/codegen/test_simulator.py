@@ -1,9 +1,8 @@
-"""Oclgrind, a simulator that sees every access to memory, has nothing to report of any kernel.
+"""Oclgrind, a simulator that checks every memory access, reports no error in any kernel.
 
-It runs the source that every device gets, not optimised, so that no access is optimised away,
-and tells of accesses outside of a Buffer, races between work-items, and values that were read
-before anything wrote them. Where a decision of the engine depends on size, it is made for small
-sizes here as it otherwise is for large ones.
+It runs the source that every device gets, without optimisation, so that no access is removed. It
+reports accesses outside of a Buffer, races between work-items, and reads of uninitialised memory.
+Size thresholds of the engine are lowered, so that small programs take the paths of large ones.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ simulated = pytest.mark.skipif(
 
 
 class Judge(Device):
-    """The simulator; every Buffer ends where its allocation ends, intermediates too.
+    """The simulator as a device. Every Buffer has an allocation of its own, so that overruns show.
 
-    With `arena` those share bytes by the memory plan, so that two in one kernel could race.
+    With `arena` intermediates share bytes by the memory plan, so that two of a kernel could race.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Judge(Device):
         return super().build(source, names, [*options, *plain])
 
     def report(self) -> str:
-        """What there was to complain about so far."""
+        """The errors that the simulator has reported so far."""
         self.finish()
         return self.log.read_text("utf-8").strip()[:4000]
 
@@ -104,7 +103,7 @@ Open = Callable[..., Judge]
 
 @pytest.fixture
 def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
-    """Opens a Judge. Not thorough: kernels are optimised, and what is read may be unwritten."""
+    """Opens a Judge. If not thorough, kernels are optimised and may read uninitialised memory."""
 
     def opened(mapping: Mapping, thorough: bool = True, arena: bool = False) -> Judge:
         monkeypatch.setattr(driver, "_contexts", {})  # when one is made, this is read:
@@ -118,14 +117,14 @@ def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small work is divided among work-groups as large work is."""
+    """Small work is divided among work-groups like large work."""
     monkeypatch.setattr(reduce_kernels, "MIN_ELEMENTS_PER_GROUP", 1)
     monkeypatch.setattr(map_kernels, "MIN_ELEMENTS_FOR_SEVERAL_PER_LANE", 1)
     monkeypatch.setattr(schedule, "MIN_TERMS_PER_PART", 4)
 
 
 def check(make: Make, device: Judge) -> None:
-    """A program is run without complaint, and gives what NumPy gives."""
+    """Asserts that a program runs without reported errors and equals NumPy."""
     program, wanted = make(device), make(NumpyDevice())
     program.run()
     assert device.report() == ""
@@ -140,7 +139,7 @@ def spoken(mapping: Mapping) -> str:
 
 
 def programs_of(mapping: Mapping) -> dict[str, Make]:
-    """What is simulated in it, whole steps apart; of wider vectors what they may change."""
+    """The small programs for a mapping; for wider vectors only those that they may change."""
     lanes, vector = mapping
     return programs(lanes) if vector == MIN_VECTOR_WIDTH else PRODUCTS | OTHERS
 
@@ -165,14 +164,14 @@ def test_simulator_reports_no_error_in_small_programs(
 def test_simulator_reports_no_error_in_whole_steps(
     mapping: Mapping, name: str, arena: bool, judge: Open
 ) -> None:
-    """Also where intermediates share an arena, in which overlapping ones of a kernel would race."""
+    """With an arena, overlapping intermediates of a kernel would race."""
     check(STEPS[name], judge(mapping, mapping[0] == "one" and not arena, arena))
 
 
 @simulated
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
 def test_simulator_reports_no_error_in_random_graphs(mapping: Mapping, judge: Open) -> None:
-    """Of more operations than the programs above have, and the values are right."""
+    """They contain more operations than the programs above; values are compared as well."""
     for seed in (200, 201):
         graph, device = Maker(seed).graph(), judge(mapping, mapping[0] == "one")
         assert not faults_on([graph], [expected(graph)], device)[0]
@@ -198,7 +197,7 @@ def test_simulator_reports_no_error_in_decoding(
 
 @simulated
 def test_simulator_reports_no_error_in_reading_latents(judge: Open) -> None:
-    """By kernels/latents.cl, whose neighbours lie beyond each edge of a grid."""
+    """kernels/latents.cl handles neighbours beyond the edges of a grid."""
     model, device = small_latent_model(6, 9), judge(("one", MIN_VECTOR_WIDTH))
     shape = model.shape
     found = sections.read(sections.write(model), (9, 6), shape.channels, device)
@@ -207,7 +206,7 @@ def test_simulator_reports_no_error_in_reading_latents(judge: Open) -> None:
         assert np.array_equal(grid, wanted)
 
 
-# --- the judge can find somebody guilty ---
+# --- deliberate faults ---
 
 FAULTS = {
     "Invalid write": "out[i] = 1.f;",
@@ -221,7 +220,7 @@ FAULTS = {
 @simulated
 @pytest.mark.parametrize("fault", FAULTS)
 def test_simulator_reports_a_deliberate_fault(fault: str, judge: Open) -> None:
-    """Seven numbers in and out, and eight work-items in groups of four."""
+    """Eight work-items in groups of four read and write seven numbers."""
     device = judge(("group", MIN_VECTOR_WIDTH))
     source = f"""__kernel void t_fault(__global float *out, __global const float *in) {{
         __local float part[4]; const int i = get_global_id(0), l = get_local_id(0);
@@ -234,11 +233,11 @@ def test_simulator_reports_a_deliberate_fault(fault: str, judge: Open) -> None:
     assert fault in device.report()
 
 
-# --- everything is covered ---
+# --- coverage of instructions and building blocks ---
 
 
 def all_stages(lanes: Lanes) -> list[Stages]:
-    """Every form of all that is simulated, by one work-item a group or by lanes."""
+    """The Stages of all simulated programs in the mappings with these lanes."""
     found = []
     for mapping in (m for m in MAPPINGS if m[0] == lanes):
         device = NumpyDevice()
@@ -253,7 +252,7 @@ DEFINITION = re.compile(r"^(?:static \w+ |#define |([A-Z_]+)\()([a-z]\w*)\b", re
 
 
 def functions(block: str) -> dict[str, str]:
-    """What kernels/`block`.cl defines, by itself or through a macro, with the text of each."""
+    """The functions that kernels/`block`.cl defines directly or by a macro, with their text."""
     text = building_block(block)
     found = list(DEFINITION.finditer(text))
     ends = [m.start() for m in found[1:]] + [len(text)]
@@ -273,7 +272,7 @@ def test_every_instruction_and_operation_is_simulated(lanes: Lanes, small: None)
 
 
 def test_every_building_block_is_simulated(small: None) -> None:
-    """Each function of kernels/*.cl in OpenCL C, in the mapping that it is for, or in any."""
+    """Every OpenCL C function of kernels/*.cl is called in the mapping that it belongs to."""
     files = resources.files("imgmlp.kernels").iterdir()
     blocks = {f.name.removesuffix(".cl") for f in files if f.name.endswith(".cl")}
     blocks.remove("product_matrix")  # in PTX, which only NVIDIA's compiler takes

@@ -1,4 +1,4 @@
-"""Which sums' terms are added several at a time, and that nothing but rounding tells."""
+"""Which sums are vectorised, and that their values differ by rounding only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def device(request: pytest.FixtureRequest) -> Device:
     return found
 
 
-# Of x [ROWS, 2 n + 3] and y of the same shape: what is summed over the last axis, and whether that
-# goes in vectors.
+# Terms of x and y [ROWS, 2 n + 3] that are summed over the last axis, and whether the sum is
+# vectorised.
 TERMS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
     "neighbours": (lambda x, y, n: x[:, 3 : n + 3], True),
     "two products": (lambda x, y, n: x[:, :n] * y[:, 1 : n + 1] + x[:, 2 : n + 2] * 0.5, True),
@@ -51,7 +51,7 @@ TERMS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
 
 @pytest.mark.parametrize("name", TERMS)
 def test_sums_of_vectorisable_terms_are_vectorised_and_accurate(device: Device, name: str) -> None:
-    """All lengths: of whole vectors, halves of one, and a few terms more."""
+    """Lengths are whole vectors, half vectors, and a few terms more."""
     (terms, wanted), numpy = TERMS[name], open_device("numpy")
     rng = np.random.default_rng(0)
     given = {
@@ -77,7 +77,8 @@ def test_sums_of_vectorisable_terms_are_vectorised_and_accurate(device: Device, 
         assert bool(vectorise_sums(code, width)[0]) is wanted, n
 
 
-# What is summed over the first axis of x and y [33, 2 n + 3], to n neighbouring outputs.
+# Terms of x and y [33, 2 n + 3] that are summed over the first axis to n neighbouring outputs, and
+# whether these are computed in vectors.
 OUTPUTS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
     "neighbours": (lambda x, y, n: x[:, 3 : n + 3], True),
     "two products": (lambda x, y, n: x[:, :n] * y[:, 1 : n + 1] + x[:, 2 : n + 2] * 0.5, True),
@@ -93,7 +94,7 @@ OUTPUTS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
 def test_sums_of_neighbouring_outputs_are_vectorised_and_accurate(
     device: Device, name: str, columns: int
 ) -> None:
-    """In whole vectors, also 128 columns at once; elsewhere the last ones have fewer."""
+    """Outputs are vectorised if columns fill whole pairs of vectors, up to 128 columns at once."""
     terms, wanted = OUTPUTS[name]
     rng, numpy = np.random.default_rng(0), open_device("numpy")
     x, y = (rng.standard_normal((33, 2 * columns + 3)).astype(np.float32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Elements side by side that a lane loads or stores at once."""
+"""Neighbouring elements that a lane loads or stores as one vector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GLOBAL, LOCAL_BUFFER, RANGE = 0, 1, 2
 def loop(
     count: int = 2, kind: str = "vector", inner: bool = False, size: int = 1024
 ) -> tuple[Code, Var]:
-    """A loop over neighbours, and its variable."""
+    """Code with a loop over neighbours, and its variable."""
     local = LocalBuffer.of((16, 64), f32, f16, "local")
     more = [UOp(U.RANGE, None, (), Range("m", 3)), UOp(U.END, None, (), None)] if inner else []
     uops = [
@@ -75,7 +75,7 @@ def test_unaligned_or_strided_elements_are_accessed_one_by_one(rest: Expr | int)
 
 @pytest.mark.parametrize(("size", "at_once"), [(1022, False), (1024, True)])
 def test_masked_vector_load_does_not_reach_beyond_the_buffer(size: int, at_once: bool) -> None:
-    """Where some neighbours are missing, which padding takes the place of."""
+    """Some neighbours are masked by padding and may lie beyond the Buffer."""
     code, n = loop(4, size=size)
     found = VectorAccess.of(code, RANGE)
     assert found is not None
@@ -84,7 +84,7 @@ def test_masked_vector_load_does_not_reach_beyond_the_buffer(size: int, at_once:
 
 
 def test_float16_in_global_memory_is_accessed_one_by_one() -> None:
-    """Any device has those, not only one with matrix units."""
+    """Any device may have float16 in global memory, not only one with matrix units."""
     code, n = loop()
     halves = UOp(U.GLOBAL, f16, (), (Buffer((1024,), f16), True))
     found = VectorAccess.of(replace(code, uops=(halves, *code.uops[1:])), RANGE)
@@ -106,7 +106,7 @@ def test_float16_in_local_memory_is_rounded_and_stored_in_pairs() -> None:
 
 
 def test_swizzled_float16_lines_have_no_bank_conflicts() -> None:
-    """The same eight columns, 16 bytes, of eight lines lie in different parts of 128 bytes."""
+    """The same 8 columns (16 bytes) of 8 lines lie in different banks of 128 bytes."""
     code, _ = loop()
     for column in range(0, 64, 8):
         place = element_index(code, LOCAL_BUFFER, LINE * 64 + column)
@@ -125,7 +125,7 @@ def test_float16_lines_of_any_length_are_padded_or_swizzled(columns: int) -> Non
 
 @pytest.mark.parametrize(("lines", "squares"), [(8, [5]), (4, [2, 3])])
 def test_swizzled_float32_squares_have_no_bank_conflicts(lines: int, squares: list[int]) -> None:
-    """Eight lines of a square, 16 bytes each, along lines, and four of two squares across them."""
+    """Eight lines of one square of 16 bytes, and four lines of two squares, are read at once."""
     local, at = LocalBuffer.of((32, 64), f32, f32, "local"), Var("at", 0, 32 * 64 - 1)
     cells = [int(local.cell(at).evaluate({"at": i})) for i in range(local.size)]
     assert sorted(cells) == list(range(local.size))

@@ -1,4 +1,4 @@
-"""Wider vectors, where a compiler may be given them: the same values, and nobody else sees them."""
+"""Vectors of 16 give the same values, and are generated only for devices that allow them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCKS = ("scalar", "vectors", "reduce", "product_one", "persistent")
 
 
 def opened(name: str, vector: int = 16) -> AnyDevice:
-    """A device with vectors of so many elements, or no test."""
+    """A device with vectors of this many elements; the test is skipped if there is none."""
     found = open_mapping(name)
     if isinstance(found, Device) and found.vector_width < 16:
         pytest.skip(f"{found.info.name} has vectors of 8 only, with which all other tests run")
@@ -63,7 +63,7 @@ def test_columns_beyond_whole_tiles_use_narrower_tiles(
 
 
 def test_only_loops_without_sums_get_the_wide_vector_hint() -> None:
-    """Those that add up are not, as that lets a compiler change the order of sums."""
+    """In loops with sums the hint would let a compiler change the order of additions."""
     device = opened("numpy:uops")
     x = Tensor(np.ones((40, 32), np.float32), device)
     hint = "#pragma clang loop vectorize_width(16)"
@@ -81,7 +81,7 @@ def test_only_loops_without_sums_get_the_wide_vector_hint() -> None:
 def test_vectors_of_16_occur_only_in_code_for_devices_that_allow_them(
     name: str, lanes: str
 ) -> None:
-    """Others abort or hang at any vector of 16; on a GPU lanes are the vectors."""
+    """Other compilers abort or hang at any vector of 16; on a GPU lanes are the vectors."""
     device = open_mapping("numpy:uops" if lanes == "one" else "numpy:uops-group")
     narrow = PROGRAMS[name](device).stages.source
     device.vector_width = 16

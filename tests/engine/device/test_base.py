@@ -1,4 +1,4 @@
-"""Launches and events of a queue that fails: an error, and nobody sees half a step."""
+"""A failing launch or event raises an error and makes the device unusable."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_failed_launch_makes_the_device_unusable(device: Device) -> None:
 
 
 class FailingEvent:
-    """An event of OpenCL's that ended with an error, as when a cable is pulled."""
+    """An OpenCL event that ended with an error, as after the loss of the device."""
 
     command_execution_status = -5
 
@@ -93,7 +93,7 @@ def test_training_on_a_lost_device_leaves_no_file(
         launch_all(device, launches)
 
     monkeypatch.setattr(Device, "launch_all", launch)
-    # No checkpoint, which stays for another run: however slow this machine is.
+    # No checkpoint is written, however slow this machine is.
     monkeypatch.setattr("imgmlp.codec.training.checkpoint.SAVE_INTERVAL", float("inf"))
     outputs = picture.parent / "a.npz", picture.parent / "a.png"
     settings = parsing.training_settings("default", steps=300, batch=64, hidden=8, layers=1)

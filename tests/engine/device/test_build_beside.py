@@ -1,4 +1,4 @@
-"""Parts of programs that other processes build while one builds the rest."""
+"""Helper processes build parts of programs while this process builds the rest."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from imgmlp.errors import DeviceError
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
 PARTS = [f"part {n}" for n in range(5)]
-TEST_TIMEOUT_SECONDS = 20.0  # seconds, after which a test has failed
+TEST_TIMEOUT_SECONDS = 20.0
 
 
 class FakeWorker:
-    """A process that is ready, and done with a part, when it is told so."""
+    """A helper process whose answers, ready or built, come from a queue that tests fill."""
 
     def __init__(self, *_: str) -> None:
         self.requests = list[str]()
@@ -64,12 +64,12 @@ class FakeWorker:
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeWorker]]:
     found = list[FakeWorker]()
 
-    def started(*requests: str) -> FakeWorker:
-        found.append(FakeWorker(*requests))
+    def started(*arguments: str) -> FakeWorker:
+        found.append(FakeWorker(*arguments))
         return found[-1]
 
     monkeypatch.setattr(child, "Worker", started)
-    monkeypatch.setattr(build_beside, "IDLE_TIMEOUT", 1000.0)  # so that nobody is woken by it
+    monkeypatch.setattr(build_beside, "IDLE_TIMEOUT", 1000.0)  # no thread is woken by a timeout
     monkeypatch.setattr(build_beside, "EXPECTED_TIMEOUT", 1000.0)
     yield found
     for worker in found:
@@ -84,7 +84,7 @@ def assert_threads_ended(builders: Builders) -> None:
 
 
 class LocalBuild:
-    """What is built here, in order; something happens after the first."""
+    """Records the parts that this process builds, and calls a function after the first."""
 
     def __init__(self, after_first: Callable[[], object] = lambda: None, slow: float = 0.0) -> None:
         self.built, self._then, self._slow = list[str](), after_first, slow
@@ -127,7 +127,7 @@ def test_helper_processes_build_the_last_parts_and_all_are_loaded_here(
 def test_helpers_build_offered_parts_once_before_they_are_requested(
     workers: list[FakeWorker],
 ) -> None:
-    """And build none of it twice."""
+    """Helpers build none of the parts twice."""
     builders = Builders("0:0", 1)
     (worker,) = workers
     worker.answers.put(True)
@@ -148,7 +148,7 @@ def test_helpers_build_offered_parts_once_before_they_are_requested(
 def test_failure_of_an_offered_part_is_raised_only_to_its_requester(
     workers: list[FakeWorker],
 ) -> None:
-    """And not who builds something else."""
+    """Building other parts does not raise it."""
     builders, local_build = Builders("0:0", 1), list[str]()
 
     def build(part: str) -> None:
@@ -202,7 +202,7 @@ def test_part_of_a_helper_that_ends_is_built_here(workers: list[FakeWorker]) -> 
     assert local_build.built == PARTS
     assert worker.requests == [PARTS[4]]
     assert_threads_ended(builders)
-    assert not builders.is_useless  # it is another one's turn
+    assert not builders.is_useless  # another helper may be started
 
 
 def test_unresponsive_helper_is_abandoned(
@@ -213,7 +213,7 @@ def test_unresponsive_helper_is_abandoned(
     (worker,) = workers
     worker.answers.put(True)
     local_build = LocalBuild(lambda: worker.wait_for(1))
-    assert builders.build(PARTS, local_build) == 0  # which nothing was compiled in
+    assert builders.build(PARTS, local_build) == 0  # nothing was compiled while waiting
     assert local_build.built == PARTS
     assert worker.ended
     assert builders.is_useless
@@ -263,7 +263,7 @@ def test_idle_helpers_end_after_a_timeout(
     for worker in workers:
         worker.answers.put(True)
     time.sleep(0.05)
-    assert builders.working  # a program is expected
+    assert builders.working  # the first program is expected
     builders.build([], LocalBuild())
     assert_threads_ended(builders)
     assert all(worker.ended for worker in workers)

@@ -18,7 +18,7 @@ from imgmlp.errors import DeviceError
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-TEST_TIMEOUT_SECONDS = 20.0  # seconds, after which a test has failed
+TEST_TIMEOUT_SECONDS = 20.0
 
 
 SOURCE = "__kernel void t_part(__global float *x) { x[get_global_id(0)] += 1; }"
@@ -47,7 +47,7 @@ def test_helper_process_builds_on_the_named_device(pocl: Device) -> None:
 def test_helper_process_keeps_the_probe_outcome(
     monkeypatch: pytest.MonkeyPatch, pocl: Device
 ) -> None:
-    """It is not the process's own cache, as that of those that compile kernels is."""
+    """It shares the cache of its parent, unlike processes that compile machine code."""
     forgotten = list[object]()
     monkeypatch.setattr(
         "imgmlp.engine.device.discover.forget_outcome", lambda *of: forgotten.append(of)
@@ -55,7 +55,7 @@ def test_helper_process_keeps_the_probe_outcome(
     build_for.serve(pocl.info.spec, io.StringIO(), io.StringIO())
     assert forgotten == []
     open_untried(pocl.info.spec)
-    assert len(forgotten) == 1  # so that it would have been seen
+    assert len(forgotten) == 1  # open_untried does forget it
 
 
 def test_worker_process_answers_requests_until_it_is_closed(pocl: Device) -> None:
@@ -68,9 +68,9 @@ def test_worker_process_answers_requests_until_it_is_closed(pocl: Device) -> Non
         end = time.monotonic() + TEST_TIMEOUT_SECONDS
         worker.wait(lambda: time.monotonic() > end)
         assert not worker.working
-        worker.send(json.dumps(SOURCE))  # to nobody
+        worker.send(json.dumps(SOURCE))  # the process has ended
         assert not worker.wait_until_ready()
-    worker.send(json.dumps(SOURCE))  # to one that was left
+    worker.send(json.dumps(SOURCE))  # after closing
     assert not worker.wait_until_ready()
     process = worker._process
     assert process is not None

@@ -46,7 +46,7 @@ void t_double(__global float *x, int n) { for (int i = 0; i < n; ++i) x[i] *= 2.
 def test_linecache_of_kernel_sources_is_bounded(
     opencl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As pyopencl has it, which takes the longer for each the more there were."""
+    """pyopencl would keep every source, and become slower with each."""
     handle = opencl.build(DOUBLE, ["t_double"])["t_double"]
     arguments = opencl.alloc(32), np.int32(8)
     monkeypatch.setattr(building, "MAX_CACHED_SOURCES", len(linecache.cache) + 3)
@@ -66,7 +66,7 @@ def test_build_error_shows_the_log_and_saves_the_source(opencl: Device) -> None:
     os.unlink(saved)
 
 
-# Of every function that kernels/declarations.cl declares, what it gives of numbers.
+# Calls every function that kernels/declarations.cl declares, and stores the results.
 DECLARED_FUNCTIONS = """
 __kernel __attribute__((reqd_work_group_size(2, 1, 1)))
 void t_declared(__global float *out, __global uint *count, __global half *halves) {
@@ -175,7 +175,7 @@ def test_compile_time_is_counted_for_the_first_build_only() -> None:
 def test_program_whose_compiler_ran_out_of_memory_is_never_released(
     opencl: Device, monkeypatch: pytest.MonkeyPatch, error: type[Exception], stays: bool
 ) -> None:
-    """PoCL keeps its lock then, for which whoever releases it would wait."""
+    """PoCL keeps its lock then, so that releasing the program would wait forever."""
     made = []
 
     class Program:
@@ -206,7 +206,7 @@ def pocl() -> Device:
 
 @pytest.fixture
 def builders(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Builders that a device begins, without processes."""
+    """The Builders that a device starts, replaced by recorders without processes."""
     found = list[Any]()
 
     class RecordingBuilders:
@@ -298,7 +298,7 @@ def test_built_parts_are_not_offered_again(
     report_as_nvidia(pocl, monkeypatch)
     one, other = (SOURCE.replace("t_part", f"t_part{time.time_ns()}") for _ in range(2))
     pocl.build(one, ())
-    pocl.begin_parts([one, other])  # which nobody would
+    pocl.begin_parts([one, other])  # no helpers yet
     pocl.expect_programs()
     pocl.begin_parts([one, other])
     assert builders[0].offered == [other]
@@ -325,7 +325,7 @@ def test_helpers_end_with_the_device(builders: list[Any], monkeypatch: pytest.Mo
 KERNEL_TEMPLATE = "__kernel void {}(__global float *x) {{ x[0] = {}; }}"
 
 
-@pytest.mark.parametrize("helped", [False, True])
+@pytest.mark.parametrize("has_helpers", [False, True])
 def test_each_kernel_comes_from_the_part_that_defines_it(
     has_helpers: bool, pocl: Device, builders: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,8 +366,10 @@ def test_helpers_are_started_if_the_first_part_was_slow_to_build(
 def test_program_built_in_parts_gives_the_same_results(
     pocl: Device, builders: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes get ready for a graph that is new and large, before it is lowered. What another
-    program lends is not built again."""
+    """Helpers are started for a new and large graph before it is lowered.
+
+    Kernels of the program beside it are not built again.
+    """
     monkeypatch.setattr(executable, "MIN_PART_LENGTH", 1)
     monkeypatch.setattr(Device, "builds_in_parts", True)
     order, lower, expect = list[str](), compiler.lower, Device.expect_programs
@@ -410,7 +412,7 @@ def test_program_built_in_parts_gives_the_same_results(
 def test_programs_compiled_together_are_all_lowered_before_any_is_built(
     pocl: Device, builders: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one has the kernels of the first."""
+    """The second program contains the kernels of the first."""
     monkeypatch.setattr(Device, "builds_in_parts", True)
     monkeypatch.setattr(program, "MANY_NODES", 0)
     order, lower = list[str](), compiler.lower

@@ -1,4 +1,4 @@
-"""Machine code that other processes make while one makes that of a program's other kernels."""
+"""Helper processes compile some kernels of a program to machine code, in parallel to this one."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def shared_cache(pocl: Device) -> Path:
 
 
 def new_source(kernels: int = KERNEL_COUNT) -> tuple[str, list[str]]:
-    """Kernels that nobody has compiled yet: each adds its number to half of a value.
+    """Source of new kernels, each of which adds its number to half of a value.
 
-    Their names are new, as PoCL knows programs by what is left of them without comments.
+    The names are unique, as PoCL's cache ignores comments.
     """
     own = f"{os.getpid()}_{time.time_ns()}"
     names = [f"beside_{own}_{n}" for n in range(kernels)]
@@ -57,7 +57,7 @@ def new_source(kernels: int = KERNEL_COUNT) -> tuple[str, list[str]]:
 
 @pytest.fixture
 def private_caches(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The private caches of processes that a test starts."""
+    """The private cache folders of the helpers that a test starts."""
     found, kind = list[Path](), child.Helper
 
     def started(module: str, place: str, **variables: str) -> child.Helper:
@@ -70,7 +70,7 @@ def private_caches(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def wait_for_end(helper: child.Helper) -> None:
     end = time.monotonic() + 120
-    helper.wait_for_end(lambda: time.monotonic() > end)
+    helper.wait(lambda: time.monotonic() > end)
     assert not helper.working
 
 
@@ -166,7 +166,7 @@ def test_helper_processes_start_no_helpers_by_default(monkeypatch: pytest.Monkey
 def test_helpers_are_requested_once_after_a_slow_first_launch(
     pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are asked once, after the first launch that took long, for those that are to come."""
+    """After the first slow launch, helpers are requested once for the remaining kernels."""
     asked: list[tuple[list[str], int]] = []
 
     def noted(spec: str, source: str, options: Any, tasks: Any, count: int) -> Any:
@@ -206,7 +206,7 @@ def test_step_with_compiling_helpers_gives_the_same_results(
 def test_slow_launches_of_compiled_kernels_request_no_helpers(
     pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What counts is the time that compiling takes, not that of the kernel before."""
+    """The time of compilation counts, not that of the previous kernel."""
     source, names = new_source()
     pocl.launch_all(launches_of(pocl, source, names)[1])
     asked = list[Any]()
@@ -323,7 +323,7 @@ def test_bitcode_of_the_newest_programs_is_linked(tmp_path: Path) -> None:
     lent = {str(p.relative_to(own)): p.read_text() for p in own.rglob("*") if p.is_file()}
     assert lent == {f"AB/C{n}/{compile_for.BITCODE_FILE}": f"bitcode {n}" for n in (1, 4, 5, 6)}
     assert compile_for.opened(own) == []
-    compile_for.link_bitcode(tmp_path, own)  # what is there already stays
+    compile_for.link_bitcode(tmp_path, own)  # repeated linking keeps existing files
 
 
 def test_helper_without_disk_space_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,10 +345,10 @@ def test_helper_whose_parent_died_leaves_no_files(
     with compiling_processes(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (
         helper,
     ):
-        helper.wait_for_end(lambda: not compiling or bool(compile_for.opened(private_caches[0])))
+        helper.wait(lambda: not compiling or bool(compile_for.opened(private_caches[0])))
         assert helper._process is not None
         assert helper._process.stdin is not None
-        helper._process.stdin.close()  # as the end of this process would
+        helper._process.stdin.close()  # as the end of this process would close it
         wait_for_end(helper)
         assert not helper.done
         assert not private_caches[0].exists()
@@ -361,7 +361,7 @@ def test_helper_whose_parent_died_leaves_no_files(
 def test_orphaned_helper_removes_its_files_only_after_the_current_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError] | None
 ) -> None:
-    """In a thread that never ends, as the process would with what is called here."""
+    """It runs in a thread here, which blocks where the process would exit."""
     leaving, seen = list[threading.Thread](), list[bool]()
 
     def listen(leave: Callable[[], None]) -> None:

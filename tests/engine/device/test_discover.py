@@ -1,4 +1,4 @@
-"""Which device is taken: one that works is found, and what was asked for is never replaced."""
+"""Listing and choosing devices: a working one is found, a named one is never replaced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imgmlp.errors import DeviceError, ImgmlpWarning
 
 
 class FakeDevice:
-    """A device that was opened, without its driver."""
+    """An opened device without a driver."""
 
     def __init__(self, handle: object, info: DeviceInfo) -> None:
         self.info = info
@@ -30,7 +30,7 @@ class FakeDevice:
 
 @pytest.fixture
 def list_devices_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
-    """Has devices listed that have the problems given."""
+    """A function that makes these specs be listed, with the problems given."""
     handle, info = SimpleNamespace(int_ptr=0), replace(numpy_info(), kind="cpu")
 
     def show(problems: dict[str, str]) -> None:
@@ -137,7 +137,7 @@ def test_auto_opens_an_opencl_device() -> None:
 def test_simulator_is_opened_by_its_name_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may be listed first, and it says that it is a GPU as well."""
+    """The simulator may be listed first, and reports that it is also a GPU."""
     others = [pair for pair in find()[0] if pair[1].kind != "simulator"]
     handle, info = others[0]
     simulator = (handle, replace(info, spec="9:0", kind="simulator"))

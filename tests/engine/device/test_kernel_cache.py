@@ -1,4 +1,4 @@
-"""Compiled kernels: kept in memory for a device, and on disk for every process."""
+"""Compiled kernels are cached in memory for each device, and on disk for all processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from imgmlp.engine.device import kernel_cache
 from imgmlp.engine.device.driver_errors import LastingError
 from imgmlp.errors import DeviceError, ImgmlpWarning
 
-# A process that compiles one step, whose kernels depend on a number.
+# A process that compiles one step, whose kernels depend on the number in its argument.
 STEP_PROCESS = f"""
 import sys
 import numpy as np
@@ -72,7 +72,9 @@ def test_cache_removed_during_compilation_is_recreated_or_named_in_the_error(
         return
     with pytest.raises(DeviceError, match=f"{place} was removed") as raised:
         pocl.build(*given)
-    assert not isinstance(raised.value, LastingError)  # so that nobody believes it for a day
+    assert not isinstance(
+        raised.value, LastingError
+    )  # a lasting error would be remembered for a day
 
 
 def run_step(folder: Path, factor: float) -> set[Path]:
@@ -143,9 +145,9 @@ def test_without_platformdirs_the_cache_folder_is_private(
 def test_long_wait_for_a_lock_warns_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
     monkeypatch.setattr(kernel_cache, "SILENT_WAIT", 0.0)
-    with kernel_cache.locked(path, 10.0, "nobody"):  # free: no word
+    with kernel_cache.locked(path, 10.0, "nobody"):  # free: no warning
         with pytest.warns(ImgmlpWarning) as told, kernel_cache.locked(path, 0.1, "another process"):
-            pass  # gone on without it
+            pass  # continues without the lock
         assert [str(one.message) for one in told] == ["waiting for another process"]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -210,7 +212,7 @@ def test_full_disk_during_compilation_raises_a_device_error(
         (x * 0.123).sum().item()
     assert "POCL_CACHE_DIR" in raised.value.hint
     monkeypatch.undo()
-    assert (x + 1).sum().item() == 14  # the device goes on
+    assert (x + 1).sum().item() == 14  # the device still works
 
 
 # --- the folder ---
@@ -255,12 +257,12 @@ def test_processor_digest_depends_on_flags_and_model(
     assert len(set(digests)) == 3
 
 
-# PoCL's files of a program, and how much is left of them. Nothing in bitcode says how long it is.
+# Files of a program in PoCL's cache, and the fraction that is left. Bitcode has no length field.
 @pytest.mark.parametrize(("part", "left"), [(".so", 0), (".so", 0.5), (".bc", 0)])
 def test_truncated_cache_files_are_compiled_again(
     pocl: Device, tmp_path: Path, part: str, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the next start of the machine, as PoCL ends the process that loads it."""
+    """They are checked after a restart of the machine, as PoCL would abort when loading them."""
     first = run_step(tmp_path, 3)
     place = kernel_cache._processor_folder(tmp_path)
     code = next(p for p in first if p.suffix == ".so" and "probe" not in p.name)
@@ -318,7 +320,7 @@ def test_forked_process_gets_an_error_instead_of_a_deadlock() -> None:
     assert (done.stdout.splitlines(), done.stderr) == (["10.0", told, told, "numpy"], "")
 
 
-# What a new process does with a kernel; prints one line.
+# A new process that computes a sum with a kernel and prints it.
 SUM_PROCESS = f"""
 import numpy as np
 from imgmlp.engine import Tensor, open_device

@@ -1,4 +1,4 @@
-"""Host memory as a device: what its process keeps of what arrays free."""
+"""The NumPy device keeps freed array memory in its process for later arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import environment
 
-# Arrays of 4 MB, one after the other, and how often the system was asked for a page meanwhile.
+# Creates arrays of 4 MB one after the other, and prints the number of page faults meanwhile.
 PROGRAM = """
 import resource
 import numpy as np

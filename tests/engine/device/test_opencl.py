@@ -1,4 +1,4 @@
-"""Devices: finding them, moving bytes, building and launching, and what failures say."""
+"""OpenCL devices: moving bytes, launching kernels, contexts and queues."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_released_kernel_objects_are_reused_for_later_launches(
     for allocation in allocations:
         opencl.write(allocation, np.ones(4, np.float32))
     first, second = (opencl.bind(kernel, [a, np.int32(4)], (1,), (1,)) for a in allocations[:2])
-    assert len(made) == 2  # as both may be launched
+    assert len(made) == 2  # both may be launched at the same time
     opencl.launch_all([first, second, first])
     opencl.finish()
     opencl.release(first)
@@ -105,7 +105,7 @@ def test_out_of_memory_error_names_the_requested_bytes(opencl: Device) -> None:
 
 
 def test_devices_of_one_processor_share_a_context_but_no_queue() -> None:
-    """But no queue, so that what fails in one is not lost to the other."""
+    """A failure in one device's queue does not affect the other device."""
     one, other = open_opencl(), open_opencl()
     assert one._context is other._context
     assert one._queue != other._queue

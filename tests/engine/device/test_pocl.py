@@ -1,7 +1,7 @@
-"""PoCL's name for the processor: known where it is kept, and replaced where it is wrong.
+"""PoCL's name for the processor is found in memory, and replaced where it is wrong.
 
-The name is faked in processes of their own, the one that tries the device among them: what Python
-runs when it starts writes it into PoCL's description of the device.
+Tests fake the name in child processes, including the one that tries the device: a sitecustomize
+module writes it into PoCL's description of the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from imgmlp.engine.device import pocl
 from imgmlp.engine.device.driver import cl
 
 CLANG_14 = shutil.which("clang-14")
-# What clang defines for instructions that a compiler uses without being asked.
+# The macros that clang defines for instruction sets, and their flags in /proc/cpuinfo.
 MACROS = {
     "SSE2": "sse2", "SSE3": "pni", "SSSE3": "ssse3", "SSE4_1": "sse4_1", "SSE4_2": "sse4_2",
     "SSE4A": "sse4a", "POPCNT": "popcnt", "LAHF_SAHF": "lahf_lm", "AVX": "avx",
@@ -55,12 +55,12 @@ UNCORRECTABLE = {
     "a processor without a name": "pocl.best_name = lambda flags: None",
 }
 
-# A name that is not replaced is the one that the driver tells of, which is faked too.
+# The driver reports a name that was not replaced; this fakes the report as well.
 REPORT_FAKE_NAME = "; pocl.compiled_for = lambda version: os.environ['FAKE_NAME']"
 
 
 def name_place() -> int | None:
-    """Where this process's PoCL keeps the name, if it is the wheel's."""
+    """The address of the name in this process's PoCL, if that is the wheel's."""
     for platform in cl.get_platforms() if cl else ():
         if platform.name.strip() == pocl.PLATFORM:
             (device, *_) = platform.get_devices()
@@ -171,7 +171,7 @@ def test_vectors_of_16_need_the_compiled_name_and_the_processor(
         ("znver5", "avx512f", "avx512f"),
         ("znver5", "", ""),
         ("haswell", "avx512f", ""),
-        ("generic", "avx", ""),  # nobody knows; it is tried
+        ("generic", "avx", ""),  # unknown, so the device is tried
     ],
 )
 def test_processor_without_a_flag_of_its_compiled_name_is_unsupported(
@@ -182,14 +182,14 @@ def test_processor_without_a_flag_of_its_compiled_name_is_unsupported(
     said = pocl.unsupported_reason(pocl.PLATFORM, name)
     assert said.endswith(f"has no {lacking}") if lacking else said == ""
     assert pocl.unsupported_reason("another", name) == ""
-    monkeypatch.setattr(pocl, "processor_flags", frozenset)  # nobody says
+    monkeypatch.setattr(pocl, "processor_flags", frozenset)  # unknown flags
     assert pocl.unsupported_reason(pocl.PLATFORM, name) == ""
 
 
 def test_processor_flags_exclude_what_numpy_denies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The flags are those of every core, less what NumPy, which asks the processor, denies."""
+    """The flags are those of every core, without those that NumPy's own detection denies."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("flags\t: sse2 avx gfni\n\nflags\t: sse2 gfni avx amx\nbugs\t: avx2\n")
     monkeypatch.setattr(pocl, "CPUINFO", cpuinfo)
@@ -213,7 +213,7 @@ def test_reading_unmapped_memory_returns_nothing(wheel_name_address: int) -> Non
 
 
 def test_processor_name_buffers_are_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PoCL may be reading it, for another thread."""
+    """Another thread of PoCL may be reading the name."""
     monkeypatch.setattr(pocl, "_names_by_address", {})
     held = ctypes.c_void_p(None)
     place = ctypes.addressof(held)
@@ -238,7 +238,7 @@ def test_concurrent_threads_set_the_processor_name_once(
     ready = threading.Barrier(4)
 
     def found(*_: object) -> int:
-        time.sleep(0.01)  # the others come in
+        time.sleep(0.01)  # the other threads reach the lock
         return place
 
     def look(_: int) -> str:
@@ -262,7 +262,7 @@ def test_concurrent_threads_set_the_processor_name_once(
         ("znver3", "icelake-server", "icelake-server"),  # of the fourth Zen, as LLVM 14 has it
         ("znver3", "skylake-avx512", "skylake-avx512"),
         ("znver3", "znver3", "znver3"),
-        ("skylake-avx512", "icelake-server", "skylake-avx512"),  # has AVX-512 as it is
+        ("skylake-avx512", "icelake-server", "skylake-avx512"),  # implies AVX-512 already
     ],
 )
 def test_processor_name_without_available_avx512_is_replaced(
@@ -277,7 +277,7 @@ def test_processor_name_without_available_avx512_is_replaced(
     assert bool(held.value) == (given != name)
 
 
-# The whole way, with a faked name
+# End to end, with a faked name
 
 
 @pytest.mark.parametrize("name", ["generic", "znver5", ""])
@@ -307,7 +307,7 @@ def test_processor_name_that_implies_hidden_flags_is_corrected(
 def test_device_that_would_use_hidden_instructions_is_never_tried(
     imgmlp: Command, fake_name_environment: dict[str, str], more: str
 ) -> None:
-    """Which of them a compiler uses is not to be found out by one kernel."""
+    """One trial kernel cannot show which of the instructions the compiler uses."""
     have = frozenset(f for f in pocl.processor_flags() if f != "avx")
     hide = f"pocl.processor_flags = lambda: {have!r}; {more}"
     env = fake_name_environment | {"FAKE_NAME": "haswell", "FAKE_MORE": hide + REPORT_FAKE_NAME}
@@ -330,7 +330,7 @@ def test_device_with_an_uncorrectable_name_is_skipped(
     imgmlp: Command, fake_name_environment: dict[str, str], more: str
 ) -> None:
     env = fake_name_environment | {"FAKE_MORE": more}
-    for _ in range(2):  # found out, then remembered
+    for _ in range(2):  # tried, then remembered
         done = imgmlp("train", "small.png", *QUICK, "--force", env=env)
         passed_over, numpy = (x for x in done.stderr.splitlines() if x.startswith("warning: "))
         assert "PoCL" in passed_over

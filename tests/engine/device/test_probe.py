@@ -1,4 +1,4 @@
-"""A device is tried once, in another process; what comes of it is kept, a failure for a while."""
+"""A device is tried once, in another process; the outcome is stored, failures for some time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OBJDUMP = shutil.which("objdump")
 
 @pytest.fixture
 def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder where nothing is known yet."""
+    """A cache folder without outcomes."""
     monkeypatch.setattr(probe, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(probe, "_working", set())
     return tmp_path
@@ -38,7 +38,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def info() -> DeviceInfo:
-    """A device that need not be there."""
+    """The info of a device that does not exist."""
     return DeviceInfo("9:9", "a maker", "a processor", "cpu", 2, 1 << 30, 1 << 15, "1.0", "3.0")
 
 
@@ -52,7 +52,7 @@ def cpu_info() -> DeviceInfo:
 
 @pytest.fixture
 def next_outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the next tries will find, problems that last; each is used up."""
+    """The problems that the next trials will report, as lasting ones; each is consumed."""
     left: list[str] = []
     monkeypatch.setattr(
         probe, "_try_device", lambda info: Outcome(left.pop(0), probe.FAILURE_LIFETIME)
@@ -62,7 +62,7 @@ def next_outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def replace_trial_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Has a shell script run in place of the process that tries a device."""
+    """A function that replaces the trial process by a shell script."""
 
     def use(script: str) -> None:
         python = tmp_path / "python"
@@ -74,7 +74,7 @@ def replace_trial_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ca
 
 
 def probe_anew(info: DeviceInfo) -> str:
-    """As a new process would."""
+    """The problem of a device as a new process would determine it."""
     probe._working.clear()
     return probe.problem_of(0, info)
 
@@ -84,7 +84,7 @@ def test_device_is_tried_once_per_driver(
 ) -> None:
     next_outcomes += ["", "broken"]
     assert [probe_anew(info), probe_anew(info)] == ["", ""]
-    other = replace(info, driver="newer")  # another driver is tried anew
+    other = replace(info, driver="newer")  # another driver version is tried again
     assert [
         probe_anew(other),
         probe_anew(other),
@@ -119,7 +119,7 @@ def test_key_depends_on_whether_path_is_set(
     empty_cache: Path,
     replace_trial_process: Callable[[str], None],
 ) -> None:
-    """Whatever the system looks through then: what is found later is not believed to be missing."""
+    """Without PATH a missing linker is not remembered for environments with PATH."""
     keys = {probe._key(0, info)}
     replace_trial_process(f"echo error: {probe.LINKER_ERROR} >&2; kill -ABRT $$")
     monkeypatch.delenv("PATH")
@@ -176,7 +176,7 @@ def test_failure_is_remembered_for_a_day(
     os.utime(kept, (then, then))
     assert probe_anew(info) == ""
     os.utime(kept, (then, then))
-    assert probe_anew(info) == ""  # what works is believed for longer
+    assert probe_anew(info) == ""  # success is remembered for longer
     assert next_outcomes == ["never"]
 
 
@@ -186,14 +186,14 @@ def test_timeout_is_remembered_for_some_minutes(
     info: DeviceInfo,
     replace_trial_process: Callable[[str], None],
 ) -> None:
-    """The machine may only have been busy."""
+    """The machine may just have been busy."""
     replace_trial_process("exec sleep 60")
     monkeypatch.setattr(probe, "_timeout", lambda: 0.5)
     slow = probe_anew(info)
     assert slow.startswith("no answer")
     replace_trial_process("echo works")
     monkeypatch.setattr(probe, "_timeout", lambda: probe.TIMEOUT)
-    assert probe_anew(info) == slow  # a command that follows need not wait again
+    assert probe_anew(info) == slow  # the next command does not wait again
     (kept,) = empty_cache.glob("probe-*.json")
     then = kept.stat().st_mtime - probe.TIMEOUT_LIFETIME - 60
     assert then > kept.stat().st_mtime - probe.FAILURE_LIFETIME
@@ -232,7 +232,7 @@ def test_device_is_tried_once_per_process_without_a_cache(
 def test_outcome_that_cannot_be_stored_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, empty_cache: Path, next_outcomes: list[str], info: DeviceInfo
 ) -> None:
-    """As in a sticky folder, where another user's file is not to be replaced."""
+    """In a sticky folder another user's file cannot be replaced."""
 
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -243,7 +243,7 @@ def test_outcome_that_cannot_be_stored_leaves_no_file(
     assert not list(empty_cache.glob("probe-*"))
 
 
-# The process
+# The trial process
 
 
 def test_trial_of_a_working_device_reports_no_problem(
@@ -265,7 +265,7 @@ def test_missing_device_is_a_temporary_problem(empty_cache: Path, info: DeviceIn
         ("kill -SEGV $$", "signal SIGSEGV", True),
         ("kill -ABRT $$", "signal SIGABRT", True),
         ("echo a kernel does not compile", "a kernel does not compile", True),
-        ("kill -KILL $$", "signal SIGKILL", False),  # as where memory is short
+        ("kill -KILL $$", "signal SIGKILL", False),  # as when memory is short
         ("kill -TERM $$", "signal SIGTERM", False),
         ("echo no memory; exit 75", "no memory", False),
         ("exit 3", "exit code 3: without a word", False),
@@ -281,7 +281,7 @@ def test_crash_of_the_trial_process_is_a_problem_and_driver_faults_last(
     words: str,
     lasts: bool,
 ) -> None:
-    """What says more of the machine's state than of the driver is not kept."""
+    """Outcomes that depend on the state of the machine, not the driver, are not stored."""
     replace_trial_process(script)
     assert words in probe_anew(info)
     replace_trial_process("echo works")
@@ -364,7 +364,7 @@ def test_lack_of_memory_or_disk_is_a_temporary_problem(
 
 @pytest.mark.skipif(OBJDUMP is None, reason="objdump, which shows instructions, is not there")
 def test_trial_kernel_uses_avx512_only_with_vectors_of_16(tmp_path: Path) -> None:
-    """Registers of AVX-512 are in no instruction of an earlier processor."""
+    """AVX-512 instructions are recognised by their zmm registers."""
     pocl = open_pocl()
     code = f"from imgmlp.engine.device import trial; trial.main({pocl.info.spec!r})"
     env = environment(POCL_CACHE_DIR=str(tmp_path))
@@ -375,7 +375,7 @@ def test_trial_kernel_uses_avx512_only_with_vectors_of_16(tmp_path: Path) -> Non
 
 
 def test_concurrent_processes_try_a_device_once(tmp_path: Path, cpu_info: DeviceInfo) -> None:
-    """Whoever waited finds what was found."""
+    """Processes that waited use the stored outcome."""
     code = f"""
 import sys, pathlib
 from imgmlp.engine import open_device
@@ -398,7 +398,7 @@ print(open_device({cpu_info.spec!r}).info.spec)
 def test_lock_timeout_exceeds_the_longest_trial(
     monkeypatch: pytest.MonkeyPatch, empty_cache: Path, next_outcomes: list[str], info: DeviceInfo
 ) -> None:
-    """Else the device would be tried twice at once, on a machine that is busy already."""
+    """Otherwise a busy machine would try the device twice at the same time."""
     waits = []
 
     def watch(path: Path, timeout: float, holder: str) -> AbstractContextManager[None]:
@@ -413,7 +413,7 @@ def test_lock_timeout_exceeds_the_longest_trial(
     assert info.describe() in holder
 
 
-# A device that is opened
+# Opening a device
 
 
 @pytest.mark.parametrize("error", [DeviceError("opening failed"), OutOfMemoryError("no memory")])

@@ -21,12 +21,12 @@ def test_freed_buffers_are_reused_for_allocations_of_equal_size() -> None:
     assert device.usage.live_bytes == 0
     other, again = device.alloc(4097), device.alloc(4096)
     assert again.handle is first is not other.handle
-    assert device.alloc(4096).handle is not first  # which is in use
+    assert device.alloc(4096).handle is not first  # that buffer is in use
 
 
 def test_cached_buffers_stay_within_the_limit() -> None:
     device = open_opencl()
-    device.info = replace(device.info, memory=2**24)  # of which all is asked for
+    device.info = replace(device.info, memory=2**24)  # free_memory() allocates all of it
     device.spare.most = 8192
     for nbytes in (4096, 16384, 4096, 8192):
         device.alloc(nbytes)

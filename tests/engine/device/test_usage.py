@@ -1,4 +1,4 @@
-"""What is allocated is counted, whichever thread allocates or frees it."""
+"""Counts of allocated memory are right if several threads allocate and free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from imgmlp.engine.device.base import Usage
 
 
 class SlowInt(int):
-    """A number that another thread may change while something is added to it."""
+    """An int with a slow addition, so that unlocked updates by threads would be lost."""
 
     def __add__(self, other: int) -> SlowInt:
         time.sleep(0.01)

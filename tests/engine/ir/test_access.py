@@ -1,4 +1,4 @@
-"""Accesses: movement operations against NumPy, where nothing was copied."""
+"""Accesses: movement operations equal NumPy's, without copies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_moved_elements_are_not_contiguous(moved: Access) -> None:
     assert not moved.contiguous
 
 
-# --- what one view cannot say, and what one can after all ---
+# --- accesses of several views, and merging them ---
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_views_are_printed_in_the_order_of_reading() -> None:
     assert str(x.reshape((30,))) == "(6,5):(1,6)-6 in [0:6, 1:5] -> (30,):(1,)"
 
 
-# --- what is refused ---
+# --- invalid arguments ---
 
 x46 = Access.of((4, 6))
 
@@ -154,7 +154,7 @@ LARGEST = 400  # elements, so that thousands of chains stay quick
 
 @st.composite
 def factors(draw: st.DrawFn, size: int) -> Shape:
-    """A shape of so many elements."""
+    """A shape with this number of elements."""
     shape = []
     for _ in range(draw(st.integers(0, 3))):
         divisor = draw(st.sampled_from([d for d in range(1, size + 1) if size % d == 0]))

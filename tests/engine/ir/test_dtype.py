@@ -1,4 +1,4 @@
-"""Number types: what they are in NumPy and C, and what they become when they meet."""
+"""Dtypes: their representation in NumPy and C, and promotion."""
 
 from __future__ import annotations
 

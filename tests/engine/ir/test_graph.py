@@ -1,4 +1,4 @@
-"""Nodes: one object for one expression, builders that infer and refuse, and listings."""
+"""Nodes: equal expressions are one object, builders infer and check, and listings."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_listing_ignores_constants_of_other_graphs() -> None:
         x = buffer(Buffer((2, 3), f32))
         return render_nodes([alu(Op.SIN, x) * number]).replace(str(number), "number")
 
-    held = const(7.25, f32, (2, 3))  # older than the graph in which it is found again
+    held = const(7.25, f32, (2, 3))  # older than the graph that reuses it
     assert listing(7.25) == listing(3.75)
     assert held.op is Op.CONST
 

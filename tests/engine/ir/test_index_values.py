@@ -1,4 +1,4 @@
-"""Selections by index arithmetic become the validity of loads; others stay selections."""
+"""Selections by index arithmetic become masks of loads; others remain WHERE operations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pick(condition: Node, a: Node, b: Node) -> Node:
 
 
 def uops(value: Node) -> list[UOp]:
-    """Instructions of a kernel that leaves a value, but for its loops and its store."""
+    """The loads and arithmetic instructions of a kernel that stores a value."""
     store = Store(buffer(Buffer(value.shape, value.dtype)), value)
     code = linearize(Kernel("k", value.shape, (store,), None), Target())
     return [u for u in code.uops if u.op in (U.LOAD, U.ALU)]

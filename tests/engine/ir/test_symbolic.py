@@ -1,4 +1,4 @@
-"""Index expressions: bounds that hold, forms that are simple, and values that never change.
+"""Index expressions: valid bounds, simplest forms, and unchanged values.
 
 Properties are checked on random expressions over every value of their variables.
 """
@@ -173,7 +173,7 @@ def test_bounds_are_python_integers() -> None:
         assert type(expr.lo) is type(expr.hi) is int
 
 
-# --- what is refused ---
+# --- invalid operations ---
 
 
 def test_only_a_constant_can_multiply() -> None:
@@ -205,7 +205,7 @@ def test_expressions_are_immutable() -> None:
         a.lo = 3
 
 
-# --- looking inside ---
+# --- variables, substitution, linear parts ---
 
 
 def test_variables_are_listed_once_each() -> None:

@@ -1,6 +1,6 @@
-"""Random index expressions: simplified or not, in Python or C, they have the same values.
+"""Random index expressions have equal values simplified or not, in Python and C.
 
-Each is checked over every value of its variables.
+Each is checked for all values of its variables.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_simplified_form_is_equal_everywhere_and_within_its_bounds(
 
 
 class CInt(int):
-    """An int of C, which must not overflow: division and remainder round towards zero."""
+    """An int of C, which must not overflow; division and remainder truncate towards zero."""
 
     most = INT_MAX
 
@@ -118,7 +118,7 @@ class CLong(CInt):
 
 
 def in_c(method: Callable[..., int]) -> Callable[..., CInt]:
-    """With a long the result is one, and a literal that is too large for an int is one."""
+    """An operation of C: its result is a long if an operand is, or a literal exceeds an int."""
 
     def operate(*operands: int) -> CInt:
         long = any(isinstance(o, CLong) or abs(o) > INT_MAX for o in operands)
@@ -210,7 +210,7 @@ def test_expression_equals_its_quotient_and_remainder(pair: Pair, n: int) -> Non
 @given(expressions, expressions)
 def test_exclusive_or_is_its_own_inverse(x: Pair, y: Pair) -> None:
     found, (least, most) = xor(y[0], xor(y[0], x[0])), (x[0].lo, x[0].hi)
-    if least == most:  # a constant may stand for what has one value
+    if least == most:  # an expression with one value may be a constant
         assert found.lo == found.hi == least
     else:
         assert found is x[0]

@@ -1,4 +1,4 @@
-"""Errors name the operation, the shapes, and the line that asked for it."""
+"""Errors name the operation, the shapes, and the line of the caller."""
 
 from __future__ import annotations
 
@@ -154,5 +154,5 @@ def test_state_assigned_twice_in_a_step_is_refused() -> None:
     with pytest.raises(ValueError, match="state gets two values in one step") as raised:
         compile(step, NUMPY)
     assert str(raised.value).endswith(f"{HERE}{lines[0]})")
-    state.assign(state + 1.0).assign(state + 1.0)  # no step: one after the other
+    state.assign(state + 1.0).assign(state + 1.0)  # outside of a step both are executed in order
     assert state.numpy().tolist() == [2.0, 2.0]

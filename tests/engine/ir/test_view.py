@@ -1,4 +1,4 @@
-"""Views: movement operations that one View can say."""
+"""Views: movement operations that one View can express."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half precision: where it is taken, which elements of a tile a lane has, and what is printed."""
+"""Half precision: which devices use it, how blocks are tiled for it, and what notes say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imgmlp.errors import UsageError
 
 
 def layer(where: AnyDevice, precision: Precision) -> Program:
-    """A layer's gradients on 20 rows, the bias' as column sums of a product's factor."""
+    """A layer's gradients on 20 rows; that of the bias is a column sum of a product's factor."""
     random = np.random.default_rng(0)
     x, weight = (Tensor(random.normal(size=s).astype(np.float32), where) for s in ((20, 9), (9, 5)))
     bias = Tensor(np.ones(5, np.float32), where)
@@ -51,7 +51,7 @@ def test_half_precision_uses_matrix_instructions_on_devices_with_matrix_units() 
 def test_gathered_rows_used_often_are_multiplied_once_per_table_row(
     precision: Precision, often: int, launches: int
 ) -> None:
-    """Otherwise a launch before the block multiplies the table."""
+    """Beyond that a launch before the block multiplies the table."""
     where = open_device("numpy:uops-group")
     where.has_matrix_units = True
     table, weight = (Tensor(np.ones((8, 8), np.float32), where) for _ in range(2))
@@ -71,8 +71,7 @@ def test_gathered_rows_used_often_are_multiplied_once_per_table_row(
 def test_blocks_that_keep_sums_in_registers_have_fewer_groups(
     precision: Precision, width: int, storing: int, keeping: int
 ) -> None:
-    """Their registers are full of large sums: then two run on a unit, where more do that only store
-    rows."""
+    """Large sums fill the registers, so that two groups run on a unit instead of three or four."""
     where = open_device("numpy:uops-group")
     where.has_matrix_units = True
     units = where.info.compute_units

@@ -1,4 +1,4 @@
-"""Kernels that read along one axis and write along another: in tiles, and still the same values."""
+"""Elementwise kernels: transposing through tiles, vectors of neighbours, and large indices."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def tiles(program: Program) -> int:
-    """How many values stay in a tile between being computed and stored."""
+    """The number of values that go through a tile."""
     return sum(u.op is U.SET for code in program.stages.codes for u in code.uops)
 
 
 def test_transposed_operand_beside_a_contiguous_one_is_tiled(device: AnyDevice) -> None:
-    """Sizes that tiles do not divide, a batch axis, two results of two dtypes."""
+    """Odd sizes, a batch axis, and two results of different dtypes."""
     x = np.random.default_rng(0).standard_normal((2, 70, 131)).astype(np.float32)
     y = np.arange(2 * 131 * 70, dtype=np.float32).reshape(2, 131, 70)
     a, b = Tensor(x, device), Tensor(y, device)
@@ -42,7 +42,7 @@ def test_transposed_operand_beside_a_contiguous_one_is_tiled(device: AnyDevice) 
     program.run()
     assert np.array_equal(program.read("sum"), x.transpose(0, 2, 1) * 2 + y)
     assert np.array_equal(program.read("sign"), x.transpose(0, 2, 1) < 0)
-    if device.lanes == "group":  # what is turned, before anything is computed from it
+    if device.lanes == "group":  # the transposed input, before the computation
         assert tiles(program) == 1
         return
     assert tiles(program) == 2  # results
@@ -51,7 +51,7 @@ def test_transposed_operand_beside_a_contiguous_one_is_tiled(device: AnyDevice) 
 
 
 def strides(program: Program, op: U) -> set[int]:
-    """How far apart neighbouring lanes are in memory, in everything that is read or written."""
+    """The distances in memory between neighbouring lanes, of all loads or stores."""
     (code,) = program.stages.codes
     offsets = [u.arg[0] if op is U.LOAD else u.arg for u in code.uops if u.op is op]
     return {
@@ -66,7 +66,7 @@ def strides(program: Program, op: U) -> set[int]:
 
 
 def test_lanes_access_neighbours_when_transposing() -> None:
-    """Both what is turned and what is not, so that no lane has a line of memory to itself."""
+    """Both for the transposed operand and the other one: no lane has a cache line of its own."""
     device = open_mapping("numpy:uops-group")
     x, y = (Tensor(np.zeros((96, 64)), device) for _ in range(2))
     program = compile(lambda: {"y": x.transpose() + y.reshape(64, 96)}, device)
@@ -85,7 +85,7 @@ def test_transposing_tile_has_no_bank_conflicts() -> None:
 
 
 def test_omitted_barrier_of_a_tile_is_reported_as_a_race() -> None:
-    """What the emulator says if the barrier is left out."""
+    """The emulator reports it if the barrier is left out."""
     device = open_mapping("numpy:uops-group")
     x = Tensor(np.zeros((64, 64), np.float32), device)
     (code,) = compile(lambda: {"y": x.transpose() * 2}, device).stages.codes
@@ -137,7 +137,7 @@ def test_contiguous_short_and_reversed_reads_need_no_tiles(of: str, form: str) -
 def test_kernels_of_more_elements_than_int32_counts_are_refused(
     lanes: Lanes, written: tuple[int, ...], read: tuple[int, ...]
 ) -> None:
-    """One fewer compiles: no memory is taken for it."""
+    """One element fewer compiles; no memory is allocated."""
     source = buffer(Buffer(read, i8))
 
     def value(shape: tuple[int, ...]) -> Node:
@@ -161,7 +161,7 @@ def test_arange_beyond_int32_is_refused() -> None:
 
 @pytest.mark.parametrize(("first", "at_once"), [(4, True), (1, False)])
 def test_lanes_load_aligned_neighbours_as_a_vector(first: int, at_once: bool) -> None:
-    """Of rows that begin elsewhere lanes beside each other take one element each."""
+    """If the first element is not aligned, neighbouring lanes load one element each."""
     x = buffer(Buffer((1 << 17,), f32))
     shifted = move(Op.SHRINK, x, ((first, first + (1 << 16)),))
     stages = lower([(Buffer(shifted.shape, shifted.dtype), shifted * 2.0)], Target(lanes="group"))
@@ -179,7 +179,7 @@ def test_lanes_store_single_elements_if_reads_are_strided() -> None:
 
 @pytest.mark.parametrize("rows", [514, 516, 517])
 def test_maps_of_partial_groups_are_right(device: AnyDevice, rows: int) -> None:
-    """Of these, some fill the last group with four elements a lane, and some do not."""
+    """Some of these fill the last group with four elements per lane, some do not."""
     x = np.random.default_rng(5).standard_normal((rows, 128)).astype(np.float32)
     given = Tensor(x, device)
     program = compile(lambda: {"y": given * 2.0 + 1.0, "z": given[:, ::-1] - 1.0}, device)
@@ -190,11 +190,13 @@ def test_maps_of_partial_groups_are_right(device: AnyDevice, rows: int) -> None:
 
 @pytest.mark.parametrize("units", [1, 2, 4, 16])
 def test_few_long_rows_are_split_evenly_among_cores(units: int) -> None:
-    """Or nearly so, where no number of pieces divides among them; short rows, and more than there
-    are groups, are left as they are."""
+    """Nearly evenly, if no number of pieces is divisible by the cores.
+
+    Short rows, and more rows than groups, are not split.
+    """
 
     def shares(columns: int, count: int = 3) -> tuple[int, int]:
-        """Pieces of so many rows, and groups that share them."""
+        """The number of pieces of `count` rows, and of the groups that share them."""
         whole = buffer(Buffer((count, columns + 5), f32))
         rows = move(Op.SHRINK, whole, ((0, count), (0, columns)))
         (code,) = lower(

@@ -1,4 +1,4 @@
-"""Reductions: which way a processor reads memory, what comes of it, and what lanes keep."""
+"""Reductions: the order of memory reads, results, and totals in registers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REDUCTIONS: dict[str, Reduce] = {
 
 
 def program(device: AnyDevice, reduce: Reduce, *shape: int) -> tuple[Program, list[np.ndarray]]:
-    """A reduction of a matrix; its result, and how large what it adds is."""
+    """A program that reduces a matrix; its expected result, and that of the magnitudes."""
     values = np.random.default_rng(shape).uniform(-1, 1, shape).astype(np.float32)
     host = open_device("numpy")
     wanted = [reduce(Tensor(v, host)).numpy() for v in (values, np.abs(values))]
@@ -51,7 +51,7 @@ def test_reductions_of_every_layout_are_right(form: str, name: str, shape: tuple
 
 
 def test_sums_of_masked_reads_are_not_unrolled() -> None:
-    """A compiler takes seconds for them, and makes branches instead of vectors."""
+    """A compiler would take seconds for them, and generate branches instead of vectors."""
     device = open_device("numpy:uops")
     for pads, written in ((0, True), (1, False)):
         found, wanted = program(device, lambda x, n=pads: x.pad((n, n), (0, 0)).sum(0), 5, 1100)  # type: ignore[misc]
@@ -63,14 +63,14 @@ def test_sums_of_masked_reads_are_not_unrolled() -> None:
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_innermost_loop_of_a_reduction_reads_neighbours(name: str) -> None:
-    """Whichever axis is summed, and whether or not it is the one that lies together in memory."""
+    """Whichever axis is summed, contiguous or not."""
     found, _ = program(open_device("numpy:uops"), REDUCTIONS[name], 64, 48)
     (code,) = found.stages.codes
     assert steps(code) == {1}
 
 
 def test_column_sums_of_wide_rows_read_long_stretches() -> None:
-    """Of 4,096 columns no line of 16 from each of many pages."""
+    """4,096 columns are not read as 16 elements from each of many memory pages."""
     device = with_units(open_device("numpy:uops"), 2)
     found, _ = program(device, REDUCTIONS["columns"], 64, 4096)
     (code,) = found.stages.codes
@@ -80,7 +80,7 @@ def test_column_sums_of_wide_rows_read_long_stretches() -> None:
 
 @pytest.mark.parametrize(("shape", "parts"), [((64, 2100), 8), ((24, 301), 4), ((66, 1100), 1)])
 def test_lanes_share_the_terms_of_column_sums(shape: tuple[int, int], parts: int) -> None:
-    """Neighbouring lanes read neighbours, and a group has as many sums as lanes divide into."""
+    """Neighbouring lanes read neighbours; a group computes LANES_PER_GROUP / parts sums."""
     found, wanted = program(open_mapping("group"), REDUCTIONS["columns"], *shape)
     (code,) = found.stages.codes
     joined = [u.arg[1] for u in code.uops if u.op is U.GROUP_REDUCE]
@@ -92,7 +92,7 @@ def test_lanes_share_the_terms_of_column_sums(shape: tuple[int, int], parts: int
 @pytest.mark.parametrize(("terms", "beside", "lanes"),
                          [(2853, False, 256), (2853, True, 128), (900, False, 128)])  # fmt: skip
 def test_long_sum_alone_in_its_launch_has_more_lanes(terms: int, beside: bool, lanes: int) -> None:
-    """In a launch with others all groups are of one size."""
+    """In a launch with other kernels all groups have one size."""
     found, wanted = program(open_mapping("group"), REDUCTIONS["both"], terms // 3, 3)
     (kernel,) = found.stages.procedure.kernels
     assert linearize(kernel, Target("group", 2), beside).local_size == lanes
@@ -101,7 +101,7 @@ def test_long_sum_alone_in_its_launch_has_more_lanes(terms: int, beside: bool, l
 
 
 def test_lanes_without_a_sum_read_no_memory() -> None:
-    """Nor what is the same for all terms of a sum: beyond the last one there may be no memory."""
+    """Also not values common to all terms of a sum: there may be no memory beyond the last one."""
     x, b = (np.arange(n, dtype=np.float32) for n in (64 * 8, 8))
     device = open_device("numpy:uops-group")  # which refuses to read beyond a Buffer
     total = (Tensor(x.reshape(64, 8), device) + Tensor(b, device)).square().sum(axis=0)
@@ -109,7 +109,7 @@ def test_lanes_without_a_sum_read_no_memory() -> None:
 
 
 def steps(code: Code) -> set[int]:
-    """How far a step of the innermost loop goes in memory, of each load inside of it."""
+    """The memory strides of the innermost loop, of each load inside of it."""
     loops: list[Var] = []
     found = set()
     for u in code.uops:
@@ -135,7 +135,7 @@ def steps(code: Code) -> set[int]:
 def test_only_small_totals_that_are_plainly_added_stay_in_registers(
     axes: tuple[int, ...], adds: bool, doubled: bool, kept: bool
 ) -> None:
-    """What is made of each tile's total, or replaces what stands there, needs it tile by tile."""
+    """A total that is transformed, or replaces the stored one, is needed tile by tile."""
     total = reduced(Op.SUM, buffer(Buffer((4, 30), f32)), axes)
     place = buffer(Buffer(total.shape, f32))
     store = Store(place, total + total if doubled else total, adds)

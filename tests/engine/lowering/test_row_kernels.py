@@ -1,4 +1,4 @@
-"""Kernels of whole rows: what is kept between stages, and the same values by every mapping."""
+"""Kernels of whole rows: what is kept between stages, and equal values in every mapping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 def rows(form: str, *shapes: tuple[int, int]) -> tuple[Program, dict[str, Array]]:
-    """Three things computed of rows, for each shape, and what they should be."""
+    """A program that computes softmax, normalised rows and deviations, and expected values."""
     device, wanted = open_mapping(form), {}
     arrays = [np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in shapes]
     tensors = [Tensor(a, device) for a in arrays]
@@ -41,7 +41,7 @@ def rows(form: str, *shapes: tuple[int, int]) -> tuple[Program, dict[str, Array]
 
 @pytest.mark.parametrize("form", ["one", "group", *EMULATED])
 def test_row_kernels_of_all_lengths_equal_numpy(form: str) -> None:
-    """Short ones, whole vectors and lanes, and some elements more; rows that nothing divides."""
+    """Short rows, whole vectors and groups, and a few elements more; odd numbers of rows."""
     more = [] if form == "group" else [(3, 64), (2, 256)]  # lanes take long to compile
     program, wanted = rows(form, (70, 5), (67, 131), *more)
     program.run()
@@ -72,8 +72,8 @@ def test_row_exponentials_are_kept_in_the_output_buffer(length: int) -> None:
 def test_row_exponentials_for_another_output_dtype_are_private_or_recomputed(
     length: int, times: int
 ) -> None:
-    """Else it is computed again, and for the last terms of the sum, eight and a few, in loops of
-    their own."""
+    """A row that does not fit is computed again. The sum has separate loops for its last vector and
+    for the remaining terms."""
     found = uops("numpy:uops", length, dtype.f16)
     assert exponentials(found) == times
     assert sum(u.op is U.SET for u in found) == (times == 1)

@@ -1,4 +1,4 @@
-"""Sums of values that each fill a part of a row: added where they lie, the same as elsewhere."""
+"""Sums of padded terms that each fill a part of a row: added at their positions only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def kept(program: Program) -> int:
-    """How many terms go to rows that are kept."""
+    """The number of terms that are added to private rows."""
     return sum(u.op is U.SET for code in program.stages.codes for u in code.uops)
 
 
@@ -46,7 +46,7 @@ def placed(tensors: list[Tensor], shape: Size) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(12, 30), (2, 12, 30)])
 def test_padded_terms_are_added_at_their_positions(device: AnyDevice, shape: Size) -> None:
-    """Some over others, one in a corner; beside what is everywhere, and in two results."""
+    """Terms overlap, one is in a corner; the sum is used by two results."""
     random = np.random.default_rng(0)
     whole = random.standard_normal(shape).astype(np.float32)
     values = [random.standard_normal((*shape[:-2], *size)).astype(np.float32) for _, size in PARTS]
@@ -107,7 +107,7 @@ def test_terms_that_fill_most_of_a_row_are_not_scattered(columns: int, count: in
 
 @pytest.mark.parametrize("name", ["one", "numpy:uops"])
 def test_single_column_accumulates_all_overlapping_terms(name: str) -> None:
-    """By terms of one column and of several, before and after each other."""
+    """The terms have one or several columns, in any order."""
     device = open_mapping(name)
     x = Tensor(np.arange(24, dtype=np.float32).reshape(3, 8), device)
 
@@ -130,7 +130,7 @@ def test_single_column_accumulates_all_overlapping_terms(name: str) -> None:
 
 
 def test_nested_shared_sums_are_not_expanded_exponentially() -> None:
-    """Each of them is read twice, so that all terms together are as many as powers of two."""
+    """Each sum is read twice, so that expanding all would give exponentially many terms."""
     device = open_mapping("numpy:uops")
     a, b = (Tensor(np.ones((2, 3), np.float32), device) for _ in range(2))
 
@@ -153,7 +153,7 @@ def test_nested_shared_sums_are_not_expanded_exponentially() -> None:
 
 @pytest.mark.parametrize("name", ["one", "numpy:uops"])
 def test_number_of_private_rows_is_limited(name: str) -> None:
-    """A kernel's private memory is small; the sums beyond it are made as elsewhere."""
+    """A kernel's private memory is small; further sums are computed without private rows."""
     device, columns, count = open_mapping(name), 1 << 13, 6
     a, b = (Tensor(np.ones((2, columns // 4), np.float32), device) for _ in range(2))
 
@@ -162,7 +162,7 @@ def test_number_of_private_rows_is_limited(name: str) -> None:
         for n in range(count):
             begins = (n, columns - n - columns // 4), (columns // 2 + n, columns // 4 - n)
             total = a.pad((0, 0), begins[0]) + b.pad((0, 0), begins[1])
-            y = y + total.maximum(0.5)  # of each sum apart
+            y = y + total.maximum(0.5)  # prevents merging of the sums
         return {"y": y}
 
     program = compile(step, device)

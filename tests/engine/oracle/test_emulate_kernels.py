@@ -1,4 +1,4 @@
-"""Procedures run by NumPy: their faults are reported. That they agree is in tests of programs."""
+"""Procedures run by NumPy report faults. Tests of programs compare their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def memory() -> dict[Buffer, np.ndarray]:
 
 
 def test_emulated_kernel_reads_and_writes_through_views() -> None:
-    """Reads a mask, a computed value through a reshape, and writes every other row."""
+    """The kernel reads a masked view and a reshaped value, and writes every other row."""
     x = buffer(X)
     shifted = move(Op.PAD, move(Op.SHRINK, x, ((0, 1), (0, 3))), ((1, 0), (0, 0)))  # [2, 3]
     mixed = move(Op.SHRINK, move(Op.RESHAPE, x * 2.0, (3, 4)), ((0, 2), (0, 3)))

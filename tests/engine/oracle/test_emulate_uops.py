@@ -1,4 +1,4 @@
-"""UOps run by NumPy: injected faults are reported. That they agree is in tests of programs."""
+"""UOps run by NumPy report injected faults. Tests of programs compare their values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(code: Code, out: Buffer, **more: np.ndarray) -> np.ndarray:
 
 
 def changed(code: Code, change: Callable[[UOp], UOp | None]) -> Code:
-    """The same with instructions replaced where `change` gives another one."""
+    """The code with instructions replaced where `change` returns another one."""
     return replace(code, uops=tuple(change(u) or u for u in code.uops))
 
 

@@ -1,7 +1,7 @@
-"""The interpreter of Nodes, which is what other devices are compared with.
+"""The interpreter of Nodes, the reference for all devices.
 
-Expected values are written by hand or computed without NumPy's operators of the same name,
-so that the oracle is not its own.
+Expected values are written by hand or computed without NumPy's operators of the same name, so
+that the interpreter is not compared with itself.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_interpreter_computes_ternary_operations() -> None:
 
 @pytest.mark.parametrize("kind", ["bool", "i1", "u1", "i4", "u4", "f2", "f4", "f8"])
 def test_select_keeps_every_bit(kind: str) -> None:
-    """Of zeros with a sign, NaNs and all others, whether values repeat along axes or not."""
+    """Signed zeros, NaNs and all other values are kept, also with broadcast operands."""
     random, dtype = np.random.default_rng(0), np.dtype(kind)
     x, y = random.integers(0, 2 if kind == "bool" else 256, (2, 7, 5 * dtype.itemsize), np.uint8)
     x, y = x.view(dtype), y.view(dtype)
@@ -203,7 +203,7 @@ def test_interpreter_emits_no_warnings_for_infinities() -> None:
 
 
 def test_hash_is_lowbias32() -> None:
-    """Against Python's unbounded integers."""
+    """The reference uses Python's unbounded integers."""
 
     def reference(x: int) -> int:
         for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
@@ -218,7 +218,7 @@ def test_hash_is_lowbias32() -> None:
 
 
 def test_hash_maps_different_numbers_to_different_ones() -> None:
-    """For all values of one half of the bits, and some of the other half."""
+    """Checked for all values of one half of the bits, and some of the other half."""
     low = np.arange(2**16, dtype=np.uint32)
     for high in (0, 0x1234, 0xFFFF):
         assert len(np.unique(lowbias32(low | np.uint32(high << 16)))) == 2**16
@@ -226,7 +226,7 @@ def test_hash_maps_different_numbers_to_different_ones() -> None:
 
 
 def test_expand_is_materialised_where_numpy_does_not_broadcast() -> None:
-    """They are left to NumPy only in arithmetic with an operand of the whole shape."""
+    """NumPy broadcasts only in arithmetic with an operand of the whole shape."""
     (row, a), (column, b), (full, c) = (
         leaf(x, f32) for x in ([[1, 2, 3]], [[4], [5]], [[6] * 3] * 2)
     )
@@ -249,7 +249,7 @@ def test_expand_is_materialised_where_numpy_does_not_broadcast() -> None:
     for array, (_, wanted) in zip(found, answers, strict=False):
         assert array.tolist() == wanted.tolist()
     assert found[-1].tolist() == rows
-    flat = move(Op.RESHAPE, wide, (6,))  # what a choice reads is not known before
+    flat = move(Op.RESHAPE, wide, (6,))  # values that cond reads are not known in advance
     chosen = cond(const(True, bool_), flat, const(0, f32, (6,)))
     found = evaluate([wide * full, chosen], a | b | c)
     assert found[1].tolist() == [1, 2, 3, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Memory under watch: what is outside of a Buffer, what races, and what does not."""
+"""The sanitizer reports accesses outside of a Buffer and races, and nothing else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_two_work_items_that_write_one_element_race() -> None:
 def test_work_items_that_overwrite_stores_of_others_race() -> None:
     watch = watching()
     watch.write("one", OUT, EACH, None, ITEMS, EACH)
-    watch.write("two", OUT, EACH, None, ITEMS, EACH)  # each its own again
+    watch.write("two", OUT, EACH, None, ITEMS, EACH)  # each item overwrites its own element
     with pytest.raises(ValueError, match="k: three races with two for element 5 of out"):
         watch.write("three", OUT, EACH[::-1], None, ITEMS, EACH)
 
@@ -112,6 +112,6 @@ def test_iterations_of_one_loop_race_but_consecutive_loops_do_not() -> None:
 def test_buffers_of_one_kernel_share_no_bytes() -> None:
     arena, other = np.zeros(10, np.float32), Buffer((6,), f32, name="other")
     memory = {OUT: arena[:6], other: arena[4:]}
-    Sanitizer("k", memory, [OUT, other], [], 1, 1)  # reading does no harm
+    Sanitizer("k", memory, [OUT, other], [], 1, 1)  # reading shared bytes is allowed
     with pytest.raises(ValueError, match=r"k: out f32\[6\] and other f32\[6\] share bytes"):
         Sanitizer("k", memory, [other], [OUT], 1, 1)

@@ -1,4 +1,4 @@
-"""Kernels that read what is near in the ones before them are one launch of tiles with halos."""
+"""Kernels that read neighbours of their predecessors' outputs become one launch of halo tiles."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ Way = Callable[[Tensor, int], Tensor]
 
 
 def masked(x: Tensor, margin: int) -> Tensor:
-    """Zeros around what is read, that stand nowhere."""
+    """x with a margin of zeros by a view: they are not stored."""
     return x.pad((0, 0), (margin, margin))
 
 
 def framed(x: Tensor, margin: int) -> Tensor:
-    """Zeros around what is read, in memory."""
+    """x with a margin of zeros that are stored."""
     zeros = Tensor.zeros(x.shape[0], margin)
     return Tensor.concat([zeros, x, zeros], 1)
 
 
 def stencil(x: Tensor, weights: Tensor, pitch: int, way: Way = masked, reach: int = 1) -> Tensor:
-    """x [channels, size], weights [channels, channels * taps]: what is around each element."""
+    """Weighted sums of the neighbours of each element, within `reach` rows and columns.
+
+    x is [channels, size], a flat image of `pitch` columns; weights are [channels, channels * taps].
+    """
     size, margin = x.shape[1], reach * (pitch + 1)
     around, steps = way(x, margin), range(-reach, reach + 1)
     taps = [
@@ -51,7 +54,7 @@ def weights(reach: int = 1, channels: int = CHANNELS) -> np.ndarray:
 
 
 def in_a_row(count: int, pitch: int, way: Way = masked, reach: int = 1) -> Step:
-    """So many stencils, and what each adds to what it reads."""
+    """`count` consecutive stencils, each added to its input."""
 
     def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
         for _ in range(count):
@@ -62,7 +65,7 @@ def in_a_row(count: int, pitch: int, way: Way = masked, reach: int = 1) -> Step:
 
 
 def run(step: Step, x: np.ndarray, w: np.ndarray) -> tuple[Program, list[np.ndarray]]:
-    """The program for lanes, and its result beside what it should be."""
+    """The program for groups of lanes, and the results of NumPy and of that program."""
     found = []
     for device in (open_device("numpy"), open_mapping(GROUP)):
         tensors = Tensor(x, device), Tensor(w, device)
@@ -88,13 +91,13 @@ def test_consecutive_stencils_are_one_tiled_launch(rows: int, pitch: int, way: W
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     (launch,) = tiled(program)
     assert launch.pitch == pitch
-    assert launch.halos in ((3, 2, 1, 0), (2, 1, 0))  # behind a copy of what is read, or not
+    assert launch.halos in ((3, 2, 1, 0), (2, 1, 0))  # with or without a copy of the input
     kernels = program.stages.procedure.kernels
     assert sum(k.shape == launch.members[-1].shape for k in kernels) == 0
 
 
 def test_value_read_again_by_a_later_stencil_is_kept_in_the_tile() -> None:
-    """As on the way back through two convolutions, of which the first one's slope is needed."""
+    """The backward pass of two convolutions needs the slope of the first activation again."""
     pitch = 32
 
     def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
@@ -140,7 +143,7 @@ def test_intermediate_values_of_a_tile_are_in_local_memory_only() -> None:
 def test_tiles_fit_into_the_available_local_memory(
     monkeypatch: pytest.MonkeyPatch, room: int, members: int
 ) -> None:
-    """They are smaller, or nothing is brought there before, or kernels stay apart."""
+    """With less memory tiles are smaller, inputs are not copied, or kernels are not joined."""
     monkeypatch.setattr(halo_tiles, "LOCAL_MEMORY_BYTES", room)
     program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-6)
@@ -184,7 +187,7 @@ def far(x: Tensor, w: Tensor) -> Tensor:
 
 
 def of_ones(x: Tensor, w: Tensor) -> Tensor:
-    """What is around is not zero."""
+    """A stencil whose margin is not zero."""
     y, ones = stencil(x, w, 40), Tensor.ones(CHANNELS, 41)
     around = Tensor.concat([ones, y, ones], 1)
     taps = [
@@ -196,7 +199,7 @@ def of_ones(x: Tensor, w: Tensor) -> Tensor:
 
 
 def into_the_next(x: Tensor, w: Tensor) -> Tensor:
-    """Beyond a channel's last value there is the next one's first."""
+    """A stencil that reads from the end of a channel into the next one."""
     y, size = stencil(x, w, 40).contiguous().reshape(-1), x.shape[1]
     taps = [y[n : n + size].reshape(1, size) for n in (0, 1, 40, 41)]
     return Tensor.weighted_sums(taps, w[:, :4])
@@ -213,7 +216,7 @@ def test_reversed_distant_or_nonzero_neighbours_are_not_tiled(
 
 @pytest.mark.parametrize("way", [masked, framed])
 def test_taps_masked_by_row_and_column_are_tiled(way: Way) -> None:
-    """Of neighbours those in other columns than the first and in rows of even number."""
+    """Only elements outside of the first column and in even rows read their neighbours."""
     pitch = 24
 
     def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Horizontal fusion: what runs side by side, what does not, and that it changes no value."""
+"""Horizontal fusion: which kernels share a launch, and that it changes no value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def launches(*updates: Update) -> list[int]:
-    """How many kernels each launch has."""
+    """The number of kernels in each launch."""
     before = schedule(updates)
     found = fuse(before).kernels
     counts = [len(members(k)) for k in found]
@@ -65,7 +65,7 @@ def test_state_is_overwritten_in_a_launch_after_its_readers() -> None:
 
 
 def test_kernels_that_fill_disjoint_parts_of_a_buffer_are_fused() -> None:
-    """One after another they lie apart in it, and beside each other too."""
+    """The parts are consecutive in memory, or columns side by side."""
     x, y = values(5, 7), values(7, 5)
     first, second = dot(x, y), dot(y, x)
     flat = (move(Op.RESHAPE, n, (n.size,)) for n in (first, second))
@@ -83,8 +83,11 @@ def elements(box: fusion.Box) -> set[int]:
 
 
 def test_box_overlap_test_is_conservative_and_finds_most_disjoint_boxes() -> None:
-    """Of those that have none some are said to, where an axis goes on past the next stride; but
-    strides need not divide one another."""
+    """Boxes with a common element are always reported; most disjoint ones are not.
+
+    A disjoint box may be reported where an axis extends beyond the next stride. Strides need not
+    divide one another.
+    """
     generator = np.random.default_rng(0)
     apart = known = 0
     for _ in range(4000):
@@ -104,7 +107,7 @@ def test_box_overlap_test_is_conservative_and_finds_most_disjoint_boxes() -> Non
 
 def test_box_overlap_test_separates_rows_columns_and_parities() -> None:
     rows = 12, ((12, 3), (1, 4))  # three rows of 12, four columns from the first
-    assert not fusion._boxes_overlap(rows, (16, ((12, 3), (1, 8))))  # what is beside them
+    assert not fusion._boxes_overlap(rows, (16, ((12, 3), (1, 8))))  # the columns beside them
     assert fusion._boxes_overlap(rows, (15, ((12, 3), (1, 8))))
     assert not fusion._boxes_overlap((0, ((2, 9),)), (1, ((2, 9),)))  # even and odd places
     assert not fusion._boxes_overlap(
@@ -148,11 +151,11 @@ def test_kernels_in_loop_bodies_are_fused() -> None:
     assert [n.split("_")[0] for n in names] == [f"k{i}" for i in range(len(names))]
 
 
-# --- what it computes ---
+# --- results ---
 
 
 def test_fused_launch_of_every_kind_of_kernel_equals_numpy(device: AnyDevice) -> None:
-    """Maps, reductions and products, some of which do nothing, in shares of different sizes."""
+    """Maps, reductions and products of different sizes, some of them guarded and not taken."""
     rng = np.random.default_rng(0)
     a, b = (rng.uniform(-1, 1, s).astype(np.float32) for s in ((70, 130), (130, 33)))
     x, y, c = Tensor(a, device), Tensor(b, device), Tensor(np.int32(1), device)
@@ -178,7 +181,7 @@ def test_fused_launch_of_every_kind_of_kernel_equals_numpy(device: AnyDevice) ->
     assert np.array_equal(x.numpy(), a + 1)
 
 
-# --- what must not be fused is noticed ---
+# --- dependent kernels ---
 
 
 @pytest.mark.parametrize("lanes", ["one", "group"])

@@ -1,4 +1,4 @@
-"""Programs of thousands of operations, one after the other: no pass goes down them recursively."""
+"""Programs of thousands of consecutive operations: no pass may recurse along them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.fixture
 def room() -> Iterator[None]:
-    """What a user's own functions leave of Python's stack, on every machine."""
+    """Leaves 900 frames of Python's stack, as below a user's own functions."""
     before = sys.getrecursionlimit()
     frame, used = sys._getframe(), 0
     while frame is not None:  # type: ignore[comparison-overlap]

@@ -1,4 +1,4 @@
-"""The memory plan: who shares bytes, what that saves, and that nobody reads freed memory."""
+"""The memory plan: which buffers share bytes, what that saves, and that no freed byte is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 
 def chain(device: Device, links: int = 6) -> Program:
-    """Products in a row, each of which needs only the one before it."""
+    """Consecutive products, each of which needs only the one before it."""
     x = Tensor(np.eye(40, dtype=np.float32) * 2, device)
 
     def step() -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ def chain(device: Device, links: int = 6) -> Program:
 
 
 def branches(device: Device) -> Program:
-    """Values of many sizes and dtypes that live for long and short times."""
+    """Values of many sizes and dtypes with long and short lifetimes."""
     x = Tensor(np.linspace(-1, 1, 30 * 20, dtype=np.float32).reshape(30, 20), device)
     count = Tensor(np.int32(3), device)
 
@@ -96,7 +96,7 @@ def transformer(device: Device) -> Program:
 
 
 def looped(device: Device) -> Program:
-    """Values carried from iteration to iteration, others that each makes and frees."""
+    """Values that are carried between iterations, and temporaries of one iteration."""
     matrix = Tensor(np.linspace(0, 1, 400, dtype=np.float32).reshape(20, 20), device)
 
     def body(i: Tensor, v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def contents(program: Program) -> dict[str, np.ndarray]:
 
 
 def after(program: Program, poisoned: bool) -> dict[str, np.ndarray]:
-    """The contents after two runs; the states are then as they were before."""
+    """The contents after two runs; the states are restored afterwards."""
     states = [state for state, _ in program.updates]
     before = [read_buffer(program.device, s) for s in states]
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Steps without launches in between: what becomes one launch, and that nothing else changes."""
+"""Persistent kernels run several steps in one launch, with equal results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def parts() -> Procedure:
-    """A block and what follows it, as launches."""
+    """A block and the launches after it."""
     return descent(open_device("numpy"))[0].stages.procedure
 
 
@@ -83,7 +83,7 @@ def test_persistent_and_separate_launches_give_identical_bits(
 
 
 def test_phases_of_a_persistent_kernel_order_accesses_without_race() -> None:
-    """Of one launch, in which without phases the same would be a race."""
+    """All phases are in one launch; without phases the same accesses are a race."""
     device = with_units(open_device("numpy:uops"), 2)  # each of which runs a group
     device.keeps_groups = True
     program = descent(device)[0]
@@ -99,7 +99,7 @@ def is_phase(u: object) -> bool:
     return getattr(getattr(u, "arg", None), "kind", None) == "phase"
 
 
-# --- turns ---
+# --- distribution of work among groups ---
 
 TURNS = """
 __kernel void t_turns(volatile __global uint *turns, __global uint *out, int steps) {
@@ -119,7 +119,7 @@ __kernel void t_turns(volatile __global uint *turns, __global uint *out, int ste
 
 @pytest.mark.parametrize("patience", [1, 20000])
 def test_take_turn_distributes_phases_among_any_number_of_groups(patience: int) -> None:
-    """Also a group alone, more groups than threads, and ones that wait for nobody."""
+    """There may be one group, more groups than threads, or groups that do not wait."""
     device = open_pocl()
     source = building_block("persistent") + TURNS
     kernel = RawKernel(device, source, "t_turns", PATIENCE=patience)
@@ -132,7 +132,7 @@ def test_take_turn_distributes_phases_among_any_number_of_groups(patience: int) 
         assert not turns.any()
 
 
-# --- what stays ---
+# --- conditions of persistent kernels ---
 
 
 def test_operation_limit_reduces_the_steps_per_persistent_launch(
@@ -152,7 +152,7 @@ def test_operation_limit_reduces_the_steps_per_persistent_launch(
 
 
 def test_block_with_more_groups_than_units_per_phase_is_not_persistent() -> None:
-    """Of which more cores than a phase has units would have more than may stay."""
+    """A phase distributes at most MAX_UNITS_PER_PHASE units of work."""
     block, *after = parts().items
     assert isinstance(block, Block)
     for groups, stays in ((MAX_UNITS_PER_PHASE, True), (MAX_UNITS_PER_PHASE + 1, False)):

@@ -1,4 +1,4 @@
-"""Reductions of rows and what needs their totals: when they are one kernel, and when not."""
+"""Row fusion: when reductions of rows and the operations on their totals are one kernel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_reductions_of_rows_and_their_users_are_one_kernel(
 ) -> None:
     (kernel,) = kernels(f, 7, 90)
     assert sorted(r.op.name for r in kernel.row_reductions) == sorted(op.name for op in reductions)
-    assert len(kernel.all_stores()) == 1  # no total goes to memory
+    assert len(kernel.all_stores()) == 1  # no total is stored
 
 
 def test_row_total_that_other_kernels_need_is_stored() -> None:
@@ -62,10 +62,10 @@ def test_row_total_that_other_kernels_need_is_stored() -> None:
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: {"y": x - x.max(-1, keepdims=True).flip(0)},  # of another row
-        lambda x: {"y": x - x.max(0)},  # of columns
-        lambda x: {"y": x - x.max(-1)},  # along the row, of a square
-        lambda x: {"y": x @ x.softmax(-1)},  # a factor stands in memory
+        lambda x: {"y": x - x.max(-1, keepdims=True).flip(0)},  # totals of another row
+        lambda x: {"y": x - x.max(0)},  # totals of columns
+        lambda x: {"y": x - x.max(-1)},  # totals along the row of a square matrix
+        lambda x: {"y": x @ x.softmax(-1)},  # a factor of a product must be stored
     ],
     ids=["other row", "columns", "along", "factor"],
 )

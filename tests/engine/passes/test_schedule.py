@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (a step of the random graphs is a line)
-"""What shares a kernel, what stands in memory, and that the order never shows in the values."""
+"""The schedule: what shares a kernel, what is stored, and that values do not depend on the order."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_product_reshape_and_activation_are_one_kernel() -> None:
 
 
 def test_factor_and_its_transpose_share_one_contiguous_copy() -> None:
-    """Strides cannot follow heads that are joined; one copy does for x @ w and x^T @ g."""
+    """Joined attention heads have no strides; one copy serves both x @ w and x^T @ g."""
     heads = values(3, 2, 4, 5)
     joined = move(Op.RESHAPE, move(Op.PERMUTE, heads, (0, 2, 1, 3)), (12, 10))
     turned = move(Op.PERMUTE, joined, (1, 0))
@@ -92,7 +92,7 @@ def test_reduction_and_following_elementwise_operations_are_one_kernel() -> None
 
 
 def test_order_of_the_guards_of_a_kernel_is_deterministic() -> None:
-    """That of a set is."""
+    """The order of a set would not be."""
     job = Store(values(3), values(3))
     for _ in range(20):
         condition = buffer(Buffer((), bool_, NUMPY))
@@ -207,7 +207,7 @@ def test_state_takes_the_old_value_of_another_that_changes(device: AnyDevice) ->
 
 
 def check(device: AnyDevice, *roots: Node, start: dict[Buffer, np.ndarray]) -> None:
-    """What a program on a device gives for the roots is what NumPy gives; sums are short."""
+    """Asserts that a program on a device and the interpreter agree; sums are short."""
     program = Program(device, {f"o{i}": n for i, n in enumerate(roots)}, [])
     program.run()
     for i, wanted in enumerate(evaluate(roots, start, wide=True)):
@@ -220,7 +220,7 @@ def filled(device: AnyDevice, *shape: int) -> tuple[Buffer, np.ndarray]:
 
 
 def test_part_of_a_concatenation_may_depend_on_another_part(device: AnyDevice) -> None:
-    """Both are written into one Buffer, with a kernel between them."""
+    """Both parts are written into one Buffer, with a kernel between them."""
     (x, x0), (w, w0) = filled(device, 5, 7), filled(device, 7, 7)
     first = dot(buffer(x), buffer(w))
     between = dot(first, buffer(w))
@@ -229,7 +229,7 @@ def test_part_of_a_concatenation_may_depend_on_another_part(device: AnyDevice) -
 
 
 def test_part_shared_by_two_concatenations_is_read_correctly(device: AnyDevice) -> None:
-    """Both are filled by one kernel, so what it stores to the first is not there to be read."""
+    """One kernel fills both concatenations, so it must not read the shared part from the first."""
     (x, x0), (y, y0) = filled(device, 6, 5), filled(device, 6, 5)
     top, rest = ((0, 2), (0, 5)), ((2, 6), (0, 5))
     part, other = move(Op.SHRINK, buffer(x), top), move(Op.SHRINK, buffer(y), rest)
@@ -240,7 +240,7 @@ def test_part_shared_by_two_concatenations_is_read_correctly(device: AnyDevice) 
 
 
 def test_reshaped_part_of_a_concatenation_may_be_a_factor(device: AnyDevice) -> None:
-    """Strides could not follow a reshape of a part that lies between others."""
+    """A reshape of a part that lies between others has no strides."""
     (x, x0), (w, w0) = filled(device, 4, 6), filled(device, 4, 5)
     part = alu(Op.SIN, buffer(x))
     joined = concat([part, buffer(x) * 2.0], 1)
@@ -260,7 +260,7 @@ SIDE = 6
 
 
 def grow(nodes: list[Node], kind: int, first: int, second: int) -> Node:
-    """One more [SIDE, SIDE] value from those there are."""
+    """A new [SIDE, SIDE] value computed from two of the given ones."""
     a, b = nodes[first % len(nodes)], nodes[second % len(nodes)]
     whole = (SIDE, SIDE)
     column = move(Op.RESHAPE, reduce(Op.SUM, a, (1,)) * 0.3, (SIDE, 1))
@@ -296,12 +296,12 @@ def test_any_compiled_graph_equals_numpy(
 def test_any_lowered_graph_equals_numpy(
     steps: list[tuple[int, int, int]], roots: list[int], form: str
 ) -> None:
-    """Where nothing needs compiling; races and indices out of bounds are noticed as well."""
+    """Emulated kernels need no compiler; races and indices out of bounds are detected as well."""
     check_graph(open_mapping(form), steps, roots)
 
 
 def check_graph(device: AnyDevice, steps: list[tuple[int, int, int]], roots: list[int]) -> None:
-    """Two replays of a graph that assigns two states and gives some outputs."""
+    """Runs a graph that assigns two states and has some outputs twice."""
     rng = np.random.default_rng(len(steps))
     start = [rng.uniform(-1, 1, (SIDE, SIDE)).astype(np.float32) for _ in range(3)]
     states = [Buffer((SIDE, SIDE), f32, device, s.copy(), f"s{i}") for i, s in enumerate(start)]
@@ -314,7 +314,7 @@ def check_graph(device: AnyDevice, steps: list[tuple[int, int, int]], roots: lis
     program.run(2)
 
     held = dict(zip(states, [s.astype(np.float64) for s in start], strict=True))
-    size = 1.0  # of what any kernel adds
+    size = 1.0  # the largest value that any kernel adds
     for _ in range(2):
         size = max(size, *(np.abs(v).max() for v in evaluate(nodes, held, wide=True)))
         found = evaluate([*chosen, updates[0][1], updates[1][1]], held, wide=True)

@@ -1,4 +1,4 @@
-"""What of a step runs beside the rest: which launches, in which memory, and the same results."""
+"""The side queue: which launches run concurrently, in which memory, with equal results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Two:
         return (x @ weights[0]).maximum(0.0) @ weights[1]
 
     def _wider(self, x: Tensor) -> Tensor:
-        """Twice as many rows, so that the two have no batch in common."""
+        """Twice as many rows, so that the two networks have different batches."""
         return Tensor.concat([x, x.flip(0)], 0)
 
     def values(self) -> list[np.ndarray]:
@@ -83,7 +83,7 @@ def test_one_of_two_blocks_runs_in_the_side_queue(beside: Procedure, side: SideQ
 
 
 def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, str]:
-    """Of the block that runs beside others, in how many cuts, and the source."""
+    """The groups of the side queue's block, the number of calls of tile_batch, and the source."""
     device, cuts, cut = with_units(open_device("numpy"), units), list[int](), block.tile_batch
     assert isinstance(device, NumpyDevice)
     device.lanes, device.has_queues, device.has_matrix_units = "group", True, True
@@ -102,7 +102,7 @@ def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
 def test_block_of_the_side_queue_has_one_group_per_unit(
     units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where tiles have more rows than there are. A wrong guess of which it is takes longer."""
+    """Also where tiles exceed the rows. A wrong guess of the side block only takes longer."""
     groups, cuts, source = groups_beside(units, monkeypatch)
     assert groups == units
     monkeypatch.setattr(batch_axis.BatchKinds, "other_product_operations", lambda _: 0)
@@ -178,7 +178,7 @@ def test_side_queue_needs_device_queues_and_two_blocks() -> None:
 def test_blocks_beyond_the_row_limit_use_one_queue_and_less_memory(
     most: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one queue has them: nothing waits for room that nobody needs, nor is cut twice."""
+    """Beyond the limit the program equals that of a device with one queue."""
     cuts, cut = list[int](), block._schedule_blocks
 
     def counted(*given: Any, **named: Any) -> Procedure:
@@ -202,7 +202,7 @@ def test_results_with_a_side_queue_equal_those_of_one_queue(kernels: Device) -> 
     for device in (kernels, open_device("numpy")):
         two = Two(device)
         program = compile(two.step, device)
-        for _ in range(2):  # some drivers compile at the first one, which has no queues yet
+        for _ in range(2):  # some drivers compile at the first run, which does not use queues yet
             program.run(3)
         found.append([program.read("loss"), *two.values()])
     for ours, wanted in zip(*found, strict=True):

@@ -1,4 +1,4 @@
-"""Each rewrite rule fires where it should, and leaves alone what only looks alike."""
+"""Each rewrite rule applies where it should, and leaves similar expressions unchanged."""
 
 from __future__ import annotations
 

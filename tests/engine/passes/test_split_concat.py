@@ -1,4 +1,4 @@
-"""What follows a kernel of several outputs, side by side in memory, joins it."""
+"""An elementwise operation on a concatenation joins the kernel that computes its parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def follow(x: Tensor, bias: Tensor, reach: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("reach", [0, 1])
 @pytest.mark.parametrize("form", EMULATED)
 def test_elementwise_follower_of_a_concatenation_joins_its_writers(form: str, reach: int) -> None:
-    """Not what reads a neighbour, which another group may compute."""
+    """A reader of neighbours does not join: another group may compute them."""
     rng = np.random.default_rng(0)
     values = [rng.uniform(-1, 1, s).astype(np.float32) for s in ((CHANNELS, PIXELS + 2), (3,))]
     found = []

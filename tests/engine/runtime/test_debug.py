@@ -1,4 +1,4 @@
-"""What DEBUG shows: more with each level, on stderr, and nothing that changes a result."""
+"""DEBUG prints more to stderr with each level, and changes no result; it checks indices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conftest import FORMS, MAPPINGS, open_mapping
 from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, cond, dtype, loop, nn
 from imgmlp.engine.runtime import debug
 
-# What a level shows and no level below it does.
+# Words that the output of each level contains, from 1 on, but not that of lower levels.
 WORD_OF_LEVEL = ("launches of", "bytes in use", "RANGE", "__kernel")
 
 
@@ -25,7 +25,7 @@ def test_debug_level_is_parsed_and_clamped(
 
 
 def cube_program(device: AnyDevice) -> tuple[Program, Tensor]:
-    """A state that becomes its third power, with one value that is kept on the way."""
+    """A state that becomes its third matrix power, with one stored intermediate value."""
     state = Tensor(np.ones((3, 3), np.float32), device, name="state")
 
     def step() -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ def test_each_debug_level_prints_more_and_keeps_results(
         assert not out
         assert ("milliseconds to compile: simplify " in err) == (level > 0)
         assert [word in err for word in WORD_OF_LEVEL] == [level > i for i in range(4)]
-        assert ("##" in err) == (level >= 2)  # the picture of the memory plan
+        assert ("##" in err) == (level >= 2)  # the chart of the memory plan
         timed = err.count("microseconds, in the first run")
         assert timed == (level > 0 and mapping != "numpy")
 
@@ -64,7 +64,7 @@ def test_debug_output_without_stderr_is_dropped(monkeypatch: pytest.MonkeyPatch)
 def test_computed_index_out_of_bounds_is_refused_before_the_step_stores(
     name: str, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that came from a table itself; nothing is stored then."""
+    """Also an index that was gathered from a table itself."""
     monkeypatch.setenv("DEBUG", "1")
     device = open_mapping(name)
     table, first = np.arange(10.0, dtype=np.float32).reshape(5, 2), np.array([1, 3, 0, 4])
@@ -108,7 +108,7 @@ def test_index_check_uses_the_precision_of_the_step(
 def test_indices_are_checked_in_loops_and_taken_branches(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop goes one row further with each iteration; a choice takes rows that are there."""
+    """A loop goes one row further with each iteration; the taken branch uses valid rows."""
     monkeypatch.setenv("DEBUG", "1")
     device = open_mapping(name)
     rows, begin = Tensor(np.arange(10.0), device), Tensor(np.int32(0), device)

@@ -37,11 +37,11 @@ def entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-PACKAGE_MODULE = "imgmlp.steps"  # a module whose classes an outline is kept of
+PACKAGE_MODULE = "imgmlp.steps"  # outlines are stored for classes of imgmlp only
 
 
 class CountingStep:
-    """A step that counts how often it is traced: counts, and gives what a Tensor holds times it."""
+    """A step that counts its runs and scales a Tensor by them; `traced` counts its tracings."""
 
     __module__ = PACKAGE_MODULE
 
@@ -71,7 +71,7 @@ def test_outline_replaces_tracing(folder: Path) -> None:
     first, second = CountingStep(device), CountingStep(device)
     assert (first.traced, second.traced) == (1, 0)
     assert outputs_of(second) == outputs_of(first)
-    assert outputs_of(second)["scaled"] == [0, 10, 20, 30, 40, 50]  # from the state that is its own
+    assert outputs_of(second)["scaled"] == [0, 10, 20, 30, 40, 50]  # computed from its own state
     assert first.program.inputs == {t.node.arg for t in (first.x, first.count)}
     assert second.program.inputs == {t.node.arg for t in (second.x, second.count)}
 
@@ -86,7 +86,7 @@ def test_outline_depends_on_the_arguments_of_the_step(
 
 
 class DoublingStep:
-    """A step that its subclasses complete."""
+    """A step that calls a method which subclasses override."""
 
     __module__ = PACKAGE_MODULE
 
@@ -175,15 +175,16 @@ def test_untraced_step_is_traced_for_smaller_tiles(
 
 
 def gather_program(of: Tensor, rows: int) -> Program:
-    """Another program, which takes some of so many rows by a Tensor."""
+    """A program that gathers from a table of `rows` rows by the given indices."""
     table = Tensor(np.zeros(rows, np.float32), of.device)
     return compile(lambda: {"y": table.gather(of)}, of.device)
 
 
 class GatherStep:
-    """A step that takes rows by indices that the host gives, of a column of its own.
+    """A step that gathers rows by indices from the host.
 
-    `narrow`: of how many rows of others programs take some by its indices, and by its last one.
+    `narrow` are the rows of tables from which other programs gather by the same indices, and by
+    the state `last`.
     """
 
     __module__ = PACKAGE_MODULE
@@ -194,7 +195,7 @@ class GatherStep:
         self.x = Tensor(np.arange(rows, dtype=np.float32) ** 2, device, name="x")
         self.at = Tensor(np.int32([[n, n + 70] for n in indices]), device, name="at")
         self.last = Tensor(np.int32([0]), device, name="last")
-        (self.last + 1).numpy()  # so that it is on the device
+        (self.last + 1).numpy()  # now it is on the device
         self.traced, states = 0, [self.x, self.at, self.last]
         both = zip((self.at[:, 0], self.last), narrow, strict=False)
         self.others = [gather_program(index, count) for index, count in both]
@@ -245,7 +246,7 @@ def test_wrong_initial_indices_of_an_untraced_step_are_refused(folder: Path) -> 
 
 
 def test_bounds_in_an_outline_are_those_of_the_step_alone(folder: Path) -> None:
-    """What another program has them limited to does not tell steps apart, and stays."""
+    """Bounds by another program are no part of the key, and stay in force."""
     device = open_opencl()
     GatherStep(device, [3, 0, 2])
     found = GatherStep.__new__(GatherStep)
@@ -266,7 +267,7 @@ def test_bounds_in_an_outline_are_those_of_the_step_alone(folder: Path) -> None:
 
 
 def test_values_assigned_by_a_step_obey_bounds_of_other_programs(folder: Path) -> None:
-    """For which its graph is looked at, though there is an outline."""
+    """Such a step is traced although there is an outline."""
     device = open_opencl()
     GatherStep(device, [3, 0, 2])
     step = GatherStep(device, [1, 0, 1], narrow=(4, 2))

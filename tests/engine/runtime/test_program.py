@@ -1,4 +1,4 @@
-"""Programs: what replaying does and what it must not do, and how results come back."""
+"""Programs: what a run does and must not do, how results are read, and training programs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_concurrent_runs_of_a_program_lose_no_step(device: AnyDevice) -> None:
         state.assign(state + 1 + 0 * (state.reshape(3, 1) @ state.reshape(1, 3)).sum())
         return {"state": state}
 
-    program = compile(step, device, general=True)  # in several launches
+    program = compile(step, device, general=True)  # several launches per step
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -109,7 +109,7 @@ def test_reading_an_output_before_the_first_run_is_refused(device: AnyDevice) ->
         program.read("twice")
     with pytest.raises(ValueError, match="'twice' has no value before the first run"):
         receiver.send()
-    assert program.read("total") == program.read("next") == 3  # a state has one
+    assert program.read("total") == program.read("next") == 3  # a state has a value
     receiver.send(names=["total"])
     receiver.wait()
     program.run()
@@ -145,7 +145,7 @@ def test_programs_beside_each_other_share_the_arena() -> None:
     assert small.arena[0] is large.arena[0]
     assert device.usage.live_bytes - before == small.outputs["y"].nbytes
     none = compile(lambda: {"y": x + 1}, device)
-    own = compile(lambda: products(3), device, beside=none)  # which has too little
+    own = compile(lambda: products(3), device, beside=none)  # whose arena is too small
     assert sum(a.nbytes for a in own.arena) == sum(a.nbytes for a in large.arena) > 0
     values = x.numpy().astype(np.float64)
     for program, times in ((small, 2), (large, 3), (small, 2)):
@@ -157,7 +157,7 @@ def test_programs_beside_each_other_share_the_arena() -> None:
 def test_programs_beside_each_other_build_common_kernels_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And do no more of one another's than that."""
+    """They build nothing of one another's beyond that."""
     device = open_opencl()
     x = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4), device).realize()
 
@@ -181,7 +181,7 @@ def test_programs_beside_each_other_build_common_kernels_once(
     assert 0 < len(less) < len(whole)
     assert less.items() <= whole.items()
     again = compile(lambda: step(3.0), device, general=True, beside=alone)
-    assert len(built) == 2  # as nothing was left
+    assert len(built) == 2  # the last program needed no build
     expected = (x.numpy().T @ x.numpy()).sum(axis=0)
     for program, times in ((second, 3), (first, 2), (again, 3)):
         program.run()
@@ -259,7 +259,7 @@ def test_state_without_a_device_moves_to_that_of_its_first_program(device: AnyDe
 
 
 def test_memory_needed_reads_zeros_and_sends_nothing(device: AnyDevice) -> None:
-    """And what it sends is nowhere, so that it can plan what reads and feeds."""
+    """Sent values go nowhere, so that programs with Feeders and Receivers can be planned."""
     found: list[object] = []
 
     def build(on: AnyDevice) -> object:
@@ -299,7 +299,7 @@ def training_step(device: AnyDevice, general: bool = False, **changes: Any) -> T
 
 @pytest.mark.parametrize("preset", ["default", "seed"])
 def test_training_steps_agree_with_numpy(device: AnyDevice, preset: str) -> None:
-    """Rounding differs between devices; over 100 steps the loss may by one part in 1,000."""
+    """Rounding differs between devices: after 100 steps the loss may differ by 1 in 1,000."""
     count = 20 if device.info.spec in EMULATED else 100
     changes = {**vars(PRESETS[preset]), "steps": 100, "batch": 100}
     losses = []
@@ -315,7 +315,7 @@ def test_training_steps_agree_with_numpy(device: AnyDevice, preset: str) -> None
 def test_numpy_device_refuses_peak_memory_beyond_that_of_the_host(
     memory: int, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of eight values of 4,000 bytes in a row two; where it is not known what there is, nothing."""
+    """Of eight consecutive values of 4,000 bytes two are live; 0 stands for unknown memory."""
     numpy = open_device("numpy")
     x = Tensor(np.ones(1000, np.float32), numpy)
 
@@ -336,7 +336,7 @@ def test_numpy_device_refuses_peak_memory_beyond_that_of_the_host(
 
 def test_equal_seeds_train_to_identical_bits(device: AnyDevice) -> None:
     found = list[np.ndarray]()
-    # another one is in the source: all of its kernels would be compiled once more
+    # another seed is another source: its kernels would all be compiled
     for seed in (5, 5) if isinstance(device, Device) else (5, 5, 6):
         step = training_step(device, seed=seed, hidden=16, layers=2)
         step.program.run(20)
@@ -369,7 +369,7 @@ def test_general_schedule_has_no_block_and_more_launches() -> None:
 
 
 def gradient_program(device: AnyDevice) -> Program:
-    """Those of two layers, which make a block of tiles of 64 rows."""
+    """Gradients of two layers, which make a block of tiles of 64 rows."""
     x = Tensor(np.sin(np.arange(640 * 5, dtype=np.float32)).reshape(640, 5), device)
     first, second = (
         Tensor(np.cos(np.arange(n * m, dtype=np.float32)).reshape(n, m), device)
@@ -401,10 +401,12 @@ def test_tiles_shrink_if_a_kernel_exceeds_local_memory(
         return f"{kernel.name} has no room"
 
     monkeypatch.setattr(Device, "shortage", shortage)
-    monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
+    monkeypatch.setattr(
+        Device, "keeps_groups", False
+    )  # as on devices whose local memory may be too small
     with pytest.warns(ImgmlpWarning, match=told) as warned:
         program = gradient_program(with_units(open_mapping("one"), 2))
-    assert {w.filename for w in warned} == {__file__}  # whoever compiles
+    assert {w.filename for w in warned} == {__file__}  # the warning names the caller of compile
     blocks = [k.rows for k in program.stages.procedure.kernels if isinstance(k, Block)]
     assert blocks == ([rows] if rows else [])
     program.run()
@@ -416,7 +418,7 @@ def test_tiles_shrink_if_a_kernel_exceeds_local_memory(
 
 def test_kernel_beyond_local_memory_in_any_tile_size_is_refused() -> None:
     device = open_mapping("group")
-    # less than nothing, as PoCL 5 tells before a launch that kernels need none
+    # negative, because PoCL 5 reports before a launch that kernels need 0 bytes
     device.info = replace(device.info, local_memory=-1)
     with pytest.raises(OutOfMemoryError, match=r"needs [\d,]+ bytes of local memory") as raised:
         gradient_program(device)
@@ -432,7 +434,7 @@ def test_equal_layers_share_kernels() -> None:
 
 
 def transformer_program(device: AnyDevice, layers: int) -> Program:
-    """A step of gradient descent of a transformer that tells 5 classes apart."""
+    """A step of gradient descent of a transformer that classifies into 5 classes."""
     rng = np.random.default_rng(0)
     values = rng.standard_normal((2, 7, 12)).astype(np.float32)  # [batch, time, features]
     x, target = Tensor(values, device), Tensor(rng.integers(0, 5, 14), device)
@@ -464,7 +466,7 @@ def test_transformer_loss_curve_is_the_same_on_every_device(device: AnyDevice) -
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
 def test_kernels_of_one_transformer_layer_are_a_subset_of_those_of_two(lanes: Lanes) -> None:
-    """So that none is compiled for a device to see that it learns the same."""
+    """So other tests of one layer compile no kernels in addition to those of two."""
     device = open_device("numpy")
     device.lanes = lanes
 
@@ -476,7 +478,7 @@ def test_kernels_of_one_transformer_layer_are_a_subset_of_those_of_two(lanes: La
 
 
 def test_cond_whose_untaken_branch_needs_an_unread_buffer_runs(device: AnyDevice) -> None:
-    """The instructions of a kernel leave it out, its expressions name it."""
+    """The expressions of a kernel name the buffer, its instructions do not read it."""
     x, y = Tensor(np.ones((1, 5)), device), Tensor(np.full((1, 5), 2.0), device)
     found = cond(x.max() > 2, lambda: x, lambda: x + (y.abs() + 0.5).tril(-1))
     assert found.numpy().tolist() == [[1.0] * 5]

@@ -1,4 +1,4 @@
-"""What lowering gave is found again by the next process, for the same step alone."""
+"""Lowered programs are cached on disk, and found again for equal steps only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import OPENCL, environment, open_mapping, open_opencl, with_units
-from imgmlp.engine.ir.graph_key import Node, concat, const
 
 from imgmlp.engine import (
     AnyDevice,
@@ -26,6 +25,7 @@ from imgmlp.engine import (
     optim,
 )
 from imgmlp.engine.ir.dtype import f32
+from imgmlp.engine.ir.graph import Node, concat, const
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.runtime import program, program_cache
 from imgmlp.engine.runtime.executable import Executable
@@ -36,13 +36,13 @@ Step = Callable[[AnyDevice], Program]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where entries are, of this test alone."""
+    """The folder of entries, private to a test."""
     monkeypatch.setattr(program_cache, "cache_folder", lambda: tmp_path)
     return tmp_path / FOLDER
 
 
 def training_program(device: AnyDevice, rows: int = 640, rate: float = 0.01) -> Program:
-    """Some steps of Adam on two layers: a block, sums over rows and states."""
+    """Adam on two layers: a block, sums over rows and states."""
     rng = np.random.default_rng(0)
     x = Tensor(rng.standard_normal((rows, 5)).astype(np.float32), device)
     weights = [
@@ -60,7 +60,7 @@ def training_program(device: AnyDevice, rows: int = 640, rate: float = 0.01) -> 
 
 
 def control_flow_program(device: AnyDevice) -> Program:
-    """A loop in a choice, with a gather."""
+    """A loop inside of cond, with a gather."""
     matrix = Tensor(np.eye(3, dtype=np.float32) * 2, device)
     left = Tensor(np.int32(1), device)
     index = Tensor(np.array([2, 0], np.int32), device)
@@ -86,7 +86,7 @@ def entries(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def forbid_lowering(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From when it is called, nothing can be lowered."""
+    """A function after whose call any lowering fails the test."""
 
     def lower(*_: object) -> None:
         raise AssertionError("lowered again")
@@ -151,7 +151,7 @@ def small_step(
     swapped: bool = False, crossed: bool = False, one: bool = False, times: int = 3,
     name: str = "x", seed: int = 0,
 ) -> Step:  # fmt: skip
-    """A small step and what may be different in it."""
+    """A small step; the arguments are what may differ."""
 
     def step(device: AnyDevice) -> Program:
         data = np.random.default_rng(seed).uniform(1, 9, shape).astype(kind)
@@ -179,13 +179,13 @@ def test_key_ignores_data_names_and_other_graphs_of_the_process() -> None:
     first = small_step()(device)
     kept = [
         Tensor(np.float32(i), device) * 2.0 + 1.0 for i in range(3)
-    ]  # constants of an older age
+    ]  # constants created earlier
     assert identify(small_step()(device).updates)[0] == identify(first.updates)[0] == wanted
     assert len(kept) == 3
 
 
 def test_generated_source_ignores_other_graphs_of_the_process() -> None:
-    """Or the same step, once more in a process, would find nothing of what the driver keeps."""
+    """Otherwise the driver's cache would have no entry for the same step compiled later."""
     device = open_opencl()
 
     def filling(n: int) -> Node:
@@ -203,7 +203,7 @@ def test_generated_source_ignores_other_graphs_of_the_process() -> None:
 
 
 def test_key_ignores_functions_of_constants_held_by_others() -> None:
-    """Which are one Node wherever they are asked for, as their gradients have one rule."""
+    """A function of a constant is one Node wherever it is built, as its gradient has one rule."""
     device = open_device("numpy")
 
     def filling(n: int) -> Tensor:
@@ -268,7 +268,7 @@ def test_key_depends_on_target_source_scheduler_and_numpy(
 ) -> None:
     usual = Target()
     other = {n for t in OTHER_TARGETS for n in t.__slots__ if getattr(t, n) != getattr(usual, n)}
-    assert other == set(usual.__slots__)  # all that a Target says
+    assert other == set(usual.__slots__)  # every field of Target
     names = [key("a", target, False) for target in [Target(), *OTHER_TARGETS]]
     names += [key("a", Target(), True), key("b", Target(), False)]
     monkeypatch.setattr(program_cache, "source_digest", lambda: "another version")
@@ -280,7 +280,7 @@ def test_key_depends_on_target_source_scheduler_and_numpy(
 
 
 def test_source_digest_is_taken_at_import() -> None:
-    """Else a process that compiles after an update gave the new version what the old one made."""
+    """Otherwise a process running the old version would store its entries for the updated one."""
     code = "import imgmlp.engine.runtime.program_cache as cache; "
     code += "print(cache.source_digest.cache_info().currsize)"
     command = [sys.executable, "-c", code]
@@ -318,7 +318,7 @@ def with_flipped_bit(text: bytes) -> bytes:
 
 
 def with_valid_digest(text: str) -> Callable[[bytes], bytes]:
-    """Something else that is whole, and says that it belongs here."""
+    """Other text with the digest of this entry."""
 
     def made(_: bytes) -> bytes:
         return f"{program_cache._digest(ENTRY_NAME[0], text)}\n{text}".encode()
@@ -326,7 +326,7 @@ def with_valid_digest(text: str) -> Callable[[bytes], bytes]:
     return made
 
 
-ENTRY_NAME: list[str] = [""]  # of the entry
+ENTRY_NAME: list[str] = [""]  # set by the test
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_step_is_lowered_if_the_cache_cannot_be_written(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", refuse)
         assert run_and_read(training_program(device)) == wanted
-    assert not entries(folder)  # nor what could not get its name
+    assert not entries(folder)  # no temporary file either
     folder.rmdir()
     folder.write_text("no folder")
     assert run_and_read(training_program(device)) == wanted
@@ -399,7 +399,7 @@ def test_least_recently_used_entries_are_removed_beyond_the_limits(
         (new,) = set(entries(folder)) - old
         os.utime(new, (1e9 + age, 1e9 + age))
     oldest, second, third = sorted(entries(folder), key=lambda p: p.stat().st_mtime)
-    assert program_cache.load(oldest.stem, Executable.parse)  # so it is not that any more
+    assert program_cache.load(oldest.stem, Executable.parse)  # now it is the most recently used one
     left, lately = folder / "killed.1-2", folder / "at-work.1-2"
     for path in (left, lately):
         path.write_text("")
@@ -418,7 +418,7 @@ def test_least_recently_used_entries_are_removed_beyond_the_limits(
     assert entries(folder) == before
 
 
-# A process that compiles a step when it is told to, and says what it gave and whether it was kept.
+# A process that compiles a step on a signal, and prints whether it lowered it, and its outputs.
 COMPILING_PROCESS = """
 import sys
 sys.path[:0] = sys.argv[1:3]

@@ -1,4 +1,4 @@
-"""Tiles that lie as their inputs do, with the batch last: no result changes, and what is gained."""
+"""Tiles with the batch as last axis, like their inputs: equal results and vectorised terms."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def channels_first(device: AnyDevice, batch: int, rows: bool = False) -> dict[str, Node]:
-    """A network's gradients; its inputs are [channels, batch], its answer is needed as well."""
+    """A network's gradients and its answer; the inputs are [channels, batch]."""
     x, y = filled(device, 7, batch), filled(device, 3, batch)
     w, b, v, u = (filled(device, *s) for s in ((7, 24), (24,), (24, 12), (12, 3)))
     hidden = (x.permute(1, 0) @ w + b).leaky_relu(0.1)
     narrow = hidden @ v
-    # of two parts, the first of which is one column
+    # concatenated of two parts, the first of which is one column
     both = Tensor.concat([narrow[:, 0].reshape(-1, 1) * 2.0, narrow[:, 1:]], 1)
     answer = (both @ u).permute(1, 0)
     loss = (answer - y).square().sum() + (answer[0] * answer[0] + 1.0).log2().sum()
@@ -35,7 +35,7 @@ def channels_first(device: AnyDevice, batch: int, rows: bool = False) -> dict[st
     return gradients(loss, w, b, v, u) | {"answer": kept.node}
 
 
-# The driver's compiler takes seconds for each, so that it has both batches and both layouts once.
+# The driver takes seconds to compile each case, so it gets each batch and each layout once.
 CASES = [("one", 256, True), ("one", 130, False), *product(EMULATED, (256, 130), (False, True))]
 
 

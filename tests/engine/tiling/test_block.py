@@ -1,4 +1,4 @@
-"""The block program: what it takes, what it leaves, and that it changes no result."""
+"""Blocks: which computations they contain, how they are tiled, and that results are equal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def cases(compiled: list[int], emulated: list[int]) -> list[tuple[str, int]]:
-    """(device, number): few for the driver, whose compiler takes seconds for each block."""
+    """(device, number) pairs; few for the driver, whose compiler takes seconds for each block."""
     others = [(name, number) for name in EMULATED for number in emulated]
     return [("one", number) for number in compiled] + others
 
@@ -81,7 +81,7 @@ def blocks(procedure: Procedure) -> list[Block]:
 def check(
     device: AnyDevice, outputs: dict[str, Node], rtol: float = 1e-5, taken: bool = True
 ) -> None:
-    """With a block and without: what NumPy computes in float64."""
+    """Asserts that results with and without a block equal NumPy's in float64."""
     wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
     for general in (False, True):
         found = Program(device, outputs, [], general)
@@ -99,12 +99,12 @@ def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
     return {b: read_buffer(b.device, b) for b in leaves}
 
 
-# --- what lanes do ---
+# --- lanes ---
 
 
 @pytest.mark.parametrize(
     "features",
-    [4, 32, 5, 12],  # a lane has the whole of its share at once; the last ones' tiles are uneven
+    [4, 32, 5, 12],  # a lane loads its whole share at once; 5 and 12 make uneven tiles
 )
 def test_lanes_load_all_gathered_values_before_storing(features: int) -> None:
     device = with_units(open_device("numpy:uops-group"), 1)  # so that tiles have many rows
@@ -125,7 +125,7 @@ def test_lanes_load_all_gathered_values_before_storing(features: int) -> None:
         gathered = [n for n in gathers if first < n < last]
         stored = [n for n in range(first, last) if code.uops[n].op is U.STORE]
         assert not gathered or all(max(gathered) < n for n in stored)
-        for n in gathered:  # and no loop has both
+        for n in gathered:  # no loop both gathers and stores
             inner = [m for m in range(n, last) if code.uops[m].op is U.END]
             assert all(code.uops[m].op is not U.STORE for m in range(n, inner[0]))
 
@@ -134,7 +134,7 @@ def test_lanes_load_all_gathered_values_before_storing(features: int) -> None:
 def test_lanes_hold_their_values_in_a_limited_number_of_registers(
     features: int, stores: int
 ) -> None:
-    """No more than there is room for, and only unrolled loops reach them."""
+    """Their number is limited, and only unrolled loops access them."""
     device = with_units(open_device("numpy:uops-group"), 1)  # so that tiles have many rows
     x, weight = filled(device, 512, features), filled(device, features, 7)
     outputs = gradients((x.sin() @ weight).square().sum(), weight)
@@ -161,8 +161,11 @@ def test_lanes_hold_their_values_in_a_limited_number_of_registers(
 
 
 def test_lanes_beyond_a_tile_load_nothing() -> None:
-    """Of 64 rows of 12 features each lane has two times four, the last lanes but once. The last
-    tile's places are the last ones in memory: whoever looked further would be told."""
+    """Of 64 rows of 12 features each lane loads two times four elements, the last lanes once.
+
+    The indices of the last tile are at the end of their buffer, so that the emulator would report
+    a read beyond them.
+    """
     device = with_units(open_device("numpy:uops-group"), 1)
     table, weight = filled(device, 50, 12), filled(device, 12, 7)
     places = np.random.default_rng(1).integers(0, 50, 256).astype(np.int32)
@@ -175,7 +178,7 @@ def test_lanes_beyond_a_tile_load_nothing() -> None:
 
 @pytest.mark.parametrize(("hidden", "once"), [(64, True), (72, False)])
 def test_sums_kept_in_registers_are_stored_once_at_the_end(hidden: int, once: bool) -> None:
-    """A tile's sums of more than 64 columns are not kept: they are added to memory, from zero."""
+    """Sums of more than 64 columns are not kept in registers but added to cleared memory."""
     device = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
     device.has_matrix_units = True
     outputs = network(device, 700, [8, hidden, 3], Tensor.relu)
@@ -242,7 +245,7 @@ def test_row_softmax_and_weighted_sums_in_a_block_are_right(device: AnyDevice) -
 
 
 def test_rows_normalised_by_the_batch_mean_are_right(device: AnyDevice) -> None:
-    """Normalising by the batch: its mean is a sum over rows, what follows comes after."""
+    """The mean over the batch is a sum over rows; what depends on it follows the block."""
     x, w, v = filled(device, 130, 8), filled(device, 8, 8), filled(device, 8, 3)
     hidden = ((x @ w).leaky_relu(0.1) @ w).leaky_relu(0.1)
     centred = hidden - hidden.mean(axis=0)
@@ -257,7 +260,7 @@ def test_concatenated_input_rows_in_a_block_are_right(device: AnyDevice) -> None
 
 
 def test_rows_padded_by_their_own_number_are_right(device: AnyDevice) -> None:
-    """A width of padding is not the end of a window."""
+    """The width of the padding equals the number of rows."""
     x = filled(device, 5, 3)
     wide = x.pad((0, 5), (0, 0))
     outputs = {"square": wide.square(), "sum": (x * 2.0).sum(0), "next": wide.pad((5, 0), (0, 3))}
@@ -272,7 +275,7 @@ def test_gathered_rows_and_integer_sums_in_a_block_are_right(device: AnyDevice) 
     check(device, {"large": large.node, "sum": (hidden @ filled(device, 9, 4)).sum(axis=0).node})
 
 
-# --- what is taken, and what is said about it ---
+# --- what a block contains, and its note ---
 
 
 @lowered_only
@@ -299,7 +302,7 @@ def test_columns_of_an_image_are_not_taken_as_the_batch(device: AnyDevice) -> No
 
 @lowered_only
 def test_each_group_has_its_own_partial_sums(device: AnyDevice) -> None:
-    """So nothing is atomic; a total adds the groups in order."""
+    """No addition is atomic; a later kernel adds the sums of all groups in order."""
     outputs = network(device, 1024, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
     (block,) = blocks(lowered(outputs, units=3))
     assert block.groups == 3
@@ -352,7 +355,7 @@ def test_rerun_of_a_block_gives_identical_bits(device: AnyDevice) -> None:
 
 @pytest.mark.parametrize(("batch", "width", "kept"), [(512, 16, 3), (1111, 16, 3), (512, 80, 0)])
 def test_sums_kept_in_registers_across_tiles_are_right(batch: int, width: int, kept: int) -> None:
-    """In half precision, gradients of one tile each. Here NumPy multiplies, and rounds nothing."""
+    """In half precision each gradient is one tile. The emulator multiplies without rounding."""
     device = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
     device.has_matrix_units = True
     square = filled(device, width, width)  # a product that is stored as it is, and not added
@@ -364,7 +367,7 @@ def test_sums_kept_in_registers_across_tiles_are_right(batch: int, width: int, k
     tiles = next(i for i, u in enumerate(code.uops) if u.op is U.RANGE and u.arg.kind == "share")
     assert len([u for u in code.uops[:tiles] if u.op is U.TILE]) == kept
     wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
-    for _ in range(2):  # also when what an earlier step left is there
+    for _ in range(2):  # the second run finds what the first left in memory
         found.run()
         for name, value in zip(outputs, wanted, strict=True):
             error = float(np.abs(found.read(name) - value).max())
@@ -390,7 +393,7 @@ def test_reshaped_rows_are_right_without_a_block(device: AnyDevice) -> None:
 
 @lowered_only
 def test_concatenated_gradients_are_also_computed_in_the_block(device: AnyDevice) -> None:
-    """Nothing that walks the rows is computed again after the block."""
+    """No product over the rows is computed again after the block."""
     x, w, v = filled(device, 128, 8), filled(device, 8, 9), filled(device, 9, 3)
     loss = ((x @ w).leaky_relu(0.1) @ v).square().sum()
     by_w, by_v = loss.gradient([w, v])
@@ -403,6 +406,6 @@ def test_concatenated_gradients_are_also_computed_in_the_block(device: AnyDevice
 
 @lowered_only
 def test_wide_layers_keep_tiles_of_many_rows(device: AnyDevice) -> None:
-    """Partial sums as large as all weights are no reason for tiles of few rows."""
+    """Partial sums as large as all weights must not lead to tiles of few rows."""
     (block,) = blocks(lowered(network(device, 512, [64, 256, 256, 256, 3], Tensor.relu)))
     assert block.rows >= 16

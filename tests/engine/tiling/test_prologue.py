@@ -1,4 +1,4 @@
-"""What groups of a block do before their tiles: how few launches are left, and nothing stale."""
+"""The prologue of a block: it saves launches, and uses current weights in every step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(*shape: int) -> np.ndarray:
 
 
 def descent(device: AnyDevice) -> tuple[Program, list[Tensor]]:
-    """AdamW on two layers, at a rate that falls from step to step; the weights."""
+    """A program of AdamW steps on two layers with a falling learning rate, and the weights."""
     x, y = Tensor(draw(ROWS, FEATURES), device), Tensor(draw(ROWS, FEATURES), device)
     weights = [Tensor(draw(FEATURES, FEATURES) * scale, device) for scale in (1.0, 2.0)]
     count = Tensor(np.float32(0), device, name="count")
@@ -48,7 +48,9 @@ def test_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
     assert isinstance(block, Block)
     assert isinstance(after, Fused)
     transposed = [k for k in block.prologue if k.name == "copy"]
-    assert len(transposed) == (lanes == "one")  # on lanes a product reads either order as fast
+    assert len(transposed) == (
+        lanes == "one"
+    )  # with lanes a product reads both layouts equally fast
 
 
 def test_copies_of_large_matrices_are_a_launch_before_the_block(
@@ -56,7 +58,7 @@ def test_copies_of_large_matrices_are_a_launch_before_the_block(
 ) -> None:
     monkeypatch.setattr(prologue, "MAX_COPIED_ELEMENTS", FEATURES * FEATURES - 1)
     copied, block, _ = descent(with_units(open_device("numpy"), 2))[0].stages.procedure.kernels
-    assert isinstance(copied, Fused)  # with the states that are set aside
+    assert isinstance(copied, Fused)  # with the copies of states
     assert (FEATURES, FEATURES) in [k.shape for k in copied.members]
     assert isinstance(block, Block)
     assert [k.name for k in block.prologue] == ["clear"]

@@ -1,4 +1,4 @@
-"""What of a block goes into local memory, and what stays where it is."""
+"""Staging: which values of a block are in local memory, and which are not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def device() -> AnyDevice:
 def step(
     device: AnyDevice, layers: Network, precision: Precision = "half"
 ) -> tuple[Program, Block]:
-    """The gradients of what layers make of 200 rows of 16 values; checked beside float64."""
+    """The gradients of a network on 200 rows of 16 values, compared with float64."""
     x = filled(device, 200, 16)
     weight = (filled(device, 16, 40) * 0.3).realize()
     outputs: dict[str, Node] = gradients(layers((x @ weight).sin()).square().mean(), weight)
@@ -49,7 +49,7 @@ def step(
 
 
 def tile_buffers(block: Block) -> set[Buffer]:
-    """What the tile's kernels leave for one another."""
+    """The local buffers that kernels of the tile pass to one another."""
     return {b for k in block.kernels for b in k.writes() if isinstance(b, LocalBuffer)}
 
 
@@ -92,7 +92,7 @@ def test_scratch_of_reductions_fits_beside_a_full_tile(device: AnyDevice) -> Non
     for weight in weights:
         h = (h @ weight + weight[0]).sin()
     outputs: dict[str, Node] = gradients(h.square().sum(), *weights)
-    for kind in (i32, u32):  # beside the loss, which is of float32
+    for kind in (i32, u32):  # in addition to the loss, which is float32
         outputs[kind.name] = (h > 0).cast(kind).sum().node
     found = Program(device, outputs, []).stages
     assert "mma.sync" in found.source
@@ -112,7 +112,7 @@ def test_without_matrix_units_factors_stay_in_global_memory(device: AnyDevice) -
 def test_only_factors_of_whole_chunks_are_staged(
     device: AnyDevice, begin: int, end: int, near: bool
 ) -> None:
-    """Beyond a part of a line stand other values, not zeros."""
+    """Beyond a part of a line there are other values instead of zeros."""
     weight, other = filled(device, end - begin, 24), filled(device, 40, 24)
     _, block = step(device, lambda h: (h[:, begin:end] @ weight + h @ other).sin())
     assert any(isinstance(b, LocalBuffer) for b in factors(block)) is near
@@ -122,7 +122,7 @@ def test_only_factors_of_whole_chunks_are_staged(
 def test_gradient_with_the_batch_as_right_factor_is_right(
     device: AnyDevice, precision: Precision
 ) -> None:
-    """A gradient that is a product with the batch itself, on its right."""
+    """A weight gradient whose right factor is the batch itself."""
     x, weight, last = filled(device, 200, 12), filled(device, 24, 12), filled(device, 3, 24)
     answer = last @ (weight @ x.transpose()).sin()  # [3, batch]
     outputs: dict[str, Node] = gradients(answer.square().sum(), weight, last)
@@ -158,6 +158,6 @@ def test_omitted_barriers_are_reported_as_races(device: AnyDevice) -> None:
         memory = {b: np.zeros(b.size, b.dtype.np) for b in code.buffers}
         try:
             run_code(replace(code, uops=tuple(uops)), memory)
-        except ValueError:  # that they race
+        except ValueError:  # a race
             raced += 1
-    assert raced >= 2  # some stand before a product that has its factors pass by, and waits
+    assert raced >= 2  # some barriers precede a product that copies its factors and waits itself

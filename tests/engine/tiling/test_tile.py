@@ -10,10 +10,10 @@ from imgmlp.engine.tiling.tile import tile_batch
 @pytest.mark.parametrize(
     ("batch", "groups", "wanted"),
     [
-        (512, 4, (64, 8, 4)),  # as they come
-        (65_536, 264, (64, 1024, 264)),  # a 64th fewer rows are no reason for uneven tiles
-        (65_536, 700, (47, 1395, 700)),  # a quarter fewer are
-        (1000, 4, (63, 16, 4)),  # nothing divides
+        (512, 4, (64, 8, 4)),  # tiles of the largest size
+        (65_536, 264, (64, 1024, 264)),  # uneven tiles would have a 64th fewer rows: not worth it
+        (65_536, 700, (47, 1395, 700)),  # a quarter fewer rows are worth it
+        (1000, 4, (63, 16, 4)),  # no divisor fits
         (3, 8, (3, 1, 1)),
     ],
 )

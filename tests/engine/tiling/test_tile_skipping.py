@@ -1,4 +1,4 @@
-"""Tiles that add nothing to a sum over rows compute nothing for it."""
+"""Tiles that add nothing to a masked sum over rows are skipped for it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ def step(
     other: Chosen | None = None,
     biases: Chosen | None = None,
 ) -> tuple[Program, Tensor]:
-    """Gradients of two layers' weights, by some rows, of the second one by `other` ones; `also` by
-    all of them, before these and after them; of biases by rows of their own. And the turn."""
+    """Gradients of two layers by the rows that `chosen` selects at a turn, and that turn.
+
+    `other` selects the rows of the second layer, `biases` those of both biases. `also` adds
+    gradients by all rows, before and after these.
+    """
     x, goal = (Tensor(values(rows, n), device) for n in (24, 16))
     first, second = Tensor(values(24, 16), device), Tensor(values(16, 16), device)
     turn = Tensor(np.int32(1), device)
@@ -112,8 +115,8 @@ def test_tiles_without_chosen_rows_are_skipped_in_sums(device: AnyDevice) -> Non
 
 
 def test_only_kernels_needed_by_masked_sums_are_guarded() -> None:
-    """A product of either layer, which adds up its bias as well, of terms as they are; and what one
-    of these alone reads."""
+    """Guarded are one product per layer, which also sums its bias, and the one input kernel that
+    only a guarded product reads."""
     program, _ = step(with_units(open_mapping("numpy:procedure"), 2), one_of_four)
     inner, *kernels = guarded(program)
     assert len(kernels) == 2
@@ -160,7 +163,7 @@ def test_masked_sums_may_have_different_masks(device: AnyDevice) -> None:
 
 
 def test_sums_with_different_masks_of_the_same_rows_are_right(device: AnyDevice) -> None:
-    """Sums of the same rows, some of tiles and some of all, that a kernel adds up together."""
+    """One kernel would add up sums of the same rows, two of some tiles and one of all."""
     x = Tensor(values(ROWS, 16), device)
     h = (x @ Tensor(values(16, 16), device)).maximum(0.0)
     rows = Tensor.arange(ROWS)
@@ -186,7 +189,7 @@ def three_of_four(rows: Any, turn: Any) -> Any:
 def test_bias_gradient_with_another_mask_than_its_weights_is_right(
     device: AnyDevice, biases: Chosen
 ) -> None:
-    """Products of which would add up the terms of both."""
+    """A product would add up both with one mask."""
     program, _ = step(device, one_of_four, biases=biases)
     expected, own = (wanted(mask(chosen, 1, ROWS)) for chosen in (one_of_four, biases))
     check(program, expected | {name: own[name] for name in own if name.endswith("bias")})
@@ -203,7 +206,7 @@ def test_mask_of_some_columns_skips_no_tile(device: AnyDevice) -> None:
 
 
 def test_padded_mask_is_false_beyond_its_end(device: AnyDevice) -> None:
-    """What is padded is false, in a tile as a whole or in a part of it."""
+    """The padding is false in whole tiles or in a part of one."""
     for count in (1024, 1000):
         begun = Tensor.arange(count) // 256 % 2 == 0
         padded = begun.cast(dt.f32).pad((0, ROWS - count)) > 0.5
