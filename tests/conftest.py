@@ -156,6 +156,12 @@ def _declared() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def pocl() -> Device:
+    """A newly opened PoCL device, or no test."""
+    return open_pocl()
+
+
 @pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     """NumPy and OpenCL in every form that runs programs."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import open_pocl
 
 from imgmlp import child
 from imgmlp.engine import Device
@@ -321,11 +320,6 @@ def test_number_of_helpers_is_reduced_if_threads_cannot_start(
 # --- real processes ---
 
 SOURCE = "__kernel void t_part(__global float *x) { x[get_global_id(0)] += 1; }"
-
-
-@pytest.fixture
-def pocl() -> Device:
-    return open_pocl()
 
 
 def test_helper_processes_build_parts(pocl: Device) -> None:

@@ -7,7 +7,7 @@ import json
 import time
 
 import pytest
-from conftest import BUILT_TWICE, open_pocl
+from conftest import BUILT_TWICE
 
 from imgmlp import child
 from imgmlp.engine import Device
@@ -22,11 +22,6 @@ TEST_TIMEOUT_SECONDS = 20.0
 
 
 SOURCE = "__kernel void t_part(__global float *x) { x[get_global_id(0)] += 1; }"
-
-
-@pytest.fixture
-def pocl() -> Device:
-    return open_pocl()
 
 
 def test_helper_process_reports_ready_and_built(pocl: Device) -> None:

@@ -200,11 +200,6 @@ SOURCE = "__kernel void t_part(__global float *x) { x[get_global_id(0)] += 1; }"
 
 
 @pytest.fixture
-def pocl() -> Device:
-    return open_pocl()
-
-
-@pytest.fixture
 def builders(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The Builders that a device starts, replaced by recorders without processes."""
     found = list[Any]()

@@ -29,11 +29,6 @@ KERNEL_COUNT = 6
 
 
 @pytest.fixture
-def pocl() -> Device:
-    return open_pocl()
-
-
-@pytest.fixture
 def shared_cache(pocl: Device) -> Path:
     found = kernel_cache.cache_folder()
     assert found is not None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import OPENCL, environment, open_opencl, open_pocl
+from conftest import OPENCL, environment, open_opencl
 from test_discover import run_python
 
 from imgmlp.engine import Device, Tensor, compile
@@ -43,11 +43,6 @@ def test_device_compiles_equal_sources_once(monkeypatch: pytest.MonkeyPatch) -> 
         program.run()
         assert (program.read("y") == 2).all()
     assert len(compiled) == len(set(compiled)) == 2
-
-
-@pytest.fixture
-def pocl() -> Device:
-    return open_pocl()  # other drivers keep caches of their own
 
 
 @pytest.mark.parametrize("times", [1, 2])

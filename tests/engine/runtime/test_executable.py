@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import open_pocl
 
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.engine import (
@@ -17,11 +16,6 @@ from imgmlp.engine import (
 )
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.runtime import executable, program
-
-
-@pytest.fixture
-def pocl() -> Device:
-    return open_pocl()
 
 
 def test_source_is_split_into_parts_with_a_common_head_and_each_kernel_once(

@@ -10,6 +10,7 @@ from weakref import ref
 import numpy as np
 import pytest
 from conftest import open_opencl
+from test_program_cache import entries
 
 from imgmlp.engine import (
     AnyDevice,
@@ -31,10 +32,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where entries are, of this test alone."""
     monkeypatch.setattr(program_cache, "cache_folder", lambda: tmp_path)
     return tmp_path / FOLDER
-
-
-def entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.exists() else []
 
 
 PACKAGE_MODULE = "imgmlp.steps"  # outlines are stored for classes of imgmlp only
