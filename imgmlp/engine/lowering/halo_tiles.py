@@ -6,7 +6,7 @@ stores the elements of the tile itself to global memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from imgmlp.engine.ir.conditions import all_of, at_least, less
 from imgmlp.engine.ir.dtype import f32, i32
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.index_values import source_and_access
-from imgmlp.engine.ir.kernel import Tiled
+from imgmlp.engine.ir.kernel import Kernel, Store, Tiled
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, linear_parts, unravel
@@ -106,57 +106,91 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
     (height, width), pitch = tiled.tile, tiled.pitch
     across, down = -(-pitch // width), -(-tiled.size // (pitch * height))
     group = build.open(Range("t", across * down, "group"))
-    top, left = group // across * height, group % across * width
-    layout = LocalArrays.of(stencil, tiled.tile)
-    arrays = [build.effect(U.LOCAL_ARRAY, (), size, f32) for size in layout.sizes]
-    local = _LocalValues(_load_uniform(stencil, build), {}, pitch)
+    corner = group // across * height, group % across * width
+    tile = _Tile(tiled, stencil, build, target, corner)
     for number, (kernel, halo) in enumerate(zip(tiled.members, tiled.halos, strict=True)):
-        if number or local.uniform:
+        if number or tile.local.uniform:
             build.effect(U.BARRIER, ())
-        rows, columns = height + 2 * halo, width + 2 * halo
+        tile.lower(number, kernel, halo)
+    build.close()
+    return across * down * LANES_PER_GROUP, LANES_PER_GROUP
+
+
+class _Tile:
+    """The tile of a work-group, on which it runs the kernels of a chain one after the other."""
+
+    def __init__(
+        self,
+        tiled: Tiled,
+        stencil: StencilChain,
+        build: Builder,
+        target: Target,
+        corner: tuple[Expr, Expr],
+    ) -> None:
+        self.tiled, self.stencil, self.build, self.target = tiled, stencil, build, target
+        self.top, self.left = corner
+        self.height, self.width = tiled.tile
+        self.layout = LocalArrays.of(stencil, tiled.tile)
+        self.arrays = [build.effect(U.LOCAL_ARRAY, (), size, f32) for size in self.layout.sizes]
+        self.local = _LocalValues(_load_uniform(stencil, build), {}, tiled.pitch)
+
+    def lower(self, number: int, kernel: Kernel, halo: int) -> None:
+        """Lower a member of the chain, whose cells are those of the tile and its halo."""
+        build, size = self.build, self.tiled.size
+        rows, columns = self.height + 2 * halo, self.width + 2 * halo
         lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
-        count = (
-            build.open(Range("r", -(-rows * columns // LANES_PER_GROUP))) * LANES_PER_GROUP + lane
-        )
+        rounds = -(-rows * columns // LANES_PER_GROUP)
+        count = build.open(Range("r", rounds)) * LANES_PER_GROUP + lane
         with _if(build, "x", less(count, rows * columns)):
             count = _define(build, f"c{number}", count, rows * columns)
             cell = _Cell(count // columns, count % columns, halo)
             row, column = cell.row - halo, cell.column - halo
-            place = (top + row) * pitch + left + column
-            element = _define(build, f"p{number}", place, tiled.size)  # in range if it exists
+            place = (self.top + row) * self.tiled.pitch + self.left + column
+            element = _define(build, f"p{number}", place, size)  # in range if it exists
             place = Var(element.name, place.lo, place.hi)
-            exists = all_of(at_least(place, 0), less(place, tiled.size))
+            exists = all_of(at_least(place, 0), less(place, size))
             indices = unravel(element, kernel.shape)
-            lower = _LocalReads(build, target, local, cell, exists)
+            lower = _LocalReads(build, self.target, self.local, cell, exists)
             values = [lower.value(store.value, indices, exists) for store in kernel.stores]
             for n, value in enumerate(values):
-                if (value_halo := stencil.value_halos.get((number, n))) is None:
-                    continue
-                array, begin = arrays[layout.array_of[number, n]], stencil.begins[number, n]
-                kept = _LocalValue(
-                    array,
-                    begin,
-                    value_halo,
-                    height + 2 * value_halo,
-                    width + 2 * value_halo,
-                )
-                local.values.setdefault(kernel.stores[n].target, []).append(kept)
-                value_or_zero = lower.select_or_zero(exists, value, f32)
-                with _if(build, "z", kept.has(cell)):
-                    build.effect(U.SET, (array, value_or_zero), kept.at(cell), f32)
-            pairs = zip(kernel.stores, values, strict=True)
-            stored = [(s, value) for s, value in pairs if not isinstance(s.target, LocalBuffer)]
-            if stored:
-                in_rows = at_least(row, 0), less(row, height)
-                in_columns = at_least(column, 0), less(column, width)
-                in_tile = all_of(exists, less(left + column, pitch), *in_rows, *in_columns)
-                with _if(build, "y", in_tile):
-                    store_values(
-                        build, [s for s, _ in stored], [value for _, value in stored], indices
-                    )
+                self._set_local(number, n, kernel.stores[n], value, lower)
+            self._store_global(kernel, values, cell, exists, indices)
         build.close(2)
-    build.close()
-    return across * down * LANES_PER_GROUP, LANES_PER_GROUP
+
+    def _set_local(self, number: int, n: int, store: Store, value: int, lower: _LocalReads) -> None:
+        """Write store `n` of member `number` to local memory, if later members read its value."""
+        halo = self.stencil.value_halos.get((number, n))
+        if halo is None:
+            return
+        array, begin = self.arrays[self.layout.array_of[number, n]], self.stencil.begins[number, n]
+        rows, columns = self.height + 2 * halo, self.width + 2 * halo
+        local_value = _LocalValue(array, begin, halo, rows, columns)
+        self.local.values.setdefault(store.target, []).append(local_value)
+        value_or_zero = lower.select_or_zero(lower.exists, value, f32)
+        with _if(self.build, "z", local_value.has(lower.cell)):
+            index = local_value.at(lower.cell)
+            self.build.effect(U.SET, (array, value_or_zero), index, f32)
+
+    def _store_global(
+        self,
+        kernel: Kernel,
+        values: Sequence[int],
+        cell: _Cell,
+        exists: Expr,
+        indices: Sequence[Expr],
+    ) -> None:
+        """Store the elements of the tile itself, without its halo, to global memory."""
+        pairs = zip(kernel.stores, values, strict=True)
+        stored = [(s, value) for s, value in pairs if not isinstance(s.target, LocalBuffer)]
+        if not stored:
+            return
+        row, column = cell.row - cell.halo, cell.column - cell.halo
+        in_rows = at_least(row, 0), less(row, self.height)
+        in_columns = at_least(column, 0), less(column, self.width)
+        in_picture = less(self.left + column, self.tiled.pitch)
+        with _if(self.build, "y", all_of(exists, in_picture, *in_rows, *in_columns)):
+            stores, values = [s for s, _ in stored], [value for _, value in stored]
+            store_values(self.build, stores, values, indices)
 
 
 def _load_uniform(stencil: StencilChain, build: Builder) -> dict[Buffer, tuple[int, range]]:
