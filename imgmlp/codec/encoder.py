@@ -13,7 +13,7 @@ from imgmlp.codec.bitstream.container import DEFAULT_CODEC, Codec
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import estimate
-from imgmlp.codec.mlp.rounding_search import smallest
+from imgmlp.codec.mlp.rounding_search import smallest_size
 from imgmlp.codec.training import target
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft
@@ -87,7 +87,7 @@ def compiling_seconds(
 def _work(
     codec: Codec, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice
 ) -> Work:
-    if _is_even(picture) or (wanted.kind == "bytes" and wanted.value < smallest(picture)):
+    if _is_even(picture) or (wanted.kind == "bytes" and wanted.value < smallest_size(picture)):
         pixels = picture.width * picture.height
         return Work(0, 0, fixed_seconds=PLAIN_SECONDS_PER_PIXEL * pixels)  # no training
     of = estimate.work if codec == "mlp" else latent.estimate_work

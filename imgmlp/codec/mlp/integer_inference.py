@@ -127,7 +127,7 @@ class Decoder:
         return sampled(partial(self._piece, network), self._device, self._size, DECODED_PIXELS)
 
     @cached_property
-    def judged_fraction(self) -> float:
+    def sampled_fraction(self) -> float:
         """Of a picture's decoding, what `parts` take."""
         return sampled_fraction(self._device, self._size, DECODED_PIXELS)
 

@@ -28,10 +28,10 @@ Array = np.ndarray[Any, Any]
 MAX_SHIFT_TOWARDS_ZERO = 0.3  # in step sizes; shifting costs quality and saves bits
 MAX_BITS_PER_WEIGHT = 10.0  # more make no picture better
 MAX_MISSING_PSNR = 1.0  # dB; finer steps cannot bring more
-# Decoding is timed so many times, or only in part if that takes longer than these seconds.
+# The speed of decoding is measured by this many decodings, or by as much as takes these seconds.
 TIMED_DECODINGS = 2
 MAX_TIMING_SECONDS = 0.5
-# Parts of a picture stand for all of it if their visible fraction is at least this factor of its.
+# Parts of a picture represent it if their visible fraction is at least this factor of the whole's.
 MIN_VISIBLE_RATIO = 0.5
 # A file with at least this fraction of the wanted bytes is left as it was trained. Step sizes other
 # than the trained ones, finer ones too, cost 0.3 to 1.2 dB per percent of its bytes.
@@ -49,11 +49,11 @@ def overhead(picture: Picture, shape: Shape) -> int:
 
 def paid_weights(picture: Picture, size: float) -> float:
     """How many weights a file of `size` bytes has space for, at BITS_PER_WEIGHT each."""
-    found = 8 * size / rate_model.BITS_PER_WEIGHT
+    weights = 8 * size / rate_model.BITS_PER_WEIGHT
     for _ in range(2):  # the overhead depends on the number of layers
-        beside = overhead(picture, rate_model.network_shape(found, picture.channels))
-        found = max(1.0, 8 * (size - beside) / rate_model.BITS_PER_WEIGHT)
-    return found
+        other_bytes = overhead(picture, rate_model.network_shape(weights, picture.channels))
+        weights = max(1.0, 8 * (size - other_bytes) / rate_model.BITS_PER_WEIGHT)
+    return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +65,15 @@ class Trial:
     sections: tuple[Section, ...]
     size: int  # bytes of the whole file
     psnr: float  # dB; NaN where the target does not need it
-    about: bool = False  # whether `psnr` is an estimate by parts of the picture
+    is_estimate: bool = False  # whether `psnr` was measured on parts of the picture only
 
 
 class Rounding:
-    """What one picture's numbers become for one target, judged on a device.
+    """Rounds the trained networks of one picture for one target, and decodes them on a device.
 
-    `enough` is asked before every trial whether what was found must do. Once `seconds` was asked
-    of a shape, its networks are rounded to ones that what was compiled for it can decode, if
-    `compiled_once`.
+    `is_out_of_time` is asked before every trial, and ends the search. With `keeps_cut`, networks of
+    a shape whose `decoding_seconds` were measured are rounded such that the program that was
+    compiled for that can decode them.
     """
 
     def __init__(
@@ -81,68 +81,72 @@ class Rounding:
         picture: Picture,
         wanted: Goal,
         device: AnyDevice,
-        enough: Callable[[], bool] = lambda: False,
-        compiled_once: bool = False,
+        is_out_of_time: Callable[[], bool] = lambda: False,
+        keeps_cut: bool = False,
     ) -> None:
-        self.picture, self.wanted, self._enough = picture, wanted, enough
-        self._compiled_once = compiled_once
+        self.picture, self.wanted = picture, wanted
+        self._is_out_of_time, self._keeps_cut = is_out_of_time, keeps_cut
         self._decoder = integer_inference.Decoder(picture.width, picture.height, device)
-        self._seconds: dict[Shape, float] = {}
-        self._compiled: dict[Shape, tuple[float, int]] = {}  # bits of a weight, and the cut for it
-        self._latest: tuple[Network, Array] | None = None  # that was decoded, and its pixels
-        self._beyond: dict[Shape, float] = {}  # dB of a picture, more than of its parts
+        self._seconds: dict[Shape, float] = {}  # of decoding
+        # The most bits per weight that a decoder was compiled for, and its cut.
+        self._compiled_cuts: dict[Shape, tuple[float, int]] = {}
+        self._latest: tuple[Network, Array] | None = None  # the latest decoded network, its pixels
+        # dB to add to the PSNR of parts of the picture, by the first network of each shape.
+        self._psnr_corrections: dict[Shape, float] = {}
 
     def one_colour(self, trained: draft.Draft | None = None) -> Trial | None:
-        """The smallest file that there is, if it is all that the target can ask for, or nearer to
-        it than a trained one."""
-        pixels = self.picture.pixels
-        levels = np.rint(_means(pixels))
+        """The smallest possible file, which is of one colour.
+
+        None unless it is all that the target can ask for, or nearer to it than a `trained` one.
+        """
+        pixels, wanted = self.picture.pixels, self.wanted
+        levels = np.rint(_mean_colour(pixels))
         reached = psnr(pixels, np.broadcast_to(levels.astype(np.uint8), pixels.shape))
-        found = even(levels)
-        enough = self.wanted.kind == "psnr" and reached >= self.wanted.value
-        if self.wanted.kind == "bytes" or trained is not None:
-            size = draft.size(self.picture, "mlp", _sections(found))
-            enough = enough or (self.wanted.kind == "bytes" and size > self.wanted.value)
+        network = uniform_network(levels)
+        suffices = wanted.kind == "psnr" and reached >= wanted.value
+        if wanted.kind == "bytes" or trained is not None:
+            size = draft.size(self.picture, "mlp", _sections(network))
+            suffices = suffices or (wanted.kind == "bytes" and size > wanted.value)
         if trained is not None:
-            nearer = draft.distance(size, reached, self.wanted, self.picture)
-            enough = enough or nearer < trained.distance(self.wanted, self.picture)
-        return self._trial(found, []) if enough or math.isinf(reached) else None
+            distance = draft.distance(size, reached, wanted, self.picture)
+            suffices = suffices or distance < trained.distance(wanted, self.picture)
+        return self._trial(network, []) if suffices or math.isinf(reached) else None
 
     def overhead(self, shape: Shape) -> int:
         """Bytes of a file with a network of this shape, without its weights."""
         return overhead(self.picture, shape)
 
-    def seconds(self, shape: Shape, bits: float) -> float:
-        """That decoding a network of a shape takes, once it is compiled, which is done now.
+    def decoding_seconds(self, shape: Shape, bits: float) -> float:
+        """Seconds to decode a network of a shape whose weights take so many bits each.
 
-        How its sums are cut depends on how large weights are, so on the bits that they take: what
-        was compiled for few may do for more, or not.
+        Compiles the decoder first unless that is done. How its sums are cut depends on the size of
+        weights, and so on their bits: a decoder for few bits may serve more bits, or not.
         """
-        before, cut = self._compiled.get(shape, (0.0, None))
-        if bits > before:
-            found = _usual(shape, bits)
-            if cut is None or not integer_inference.is_decoded_with(found, cut):
-                self._seconds[shape], cut = self._timed(found)
-            self._compiled[shape] = bits, cut
+        compiled_bits, cut = self._compiled_cuts.get(shape, (0.0, None))
+        if bits > compiled_bits:
+            network = _typical_network(shape, bits)
+            if cut is None or not integer_inference.is_decoded_with(network, cut):
+                self._seconds[shape], cut = self._time_decoding(network)
+            self._compiled_cuts[shape] = bits, cut
         return self._seconds[shape]
 
-    def _timed(self, found: Network) -> tuple[float, int]:
-        """Seconds that decoding takes, and how hidden layers are cut there."""
-        seconds = self._decoder.seconds(found, TIMED_DECODINGS, MAX_TIMING_SECONDS)
+    def _time_decoding(self, network: Network) -> tuple[float, int]:
+        """The seconds that decoding takes, and how hidden layers are cut."""
+        seconds = self._decoder.seconds(network, TIMED_DECODINGS, MAX_TIMING_SECONDS)
         cut = self._decoder.cut
         assert cut is not None
         return seconds, cut
 
     def best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> tuple[Trial, Trial]:
-        """The network of these numbers, rounded otherwise if that brings it nearer to the target.
+        """The network of these arrays whose file is nearest to the target, and the network as it
+        is with the trained step sizes.
 
-        And what it would have been as it is.
-
-        Both size and quality grow with the bits that steps are chosen for, so those are halved
-        in on. What remains too much is taken away by rounding towards zero.
+        Both size and PSNR grow with the bits that step sizes are chosen for, so the search brackets
+        these bits. If the nearest file is still too large or too good, weights are rounded towards
+        zero.
         """
         wanted = self.wanted
-        self._beyond.pop(shape, None)  # which may be of networks with less training
+        self._psnr_corrections.pop(shape, None)  # may be of a network with less training
         first = self._rounded(arrays, choices, shape)
         if (
             wanted.kind == "bytes"
@@ -150,138 +154,153 @@ class Rounding:
         ):
             return first, first
         sizes, bits = bit_allocation.log_sizes(choices), bit_allocation.total_bits(arrays, choices)
-        most = max(bits, min(1.6 * bits, MAX_BITS_PER_WEIGHT * shape.parameters))
+        max_bits = max(bits, min(1.6 * bits, MAX_BITS_PER_WEIGHT * shape.parameters))
         if wanted.kind == "psnr" and wanted.value - first.psnr > MAX_MISSING_PSNR:
             return first, first
-        ends = (0.1 * bits, bits) if is_too_much(wanted, first) else (bits, most)
+        interval = (0.1 * bits, bits) if is_too_much(wanted, first) else (bits, max_bits)
 
-        def stepped(budget: float) -> Trial:
-            found = bit_allocation.choose_step_sizes(arrays, sizes, budget)
-            return self._rounded(arrays, found, shape)
+        def with_budget(budget: float) -> Trial:
+            coarser_or_finer = bit_allocation.choose_step_sizes(arrays, sizes, budget)
+            return self._rounded(arrays, coarser_or_finer, shape)
 
-        tried = [first, *approached(wanted, first, ends, stepped, self._enough)]
-        over = [trial for trial in tried if is_too_much(wanted, trial)]
-        if over and not wanted.hit_by(tried[-1].size, tried[-1].psnr):
-            start = nearest(wanted, over)
+        trials = [first, *approached(wanted, first, interval, with_budget, self._is_out_of_time)]
+        too_much = [trial for trial in trials if is_too_much(wanted, trial)]
+        if too_much and not wanted.hit_by(trials[-1].size, trials[-1].psnr):
+            start = nearest(wanted, too_much)
 
-            def inwards(share: float) -> Trial:
-                return self._rounded(arrays, start.choices, shape, -share)
+            def shifted(shift: float) -> Trial:
+                return self._rounded(arrays, start.choices, shape, -shift)
 
-            tried += approached(
-                wanted, start, (-MAX_SHIFT_TOWARDS_ZERO, 0.0), inwards, self._enough
-            )
-        return self._chosen(self._judged(tried)), first
+            interval = -MAX_SHIFT_TOWARDS_ZERO, 0.0
+            trials += approached(wanted, start, interval, shifted, self._is_out_of_time)
+        return self._nearest(self._with_psnrs(trials)), first
 
-    def _chosen(self, tried: list[Trial]) -> Trial:
-        """The nearest; for dB by all of its pixels, as long as there is time to see others beside
-        it so."""
-        found = nearest(self.wanted, tried)
-        while found.about and self.wanted.kind == "psnr":
-            whole = replace(found, psnr=self._whole_psnr(found.network), about=False)
-            shift = whole.psnr - found.psnr
-            tried = [
-                whole if trial is found else replace(trial, psnr=trial.psnr + shift * trial.about)
-                for trial in tried
+    def _nearest(self, trials: list[Trial]) -> Trial:
+        """The trial nearest to the target.
+
+        Towards a PSNR, the nearest one is measured on the whole picture and the estimates of the
+        others are corrected accordingly, until the nearest was measured or the time is over.
+        """
+        best = nearest(self.wanted, trials)
+        while best.is_estimate and self.wanted.kind == "psnr":
+            exact = replace(best, psnr=self._whole_psnr(best.network), is_estimate=False)
+            shift = exact.psnr - best.psnr
+            trials = [
+                exact
+                if trial is best
+                else replace(trial, psnr=trial.psnr + shift * trial.is_estimate)
+                for trial in trials
             ]
-            found = whole if self._enough() else nearest(self.wanted, tried)
-        return found
+            best = exact if self._is_out_of_time() else nearest(self.wanted, trials)
+        return best
 
-    def reached(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> float:
+    def rounded_psnr(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> float:
         """The PSNR of the rounded network, in dB."""
         return self._rounded(arrays, choices, shape).psnr
 
-    def _judged(self, tried: list[Trial]) -> list[Trial]:
-        """With their dB those that keep the bytes wanted, if there is something to choose."""
-        keep = [trial for trial in tried if trial.size <= self.wanted.value]
-        if self.wanted.kind != "bytes" or len(keep) < 2:
-            return tried
-        judged: list[Trial] = []
-        for trial in keep:
-            if not (judged and self._enough()):
-                judged.append(self._with_psnr(trial))
-        return judged
+    def _with_psnrs(self, trials: list[Trial]) -> list[Trial]:
+        """Towards a number of bytes, the trials that keep it, with their PSNR; all trials as they
+        are if fewer than two keep it, or for other targets."""
+        small = [trial for trial in trials if trial.size <= self.wanted.value]
+        if self.wanted.kind != "bytes" or len(small) < 2:
+            return trials
+        measured: list[Trial] = []
+        for trial in small:
+            if not (measured and self._is_out_of_time()):
+                measured.append(self._with_psnr(trial))
+        return measured
 
     @property
-    def judged_fraction(self) -> float:
-        """Of a picture's decoding, what judging a trial takes once one of its shape is known."""
-        return self._decoder.judged_fraction
+    def sampled_fraction(self) -> float:
+        """The time to measure the PSNR of a trial, as a fraction of that to decode the picture.
+
+        The first trial of a shape may take all of it.
+        """
+        return self._decoder.sampled_fraction
 
     def _with_psnr(self, trial: Trial) -> Trial:
-        """A trial with its dB; of a large picture about, by parts of it. Where it is to have so
-        many dB, what the first one of its shape has beyond that is added."""
-        found = trial.network
-        about = None if self.judged_fraction == 1 else self._psnr_of_parts(found)
-        if about is None:
-            return replace(trial, psnr=self._whole_psnr(found))
-        if self.wanted.kind != "psnr":  # which only compares
-            return replace(trial, psnr=about, about=True)
-        if found.shape not in self._beyond:
-            whole = self._whole_psnr(found)
-            self._beyond[found.shape] = whole - about
-            return replace(trial, psnr=whole)
-        return replace(trial, psnr=about + self._beyond[found.shape], about=True)
+        """A trial with its PSNR; for a large picture with an estimate by parts of it.
 
-    def _psnr_of_parts(self, found: Network) -> float | None:
-        """PSNR of some parts of the picture; None if they do not represent it."""
-        original, parts = [], self._decoder.parts(found)
+        Towards a PSNR, the first trial of a shape is measured on the whole picture as well, and the
+        difference is added to the estimates of later ones.
+        """
+        network = trial.network
+        estimate = None if self.sampled_fraction == 1 else self._psnr_of_parts(network)
+        if estimate is None:
+            return replace(trial, psnr=self._whole_psnr(network))
+        if self.wanted.kind != "psnr":  # other targets only compare estimates
+            return replace(trial, psnr=estimate, is_estimate=True)
+        if network.shape not in self._psnr_corrections:
+            exact = self._whole_psnr(network)
+            self._psnr_corrections[network.shape] = exact - estimate
+            return replace(trial, psnr=exact)
+        corrected = estimate + self._psnr_corrections[network.shape]
+        return replace(trial, psnr=corrected, is_estimate=True)
+
+    def _psnr_of_parts(self, network: Network) -> float | None:
+        """The PSNR of some parts of the picture; None if they do not represent it."""
+        originals, parts = [], self._decoder.parts(network)
         for (top, left), part in parts:
             rows, columns, channels = part.shape
-            own = self.picture.pixels[top : top + rows, left : left + columns]
-            original.append(own.reshape(1, -1, channels))
-        joined = [part.reshape(1, -1, part.shape[-1]) for _, part in parts]
-        pixels = np.concatenate(original, 1)
-        if visible_fraction(pixels) < MIN_VISIBLE_RATIO * visible_fraction(
-            self.picture.pixels
-        ):  # as hardly anybody sees them
+            original = self.picture.pixels[top : top + rows, left : left + columns]
+            originals.append(original.reshape(1, -1, channels))
+        joined = np.concatenate([part.reshape(1, -1, part.shape[-1]) for _, part in parts], 1)
+        pixels = np.concatenate(originals, 1)
+        least = MIN_VISIBLE_RATIO * visible_fraction(self.picture.pixels)
+        if visible_fraction(pixels) < least:
             return None
-        about = psnr(pixels, np.concatenate(joined, 1))
-        return about if math.isfinite(about) else None
+        estimate = psnr(pixels, joined)
+        return estimate if math.isfinite(estimate) else None
 
-    def _whole_psnr(self, found: Network) -> float:
-        return psnr(self.picture.pixels, self.decoded(found))
+    def _whole_psnr(self, network: Network) -> float:
+        return psnr(self.picture.pixels, self.decoded(network))
 
     def _rounded(
-        self, arrays: list[Array], choices: list[Choice], shape: Shape, inwards: float = 0.0
+        self, arrays: list[Array], choices: list[Choice], shape: Shape, towards_zero: float = 0.0
     ) -> Trial:
-        _, cut = self._compiled.get(shape, (0.0, None)) if self._compiled_once else (0.0, None)
-        found = bit_allocation.network(arrays, choices, shape, inwards, cut)
-        return self._trial(found, choices)
+        _, cut = self._compiled_cuts.get(shape, (0.0, None)) if self._keeps_cut else (0.0, None)
+        network = bit_allocation.network(arrays, choices, shape, towards_zero, cut)
+        return self._trial(network, choices)
 
-    def _trial(self, found: Network, choices: list[Choice]) -> Trial:
+    def _trial(self, network: Network, choices: list[Choice]) -> Trial:
         """The file of a network; it is decoded only if the target is a PSNR."""
-        sections = _sections(found)
+        sections = _sections(network)
         size = draft.size(self.picture, "mlp", sections)
-        trial = Trial(found, choices, sections, size, math.nan)
+        trial = Trial(network, choices, sections, size, math.nan)
         return self._with_psnr(trial) if self.wanted.kind == "psnr" else trial
 
-    def decoded(self, found: Network) -> Array:
+    def decoded(self, network: Network) -> Array:
         """uint8 [height, width, channels]; the latest network's pixels are cached."""
-        if self._latest is None or not alike(self._latest[0], found):
+        if self._latest is None or not alike(self._latest[0], network):
             began = time.perf_counter()
-            self._latest = found, self._decoder.decode(found)
-            if found.shape in self._seconds:  # others may have come to use the device, or gone
-                self._seconds[found.shape] = time.perf_counter() - began
+            self._latest = network, self._decoder.decode(network)
+            if network.shape in self._seconds:  # the load of the device may have changed
+                self._seconds[network.shape] = time.perf_counter() - began
         return self._latest[1]
 
 
-def read_back(network: Network, pixels: Array, found: Container) -> Array:
-    """The pixels, once the bytes of a file are seen to hold this network, which gave them.
+def read_back(network: Network, pixels: Array, written: Container) -> Array:
+    """The pixels of a file that was written, verified without decoding all of it.
 
-    What coding or writing got wrong shows here even where it changes no pixel, and what a driver
-    gets wrong in a corner that NumPy makes as well. Raises FormatError.
+    `pixels` are what the encoder decoded from `network`. Raises FormatError if the file holds
+    another network, which shows an error in coding or writing even if it changes no pixel, or if a
+    corner of the pixels differs from NumPy's, which shows an error of a driver.
     """
-    if not alike(decode.network_of(found), network):
+    if not alike(decode.network_of(written), network):
         raise FormatError("it holds another network than was coded")
-    ours = integer_inference.corner(network, found.header.width, found.header.height)
-    if not np.array_equal(pixels[-ours.shape[0] :, -ours.shape[1] :], ours):
+    corner = integer_inference.corner(network, written.header.width, written.header.height)
+    if not np.array_equal(pixels[-corner.shape[0] :, -corner.shape[1] :], corner):
         raise FormatError("its pixels are not NumPy's")
     return pixels
 
 
-def smallest(picture: Picture) -> int:
-    """Bytes of the smallest file that there is, about: of one colour, which is the first pixel's
-    here, as a mean of many takes a second."""
-    return draft.size(picture, "mlp", _sections(even(picture.pixels[0, 0].astype(np.float64))))
+def smallest_size(picture: Picture) -> int:
+    """About how many bytes the smallest possible file has, which is of one colour.
+
+    The colour is that of the first pixel, as the mean of many pixels takes a second.
+    """
+    levels = picture.pixels[0, 0].astype(np.float64)
+    return draft.size(picture, "mlp", _sections(uniform_network(levels)))
 
 
 def _sections(network: Network) -> tuple[Section, Section]:
@@ -289,29 +308,26 @@ def _sections(network: Network) -> tuple[Section, Section]:
     return Section(container.NETWORK, head), Section(container.WEIGHTS, coded)
 
 
-def _usual(shape: Shape, bits: float) -> Network:
-    """A random network whose weights take so many bits each."""
-    chance, deviation = (
-        np.random.default_rng(0),
-        2**bits / _BITS_TO_DEVIATION * step_size(_EXACT_LEVELS_STEP),
-    )
-    arrays = [chance.normal(0.0, deviation, size) for size in shape.shapes]
-    return bit_allocation.network(
-        arrays, [Choice(_EXACT_LEVELS_STEP, 0)] * (shape.hidden + 1), shape
-    )
+def _typical_network(shape: Shape, bits: float) -> Network:
+    """A random network whose weights take about so many bits each."""
+    generator = np.random.default_rng(0)
+    deviation = 2**bits / _BITS_TO_DEVIATION * step_size(_EXACT_LEVELS_STEP)
+    arrays = [generator.normal(0.0, deviation, size) for size in shape.shapes]
+    choices = [Choice(_EXACT_LEVELS_STEP, 0)] * (shape.hidden + 1)
+    return bit_allocation.network(arrays, choices, shape)
 
 
-def _means(pixels: Array) -> Array:
-    """[channels]: of the samples that count; 0 if there are none."""
+def _mean_colour(pixels: Array) -> Array:
+    """[channels]: the mean of the visible samples; 0 if there are none."""
     if not has_alpha(pixels):
         means: Array = pixels.mean(axis=(0, 1))
         return means
     alpha = pixels[:, :, -1]
-    colours = pixels[:, :, :-1].sum(axis=(0, 1), where=(alpha > 0)[:, :, None], dtype=np.float64)
-    return np.append(colours / max(np.count_nonzero(alpha), 1), alpha.mean())
+    sums = pixels[:, :, :-1].sum(axis=(0, 1), where=(alpha > 0)[:, :, None], dtype=np.float64)
+    return np.append(sums / max(np.count_nonzero(alpha), 1), alpha.mean())
 
 
-def even(levels: Array) -> Network:
+def uniform_network(levels: Array) -> Network:
     """The smallest network that answers with these levels, [channels], for every pixel."""
     shape = Shape(1, 1, 1, len(levels))
     arrays = [np.zeros(size) for size in shape.shapes]
