@@ -15,7 +15,7 @@ from imgmlp.codec.latent.model import (
 )
 from imgmlp.codec.latent.pretrained import hidden_widths, pretrained_networks
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network, Shape
+from imgmlp.codec.mlp.network import MAX_LAST_LAYER_STEP, Layer, Network, Shape
 from imgmlp.engine import Program
 
 
@@ -28,7 +28,7 @@ def small_network(channels: int = 3, width: int = 8, frequencies: int = 3) -> Ne
         deviation = np.sqrt(2 / inputs)
         weights = np.rint(generator.normal(0, 60, (inputs, outputs))).astype(np.int32)
         biases = np.rint(generator.normal(0, 40, outputs)).astype(np.int32)
-        layers.append(Layer(weights, biases, nearest_step(deviation / 60, LAST_STEP), 2))
+        layers.append(Layer(weights, biases, nearest_step(deviation / 60, MAX_LAST_LAYER_STEP), 2))
     return Network(shape, tuple(layers))
 
 

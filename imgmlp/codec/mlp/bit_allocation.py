@@ -14,7 +14,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream.quantize import STEPS, coded_bits, nearest_step, quantize, step_size
 from imgmlp.codec.mlp.integer_inference import is_exact
-from imgmlp.codec.mlp.network import LAST_STEP, MAX_FINER, Layer, Network, Shape
+from imgmlp.codec.mlp.network import MAX_FINER, MAX_LAST_LAYER_STEP, Layer, Network, Shape
 from imgmlp.errors import FormatError
 
 MIN_BUDGET_USE = 0.993  # of the bits; with fewer, finer step sizes are looked for
@@ -85,7 +85,7 @@ def _distance(bits: float, budget: float) -> tuple[bool, float]:
 
 
 def _coarsest(number: int, layers: int) -> int:
-    return LAST_STEP if number == layers - 1 else STEPS - 1
+    return MAX_LAST_LAYER_STEP if number == layers - 1 else STEPS - 1
 
 
 def _nearest(learned: Array, number: int, largest: int) -> Choice:

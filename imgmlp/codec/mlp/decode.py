@@ -1,4 +1,4 @@
-"""From the sections of a compact file to the picture that its network gives."""
+"""Decodes the network in the sections of an .imlp file, and the picture that it represents."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from imgmlp.engine import AnyDevice
 Array = np.ndarray[Any, Any]
 
 
-def decode(found: Container, device: AnyDevice) -> Array:
+def decode(file: Container, device: AnyDevice) -> Array:
     """uint8 [height, width, channels], the same bits on every device.
 
     Raises FormatError if the sections hold no network, or one of another picture.
     """
-    header = found.header
-    return integer_inference.decode(network_of(found), header.width, header.height, device)
+    header = file.header
+    return integer_inference.decode(network_of(file), header.width, header.height, device)
 
 
-def decode_at(found: Container, size: tuple[int, int], device: AnyDevice) -> Array:
-    """What the network gives at another (width, height) than its own, in floats.
+def decode_at(file: Container, size: tuple[int, int], device: AnyDevice) -> Array:
+    """The picture at another (width, height) than its own, computed in floating point.
 
-    Devices may differ by a level. Raises FormatError as `decode`.
+    Devices may differ by a level. Raises FormatError as `decode` does.
     """
-    own = found.header.width, found.header.height
-    return float_render.render(network_of(found), own, size, device)
+    original = file.header.width, file.header.height
+    return float_render.render(network_of(file), original, size, device)
 
 
-def network_of(found: Container) -> Network:
-    """Raises FormatError as `decode`."""
-    header = found.header
-    head, coded = found.require(container.NETWORK), found.require(container.WEIGHTS)
+def network_of(file: Container) -> Network:
+    """The network in a file. Raises FormatError as `decode` does."""
+    header = file.header
+    head, coded = file.require(container.NETWORK), file.require(container.WEIGHTS)
     return network.parse(head, coded, header.width * header.height, header.channels)

@@ -21,54 +21,56 @@ SMALL_NETWORK_WEIGHTS = 2_000.0  # networks of fewer take hardly less time
 # networks of slightly more or fewer weights: chance makes one of them up to 0.5 dB better.
 MAX_BRIEF_OPERATIONS = 1e12
 MAX_RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 10}
-# The same for attempts that take a moment only, of the smallest networks.
+# The same for attempts that take only a moment, with the smallest networks.
 MAX_MOMENT_OPERATIONS = 2.5e10
 MAX_MOMENT_RIVALS = 4
 # Seconds per step that NumPy takes for any network: 1.1 to 2 ms were measured for 123 to 963
 # weights on an AMD EPYC, family 25, at 2.4 GHz.
-INTERPRETED_STEP = 1.8e-3
+INTERPRETED_STEP_SECONDS = 1.8e-3
 FILE_CHECKS = 2  # times that files are usually decoded after training
 
 
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """The estimated work of training for a target and of checking files."""
-    samples = picture.width * picture.height
+    samples, channels = picture.width * picture.height, picture.channels
     weights, steps = usual_weights(picture, wanted, workload), workload.steps * workload.wider
-    shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
+    shape = rate_model.network_shape(weights, channels)
     shapes, runs = [shape], 1.0
-    others = 0 if workload.seconds is not None else rivals(wanted.kind, operations(weights, steps))
-    if others:
-        shapes, runs = neighbours_to_try(shape, wanted.kind)[: 1 + others], runs + others
+    is_limited = workload.seconds is not None
+    max_rivals = 0 if is_limited else rivals(wanted.kind, operations(weights, steps))
+    if max_rivals:
+        shapes = neighbours_to_try(shape, wanted.kind)[: 1 + max_rivals]
+        runs += max_rivals
     elif wanted.kind == "psnr":
         runs += USUAL_ATTEMPTS / 2 - 1
-    told = workload.steps if workload.seconds is None else 0
-    programs = [step_program(shape, workload.wider, device, told) for shape in shapes]
+    bucket_steps = 0 if is_limited else workload.steps
+    programs = [step_program(shape, workload.wider, device, bucket_steps) for shape in shapes]
     if wanted.kind != "bytes":
         runs += MAX_PILOTS / 2 * 1.5 * pilot_steps(workload.steps) / max(workload.steps, 1)
-        first = rate_model.network_shape(pilot_weights(samples), channels)
-        programs.append(step_program(first, workload.wider, device, pilot_steps(told)))
+        pilot = rate_model.network_shape(pilot_weights(samples), channels)
+        programs.append(step_program(pilot, workload.wider, device, pilot_steps(bucket_steps)))
     programs += [decoding_program(shape, device, samples) for shape in shapes]
-    run = told, BATCH * workload.wider
-    bucket = buckets.training_shape(shape, device, *run)
-    if buckets.opening_steps(shape, device, *run):
-        bucket = shape  # for most of them
-    read = buckets.decoding_shape(shape, device, samples).parameters
-    computed = operations(bucket.parameters, runs * steps) + 2 * FILE_CHECKS * read * samples
+    batch = BATCH * workload.wider
+    bucket = buckets.training_shape(shape, device, bucket_steps, batch)
+    if buckets.opening_steps(shape, device, bucket_steps, batch):
+        bucket = shape  # most steps run in the network's own program
+    decoded = buckets.decoding_shape(shape, device, samples).parameters * samples
+    computed = operations(bucket.parameters, runs * steps) + 2 * FILE_CHECKS * decoded
     trained = runs * workload.steps
-    fixed = INTERPRETED_STEP * trained if isinstance(device, NumpyDevice) else 0.0
+    fixed = INTERPRETED_STEP_SECONDS * trained if isinstance(device, NumpyDevice) else 0.0
     return Work(trained, computed, tuple(dict.fromkeys(programs)), fixed)
 
 
 def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
-    """How many weights a typical picture needs for a target, and training can teach."""
+    """How many weights a typical picture needs for a target, and training can make use of."""
     most = 8 * picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
     if wanted.kind == "bytes":
         return min(paid_weights(picture, wanted.value), most)
-    taught = max(
+    trainable = max(
         SMALL_NETWORK_WEIGHTS, workload.steps * workload.wider * BATCH / MIN_PIXELS_PER_WEIGHT
     )
     usual = rate_model.usual_weights(wanted, picture.width * picture.height)
-    return min(usual, most, taught)
+    return min(usual, most, trainable)
 
 
 def pilot_steps(steps: int) -> int:

@@ -1,7 +1,7 @@
-"""An .imlp network at any size, in floats: what the whole numbers approximate; and one in training.
+"""Renders an .imlp network, or one in training, at any size in floating point.
 
-Good for looking at, not exact: devices may differ by one level here and there. The exact
-decoder is `integer_inference`.
+Results are not exact: devices may differ by one level in some samples. The exact decoder is
+`integer_inference`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Array = np.ndarray[Any, Any]
 
 Size = tuple[int, int]  # width, height
 
-DECODED_PIXELS = 1 << 15
+DECODED_PIXELS = 1 << 15  # of a rendering step
 
 
 def render(network: Network, original: Size, size: Size, device: AnyDevice) -> Array:
-    """The picture of an `original` size at another one, uint8 [height, width, channels]."""
+    """The picture at `size` instead of its `original` size, uint8 [height, width, channels]."""
     arrays = [array for layer in network.layers for array in layer.floats()]
     return render_floats(arrays, network.shape, original, size, device)
 
@@ -34,7 +34,7 @@ def render(network: Network, original: Size, size: Size, device: AnyDevice) -> A
 def render_floats(
     arrays: Sequence[Array], shape: Shape, original: Size, size: Size, device: AnyDevice
 ) -> Array:
-    """The same of parameters that nobody has rounded, float32 W0, b0, W1, b1 ...."""
+    """The same for parameters that are not rounded, float32 W0, b0, W1, b1 ...."""
     make = partial(_Piece, arrays, shape, original, size)
     return assemble(make, device, size, shape.channels, DECODED_PIXELS)
 
@@ -68,25 +68,25 @@ class _Piece:
         self.program = compile(self._step, device)
 
     def move_to(self, top: int, left: int) -> None:
-        """Load the features of another piece; also past the picture's edge."""
+        """Load the features of another piece, which may reach past the picture's edge."""
         self.x.write(self._features(0, left, self.columns))
         self.y.write(self._features(1, top, self.rows))
 
     def _features(self, axis: int, begin: int, count: int) -> Array:
         """float32 [count, 2 * frequencies]: sines, then cosines."""
         samples = self.original[axis]
-        places = (np.arange(begin, begin + count) + 0.5) * (samples / self.size[axis])
+        positions = (np.arange(begin, begin + count) + 0.5) * (samples / self.size[axis])
         cycles = np.array(integer_inference.frequencies(self.shape.frequencies, samples)) / 2**32
-        phases = 2 * np.pi * np.outer(places, cycles)
-        found = np.concatenate([np.sin(phases), np.cos(phases)], axis=1).astype(np.float32)
-        more = 2 * (self.bucket.frequencies - self.shape.frequencies)
-        return np.pad(found, ((0, 0), (0, more)))
+        phases = 2 * np.pi * np.outer(positions, cycles)
+        table = np.concatenate([np.sin(phases), np.cos(phases)], axis=1).astype(np.float32)
+        padding = 2 * (self.bucket.frequencies - self.shape.frequencies)
+        return np.pad(table, ((0, 0), (0, padding)))
 
     def _step(self) -> dict[str, Tensor]:
         rows, columns, features = self.rows, self.columns, self.x.shape[1]
         across = self.x.reshape(1, columns, features).expand(rows, columns, features)
         down = self.y.reshape(rows, 1, features).expand(rows, columns, features)
         pixels = Tensor.concat([across, down], axis=2).reshape(rows * columns, 2 * features)
-        answer = qat_step.forward(self.flat, self.bucket, pixels)
-        level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
+        output = qat_step.forward(self.flat, self.bucket, pixels)
+        level = ((output + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
         return {"pixels": level.reshape(rows, columns, -1)}

@@ -1,15 +1,16 @@
-"""What an .imlp network computes, in whole numbers: the same bits on every device.
+"""Decodes an .imlp network in integers: the same bits on every device.
 
 Features come from integer recurrences, activations are cubic pieces made of products and shifts,
-and all sums fit in 32 bits (`network.Layer` proves it). Part of the file format
+and all sums fit in 32 bits (`network.Layer` proves it). This module is part of the file format
 (docs/format-imlp.md): a change here would make files decode to other pictures.
 
-Sums of products run as float32 products of matrices, the fastest that every device has. They are
-exact, in whatever order they are added up, where the magnitudes of all terms add up to at most
-2**24. So the inputs of a layer are cut into spans, or into parts of 8 bits where weights are too
-large for that. Networks of one shape are nearly all cut in one way, so that what was compiled for
-one of them serves the others, also those that are still to be trained; and so do narrower ones,
-padded with zeros (buckets.py).
+Layers are computed as float32 matrix products, the fastest products that every device has. Such a
+product is exact, in whatever order its terms are added, if the magnitudes of the terms add up to at
+most 2**24. So the inputs of a layer are cut into spans, whose products are added as integers. Where
+weights are too large for that, every input is cut into a low and a high byte instead. Nearly
+all networks of a shape have the same cut, so that a program compiled for one of them serves the
+others, including those that are not trained yet. Narrower networks use it too, padded with zeros
+(buckets.py).
 """
 
 from __future__ import annotations
@@ -22,51 +23,63 @@ import numpy as np
 
 from imgmlp.codec.bitstream.quantize import step_parts
 from imgmlp.codec.mlp import buckets
-from imgmlp.codec.mlp.network import LIMIT, VALUE_BITS, Layer, Network, Shape
+from imgmlp.codec.mlp.network import MAX_ACTIVATION, VALUE_BITS, Layer, Network, Shape
 from imgmlp.codec.training.chunked import assemble, sampled, sampled_fraction, timed
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
 
 Array = np.ndarray[Any, Any]
 
-ONE = 1 << VALUE_BITS
+ONE = 1 << VALUE_BITS  # the number 1 as a feature or an activation
 DECODED_PIXELS = 1 << 15  # of a decoding step
-CORNER = 64  # pixels along the sides of what is compared between devices
-_CYCLE = 1024  # entries of the table of sines
-# cos and sin of a 1024th of a cycle, as fractions of 2**62
-_COS, _SIN = 4611599204741358747, 28296773447188932
-_SHIFT = 2 * VALUE_BITS - 8  # of a product of shares
-_ANSWER_BITS = 4  # by which the last layer's answers are finer than activations
-LEAST = -178  # activation; LIMIT is the largest
-MIDDLE = (LIMIT + LEAST) // 2
-LARGEST_SUM = (1 << 24) // (LIMIT - MIDDLE)  # of weights' magnitudes, so that sums stay exact
-SPAN = 32  # inputs: weights of six bits are hardly ever too large for so many
-MOST_SPANS = 4  # of a layer; more take longer to compile than they save
-PARTS = 0  # a cut that is none into spans, whose inputs it gives otherwise
-_ALIGN = 8  # inputs: a span begins where vectors do
+CORNER_PIXELS = 64  # along each side of the corner that is compared with NumPy
+
+_SINES_PER_CYCLE = 1024  # entries of the table of sines
+# The cosine and the sine of a 1024th of a cycle, as fractions of 2**62.
+_TURN_COS, _TURN_SIN = 4611599204741358747, 28296773447188932
+_PRODUCT_SHIFT = 2 * VALUE_BITS - 8  # after a product within `activate`
+_OUTPUT_BITS = 4  # by which outputs of the last layer are finer than activations
+
+# The range of activations is MIN_ACTIVATION to MAX_ACTIVATION. Spans subtract its middle, which
+# halves their magnitudes.
+MIN_ACTIVATION = -178
+MIDDLE_ACTIVATION = (MAX_ACTIVATION + MIN_ACTIVATION) // 2
+# The largest sum of the magnitudes of weights in a span whose product is exact.
+MAX_EXACT_WEIGHT_SUM = (1 << 24) // (MAX_ACTIVATION - MIDDLE_ACTIVATION)
+
+# A cut is a number of inputs per span, or BYTE_PARTS.
+BYTE_PARTS = 0
+INPUTS_PER_SPAN = 32  # for which weights of six bits are hardly ever too large
+MAX_SPANS = 4  # of a layer; more take longer to compile than they save
+_SPAN_ALIGNMENT = 8  # inputs; spans begin where vectors do
 
 
 @cache
 def sines() -> Array:
-    """int64 [1024]: sines of a whole cycle, times 1024, by turning a vector step by step."""
+    """int64 [1024]: the sines of a whole cycle, times 1024.
+
+    A vector is turned by a 1024th of a cycle again and again, in integers.
+    """
     quarter, cos, sin = [], 1 << 62, 0
-    for _ in range(_CYCLE // 4 + 1):
+    for _ in range(_SINES_PER_CYCLE // 4 + 1):
         quarter.append(sin + (1 << 51) >> 52)
-        cos, sin = cos * _COS - sin * _SIN >> 62, cos * _SIN + sin * _COS >> 62
+        cos, sin = cos * _TURN_COS - sin * _TURN_SIN >> 62, cos * _TURN_SIN + sin * _TURN_COS >> 62
     half = quarter + quarter[-2:0:-1]
     return np.array(half + [-value for value in half], np.int64)
 
 
 @cache
 def frequencies(count: int, samples: int) -> tuple[int, ...]:
-    """From half a cycle an axis to half a cycle a sample, one ratio apart; in 2**-32 cycles a
-    sample, rounded down: number k is the root of 2**(31 (count-1)) / samples**(count-1-k).
+    """Frequencies from half a cycle per axis to half a cycle per sample, in a geometric series.
+
+    The unit is 2**-32 cycles per sample. Frequency k is the root of degree count - 1 of
+    2**(31 (count-1)) / samples**(count-1-k), rounded down.
     """
     degree = max(count - 1, 1)
     return tuple(_root((1 << 31 * degree) // samples ** (degree - k), degree) for k in range(count))
 
 
 def _root(value: int, degree: int) -> int:
-    """The largest whole number whose power is at most a value."""
+    """The largest integer whose power is at most `value`."""
     low, high = 0, 1 << 32
     while high - low > 1:
         middle = low + high >> 1
@@ -76,11 +89,13 @@ def _root(value: int, degree: int) -> int:
 
 def features(count: int, samples: int, begin: int, end: int) -> Array:
     """int64 [end - begin, 2 * count]: sines, then cosines, of the samples' phases, times 1024."""
-    places = 2 * np.arange(begin, end, dtype=np.int64) + 1  # middles of samples, halves
+    places = 2 * np.arange(begin, end, dtype=np.int64) + 1  # middles of samples, in half samples
     phases = np.outer(places, np.array(frequencies(count, samples), np.int64)) >> 1
-    entries = (phases + (1 << 21) >> 22) % _CYCLE
+    entries = (phases + (1 << 21) >> 22) % _SINES_PER_CYCLE
     table = sines()
-    return np.concatenate([table[entries], table[(entries + _CYCLE // 4) % _CYCLE]], axis=1)
+    return np.concatenate(
+        [table[entries], table[(entries + _SINES_PER_CYCLE // 4) % _SINES_PER_CYCLE]], axis=1
+    )
 
 
 def decode(network: Network, width: int, height: int, device: AnyDevice) -> Array:
@@ -91,19 +106,19 @@ def decode(network: Network, width: int, height: int, device: AnyDevice) -> Arra
 
 
 def corner(network: Network, width: int, height: int) -> Array:
-    """uint8: some last rows and columns of the picture as NumPy makes them, on every device."""
-    rows, columns = min(CORNER, height), min(CORNER, width)
+    """uint8: the lower right corner of the picture, which NumPy computes for every device."""
+    rows, columns = min(CORNER_PIXELS, height), min(CORNER_PIXELS, width)
     piece = _Piece(network, (width, height), open_device("numpy"), rows, columns)
     piece.move_to(height - rows, width - columns)
     piece.program.run()
-    found: Array = piece.program.read("pixels")
-    return found
+    pixels: Array = piece.program.read("pixels")
+    return pixels
 
 
 class Decoder:
     """Decodes networks of one picture.
 
-    What was made for one serves the next if it has the same bucket and the cut is exact for it.
+    The program of one network serves the next if they share a bucket and its cut is exact for both.
     """
 
     def __init__(self, width: int, height: int, device: AnyDevice) -> None:
@@ -112,7 +127,7 @@ class Decoder:
 
     @property
     def cut(self) -> int | None:
-        """How hidden layers are cut in what was made latest."""
+        """The cut of hidden layers in the latest program."""
         return None if self._latest is None else self._latest.cut
 
     def decode(self, network: Network) -> Array:
@@ -122,25 +137,27 @@ class Decoder:
         return assemble(make, self._device, self._size, channels, DECODED_PIXELS)
 
     def parts(self, network: Network) -> list[tuple[tuple[int, int], Array]]:
-        """Some of the picture's, which stand for all: corners, and uint8 [rows, columns,
-        channels]."""
+        """Parts of the picture that represent all of it: the top left corner of each, and uint8
+        [rows, columns, channels]."""
         return sampled(partial(self._piece, network), self._device, self._size, DECODED_PIXELS)
 
     @cached_property
     def sampled_fraction(self) -> float:
-        """Of a picture's decoding, what `parts` take."""
+        """The time that `parts` takes, as a fraction of that to decode the picture."""
         return sampled_fraction(self._device, self._size, DECODED_PIXELS)
 
     def seconds(self, network: Network, times: int, most: float) -> float:
-        """That it takes to decode a network once that is compiled, which is done now: by doing it
-        so many times, or as much of it as takes `most` seconds."""
+        """Seconds to decode a network, without compiling its program, which is done first.
+
+        Measured by decoding it so many times, or as much of it as takes `most` seconds.
+        """
         make = partial(self._piece, network)
         return timed(make, self._device, self._size, DECODED_PIXELS, times, most)
 
     def _piece(self, network: Network, device: AnyDevice, rows: int, columns: int) -> _Piece:
         latest, self._latest = self._latest, None
-        if latest is None or not latest.takes(network, device, rows, columns):
-            del latest  # its memory may be needed
+        if latest is None or not latest.can_load(network, device, rows, columns):
+            del latest  # frees its memory
             latest = _Piece(network, self._size, device, rows, columns)
         latest.load(network)
         self._latest = latest
@@ -150,8 +167,9 @@ class Decoder:
 class _Piece:
     """A step that decodes rows x columns pixels anywhere in a picture.
 
-    The first layer is linear in features of either axis alone, so each axis has a small table of
-    its sums, computed here, and a pixel's sum is that of a row of each.
+    The first layer is linear, and each of its features depends on one axis alone. So the host
+    computes a small table of sums for each axis, and the sums of a pixel are a row of one table
+    plus a row of the other.
     """
 
     def __init__(
@@ -165,31 +183,30 @@ class _Piece:
         self.network, self.size = network, size
         self.rows, self.columns = rows, columns
         self.bucket = buckets.decoding_shape(network.shape, device, math.prod(size))
-        self.cut = cut_of(network, self.bucket)
+        self.cut = choose_cut(network, self.bucket)
         outputs = self.bucket.width
         self.x = Tensor(np.zeros((self.columns, outputs), np.int32), device, name="x_sums")
         self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")
-        self.left = -1  # of the sums that x holds
+        self.left = -1  # the first column of the sums in x
         self.device = device
-        # not constants, so that the kernels of one network serve others of its sizes
-        self.scales = Tensor(_scales(network), device, name="scales")
-        # Weights of the last layer are the largest, and its outputs so few that parts cost little.
+        # Not constants, so that the kernels of one network serve others of the same shape.
+        self.scales = Tensor(_rescalings(network), device, name="scales")
+        # The last layer has the largest weights, and so few outputs that byte parts cost little.
         *hidden, last = enumerate(self._padded(), 1)
         self.products = [Product(layer, self.cut, device, str(n)) for n, layer in hidden]
-        self.products.append(Product(last[1], PARTS, device, str(last[0])))
+        self.products.append(Product(last[1], BYTE_PARTS, device, str(last[0])))
         self.program = compile(self._step, device, precision="exact")
 
-    def takes(self, network: Network, device: AnyDevice, rows: int, columns: int) -> bool:
-        """Whether `load` would make it that piece of another network."""
-        mine = self.bucket, self.device, self.rows, self.columns
+    def can_load(self, network: Network, device: AnyDevice, rows: int, columns: int) -> bool:
+        """Whether this piece can decode another network, once `load` is called."""
+        own = self.bucket, self.device, self.rows, self.columns
         bucket = buckets.decoding_shape(network.shape, device, math.prod(self.size))
-        alike = mine == (bucket, device, rows, columns)
-        return alike and is_decoded_with(network, self.cut)
+        return own == (bucket, device, rows, columns) and is_cut_exact(network, self.cut)
 
     def load(self, network: Network) -> None:
-        """Go on with another network."""
+        """Replace the network by one that this piece `can_load`."""
         self.network, self.left = network, -1
-        self.scales.write(_scales(network))
+        self.scales.write(_rescalings(network))
         for product, layer in zip(self.products, self._padded(), strict=True):
             product.load(layer)
 
@@ -200,7 +217,7 @@ class _Piece:
         return [buckets.padded(layer, *sizes) for layer, sizes in layers]
 
     def move_to(self, top: int, left: int) -> None:
-        """Load the sums of another piece; past the picture's edge, anything."""
+        """Load the first layer's sums for another piece; they are 0 past the picture's edge."""
         first, half = self.network.layers[0], 2 * self.network.shape.frequencies
         if left != self.left:
             biases = first.bias_sums()
@@ -225,14 +242,14 @@ class _Piece:
         sums = sums.reshape(rows * columns, outputs)
         for number, product in enumerate(self.products):
             sums = product(activate(rescale(sums, self.scales[number])))
-        answers = rescale(sums, self.scales[-1])
-        return {"pixels": levels(answers).reshape(rows, columns, -1)}
+        outputs_of_last = rescale(sums, self.scales[-1])
+        return {"pixels": levels(outputs_of_last).reshape(rows, columns, -1)}
 
 
 class Product:
-    """What a layer makes of values, exactly; its inputs are cut into spans of so many, or parts.
+    """The exact sums of a layer. Its inputs are cut into spans of `cut` inputs, or BYTE_PARTS.
 
-    `name` is for listings.
+    `name` is part of the names of its tensors in listings.
     """
 
     def __init__(self, layer: Layer, cut: int, device: AnyDevice, name: str) -> None:
@@ -245,83 +262,87 @@ class Product:
         self.load(layer)
 
     def load(self, layer: Layer) -> None:
-        """Go on with another layer of this size, for which such spans are exact."""
+        """Replace the layer by another one of this size for which the cut is exact."""
         biases = layer.bias_sums()
         if self._cut:
-            biases = biases + layer.weights.sum(0, np.int64) * MIDDLE
+            biases = biases + layer.weights.sum(0, np.int64) * MIDDLE_ACTIVATION
         self._weights.write(layer.weights.astype(np.float32))
         self._biases.write(biases.astype(np.int32))
 
     def __call__(self, values: Tensor) -> Tensor:
-        """int32 [rows, inputs], from LEAST to LIMIT -> int32 [rows, outputs]."""
+        """Activations, int32 [rows, inputs], -> sums, int32 [rows, outputs]."""
         weights = self._weights
         if self._cut:
-            centred = (values - MIDDLE).cast(dtype.f32)
-            found = _spans(weights.shape[0], self._cut)
-            parts = [(centred[:, span] @ weights[span]).cast(dtype.i32) for span in found]
-            return reduce(Tensor.__add__, parts) + self._biases
+            centred = (values - MIDDLE_ACTIVATION).cast(dtype.f32)
+            spans = _spans(weights.shape[0], self._cut)
+            sums = [(centred[:, span] @ weights[span]).cast(dtype.i32) for span in spans]
+            return reduce(Tensor.__add__, sums) + self._biases
         low = (values & 255).cast(dtype.f32) @ weights
         high = (values >> 8).cast(dtype.f32) @ weights
         return low.cast(dtype.i32) + high.cast(dtype.i32) * 256 + self._biases
 
 
-def cut_of(network: Network, bucket: Shape) -> int:
-    """Of how many inputs the spans of each hidden layer but the first are, or PARTS.
+def choose_cut(network: Network, bucket: Shape) -> int:
+    """The cut of all hidden layers but the first.
 
-    Of as many as usual in a bucket if that is exact, so that there are few kinds of kernels.
+    The usual number of spans of the bucket is preferred, so that there are few different kernels.
     """
-    usual = min(-(-bucket.width // SPAN), MOST_SPANS)
-    known = [-(-bucket.width // (count * _ALIGN)) * _ALIGN for count in (usual, MOST_SPANS)]
-    return next((cut for cut in known if is_decoded_with(network, cut)), PARTS)
+    usual_spans = min(-(-bucket.width // INPUTS_PER_SPAN), MAX_SPANS)
+    cuts = [
+        -(-bucket.width // (spans * _SPAN_ALIGNMENT)) * _SPAN_ALIGNMENT
+        for spans in (usual_spans, MAX_SPANS)
+    ]
+    return next((cut for cut in cuts if is_cut_exact(network, cut)), BYTE_PARTS)
 
 
-def is_decoded_with(network: Network, cut: int) -> bool:
-    """Whether sums of all hidden layers but the first are exact where they are cut so."""
+def is_cut_exact(network: Network, cut: int) -> bool:
+    """Whether the sums of all hidden layers but the first are exact with this cut."""
     return all(is_exact(layer.weights, cut) for layer in network.layers[1:-1])
 
 
 def is_exact(weights: Array, cut: int) -> bool:
-    """Whether sums of float32 are exact with spans of so many inputs, or with PARTS."""
-    if cut == PARTS:
+    """Whether the float32 sums of a layer are exact with this cut."""
+    if cut == BYTE_PARTS:
         return True
     magnitudes = np.abs(weights.astype(np.int64))
-    found = _spans(len(magnitudes), cut)
-    return all(magnitudes[span].sum(0).max() <= LARGEST_SUM for span in found)
+    spans = _spans(len(magnitudes), cut)
+    return all(magnitudes[span].sum(0).max() <= MAX_EXACT_WEIGHT_SUM for span in spans)
 
 
 def _spans(inputs: int, length: int) -> list[slice]:
-    """Runs of so many inputs; of fewer at the end."""
+    """Spans of `length` inputs; the last one may be shorter."""
     return [slice(begin, begin + length) for begin in range(0, inputs, length)]
 
 
-def _scales(network: Network) -> Array:
-    """int32 [layers, 3], as `rescale` takes them."""
+def _rescalings(network: Network) -> Array:
+    """int32 [layers, 3]: the `rescaling` of each layer."""
     *steps, last = (layer.step for layer in network.layers)
-    return np.array([*map(scale_of, steps), scale_of(last, _ANSWER_BITS)])
+    return np.array([*map(rescaling, steps), rescaling(last, _OUTPUT_BITS)])
 
 
-def scale_of(step: int, finer: int = 0) -> Array:
-    """What `rescale` takes for a step: int32 [factor, half of a unit, shift]."""
+def rescaling(step: int, finer: int = 0) -> Array:
+    """The argument of `rescale` for a step size: int32 [factor, rounding term, shift]."""
     m, e = step_parts(step)
     shift = e - 3 - finer
     return np.array([m, 1 << shift - 1, shift], np.int32)
 
 
 def rescale(sums: Tensor, scale: Tensor) -> Tensor:
-    """Sums in 2**-10 steps to 2**-(10 + finer), rounded."""
+    """Sums in units of 2**-10 step sizes -> values in units of 2**-(10 + finer), rounded."""
     return (((sums + 4) >> 3) * scale[0] + scale[1]) >> scale[2]
 
 
 def activate(values: Tensor) -> Tensor:
-    """x times a share that grows from 0 at x = -2 to 1 at x = 2 as 3 u**2 - 2 u**3 does."""
-    x = values.minimum(LIMIT)  # no least one is needed: below -2 the share is 0
-    u = (x + 2 * ONE).maximum(0).minimum(4 * ONE)  # of 4096
-    share = ((u * u) >> _SHIFT) * (3 * 4 * ONE - u * 2) >> _SHIFT
-    return (x * share + 2 * ONE) >> _SHIFT
+    """x times a gate that grows from 0 at x = -2 to 1 at x = 2, as 3 u**2 - 2 u**3 of
+    u = x / 4 + 1 / 2."""
+    x = values.minimum(MAX_ACTIVATION)  # there is no lower limit, as the gate is 0 below -2
+    u = (x + 2 * ONE).maximum(0).minimum(4 * ONE)  # in units of 1 / 4096
+    gate = ((u * u) >> _PRODUCT_SHIFT) * (3 * 4 * ONE - u * 2) >> _PRODUCT_SHIFT
+    return (x * gate + 2 * ONE) >> _PRODUCT_SHIFT
 
 
-def levels(answers: Tensor) -> Tensor:
-    """Answers around 0, in 2**-14, to samples: -1/2 is black, 1/2 white."""
-    one = ONE << _ANSWER_BITS
-    value = (answers.maximum(-one).minimum(one) + one // 2).maximum(0).minimum(one)
-    return ((value * 255 + one // 2) >> VALUE_BITS + _ANSWER_BITS).cast(dtype.u8)
+def levels(outputs: Tensor) -> Tensor:
+    """Outputs of the network, in units of 2**-14, -> uint8 samples; -1/2 is black, 1/2 white."""
+    one = ONE << _OUTPUT_BITS
+    value = (outputs.maximum(-one).minimum(one) + one // 2).maximum(0).minimum(one)
+    return ((value * 255 + one // 2) >> VALUE_BITS + _OUTPUT_BITS).cast(dtype.u8)

@@ -35,7 +35,7 @@ from imgmlp.image import has_alpha, visible_fraction
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-BATCH = 1024  # pixels in a training step, unless an effort or a time limit means more
+BATCH = 1024  # pixels of a training step, unless an effort or a time limit asks for more
 # The learning rate of a network of REFERENCE_WIDTH, in batches of BATCH pixels, in runs of up to
 # REFERENCE_STEPS. It falls with the square root of the width, grows with the batch, and falls with
 # the steps of longer runs, to these powers.
@@ -45,7 +45,7 @@ REFERENCE_STEPS = 60_000
 _LR_BATCH_EXPONENT = 0.3
 _LR_LENGTH_EXPONENT = 0.25
 STEP_SIZE_LR_FACTOR = 3.0  # the learning rate of the step sizes' logarithms, in that of weights
-# The learning rate rises during so many steps, or the first 1 / RUN_PER_WARM_UP of a short run.
+# The learning rate rises during this many steps, or the first 1 / RUN_PER_WARM_UP of a short run.
 MAX_WARM_UP_STEPS = 200
 RUN_PER_WARM_UP = 20
 BETAS = (0.9, 0.99)  # of Adam
@@ -128,38 +128,62 @@ class LearningStep(Resumable):
         self.bucket, self.batch = bucket or shape, batch
         self.counts = [math.prod(size) for size in shape.shapes]
         check_tables(self.width + self.height, self.bucket.sizes[0], device)
+        self._load_picture(pixels)
+        self._lay_out_parameters()
+        self._create_state()
+        self._create_optimisers()
+        self.program: Program = compile(self._step, device)
+
+    # --- what the program reads and writes ---
+
+    def _load_picture(self, pixels: Array) -> None:
+        """The picture and the features of its rows and columns, which do not change."""
         tables = (self._table(n) for n in (self.width, self.height))
         self.x, self.y = (
-            Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
+            Tensor(table, self.device, name=f"{axis}_table")
+            for table, axis in zip(tables, "xy", strict=True)
         )
-        self.pixels = Tensor(_marked(pixels).reshape(-1, self.channels), device, name="pixels")
+        marked = _marked(pixels).reshape(-1, self.channels)
+        self.pixels = Tensor(marked, self.device, name="pixels")
         self.visible_fraction: float = visible_fraction(pixels)
-        self.size = size_of(self.height, self.width, device)
-        self.parameter_indices = buckets.parameter_indices(shape, self.bucket)
-        counts = [math.prod(size) for size in self.bucket.shapes]
-        owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        self.tensor_of_parameter = Tensor(owner, device, name="owner")
-        numbers = self._in_bucket(np.arange(shape.parameters, dtype=np.int32))
+        self.size = size_of(self.height, self.width, self.device)
+
+    def _lay_out_parameters(self) -> None:
+        """The positions of the network's parameters among those of the bucket, and the relation
+        between parameters and their tensors; none of them changes."""
+        self.parameter_indices = buckets.parameter_indices(self.shape, self.bucket)
+        bucket_counts = [math.prod(size) for size in self.bucket.shapes]
+        owner = np.repeat(np.arange(len(bucket_counts), dtype=np.int32), bucket_counts)
+        self.tensor_of_parameter = Tensor(owner, self.device, name="owner")
         # Parameters draw noise by their positions in the network, whatever the bucket is.
-        self.draw_numbers = Tensor(numbers, device, name="numbers")
+        numbers = self._in_bucket(np.arange(self.shape.parameters, dtype=np.int32))
+        self.draw_numbers = Tensor(numbers, self.device, name="numbers")
         # float32 [parameters of the bucket]: 1 for those of the network, 0 for padding
-        is_used = self._in_bucket(np.ones(shape.parameters, np.float32))
-        self.is_used = Tensor(is_used, device, name="is_used")
-        self.tensor_parameters = Tensor(self._tensor_parameters(), device, name="members")
-        ones = np.ones(len(self.counts), np.float32)
-        self.mean_magnitudes = Tensor(ones, device, name="means")  # of each tensor's parameters
+        is_used = self._in_bucket(np.ones(self.shape.parameters, np.float32))
+        self.is_used = Tensor(is_used, self.device, name="is_used")
+        self.tensor_parameters = Tensor(self._tensor_parameters(), self.device, name="members")
+
+    def _create_state(self) -> None:
+        """What training changes, except the state of the optimisers."""
+        tensors = len(self.counts)
+        ones = np.ones(tensors, np.float32)
+        # [tensors]: the mean magnitude of the parameters of each tensor
+        self.mean_magnitudes = Tensor(ones, self.device, name="means")
         self.flat = self._initial()
-        self.log_step_sizes = Tensor(
-            np.zeros(len(self.counts), np.float32), device, name="log2_steps"
-        )
-        self.parameter_counts = Tensor(np.array(self.counts, np.float32), device, name="counts")
-        self.control = Tensor(np.zeros(len(Steering._fields), np.float32), device, name="control")
-        self.count = Tensor(np.uint32(0), device, name="count")
-        self.smooth = Tensor(np.float32(0), device, name="smooth")
+        self.log_step_sizes = Tensor(np.zeros(tensors, np.float32), self.device, name="log2_steps")
+        counts = np.array(self.counts, np.float32)
+        self.parameter_counts = Tensor(counts, self.device, name="counts")
+        control = np.zeros(len(Steering._fields), np.float32)
+        self.control = Tensor(control, self.device, name="control")
+        self.count = Tensor(np.uint32(0), self.device, name="count")
+        self.smooth = Tensor(np.float32(0), self.device, name="smooth")
+
+    def _create_optimisers(self) -> None:
+        """Adam for the parameters and for the step sizes, with their learning rates."""
         self.peak = (
             LEARNING_RATE
-            * math.sqrt(REFERENCE_WIDTH / shape.width)
-            * (batch / BATCH) ** _LR_BATCH_EXPONENT
+            * math.sqrt(REFERENCE_WIDTH / self.shape.width)
+            * (self.batch / BATCH) ** _LR_BATCH_EXPONENT
         )
         steering = self.steering
         self.adam = optim.AdamW(
@@ -167,7 +191,6 @@ class LearningStep(Resumable):
         )
         step_size_lr = self._learning_rate(steering.step_size_lr) * steering.noise
         self.adam_step_sizes = optim.Adam([self.log_step_sizes], step_size_lr, BETAS, EPSILON)
-        self.program: Program = compile(self._step, device)
 
     def _table(self, samples: int) -> Array:
         """float32 [samples, features of the bucket], padded with zeros.
@@ -210,23 +233,25 @@ class LearningStep(Resumable):
         return Steering(*(self.control[n] for n in range(len(Steering._fields))))
 
     def _learning_rate(self, peak: Tensor) -> Tensor:
+        """The learning rate of the current step: a warm-up, and half a cosine down to 0."""
         steering, done = self.steering, self.count.cast(dtype.f32)
-        cosine = ((done * steering.per_run * math.pi).cos() + 1.0) * 0.5
-        warm = ((done + 1.0) * steering.per_warm_up).minimum(1.0)
-        return warm * cosine * steering.lr_factor * peak
+        cosine_factor = ((done * steering.per_run * math.pi).cos() + 1.0) * 0.5
+        warm_up_factor = ((done + 1.0) * steering.per_warm_up).minimum(1.0)
+        return warm_up_factor * cosine_factor * steering.lr_factor * peak
 
     def _step(self) -> dict[str, Tensor]:
+        """One training step on random pixels; outputs the smoothed loss."""
         steering = self.steering
         row, column = random_places(self.batch, self.size, self.seed, self.count)
         features = pixel_features(self.x, self.y, column, row)  # [batch, features]
         samples = self.pixels.gather(row * self.size[1] + column).cast(dtype.f32)
         step = self.log_step_sizes.exp2().gather(self.tensor_of_parameter)  # [parameters]
-        drawn = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2))
-        draw = (drawn.contiguous().gather(self.draw_numbers) - 0.5) * self.is_used
-        rounded = (_rounded(self.flat / step) * step - self.flat) * steering.rounding
-        used = self.flat + step * draw * steering.noise + rounded
-        answer = forward(used, self.bucket, features)
-        difference = answer - (samples * (1 / 255) - 0.5)
+        uniform = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2))
+        noise = (uniform.contiguous().gather(self.draw_numbers) - 0.5) * self.is_used
+        rounding = (_rounded(self.flat / step) * step - self.flat) * steering.rounding
+        used = self.flat + step * noise * steering.noise + rounding
+        output = forward(used, self.bucket, features)
+        difference = output - (samples * (1 / 255) - 0.5)
         if self.channels in (2, 4):
             difference = difference * (samples - INVISIBLE).minimum(1.0)
         per_sample = 1 / math.prod(difference.shape)
@@ -235,8 +260,8 @@ class LearningStep(Resumable):
         (gradient,) = error.gradient([used])
         rate_by_weight, rate_by_size = self._rate_gradients(step, steering.lmbda)
         self.adam.apply([gradient + rate_by_weight])
-        by_noise = self._sums(gradient * (used - self.flat)) * math.log(2)
-        self.adam_step_sizes.apply([by_noise + rate_by_size])
+        error_by_size = self._sums(gradient * (used - self.flat)) * math.log(2)
+        self.adam_step_sizes.apply([error_by_size + rate_by_size])
         smooth = self.smooth * SMOOTHING + error * (1 - SMOOTHING)
         self.smooth.assign(smooth)
         self.count.assign(self.count + 1)
@@ -264,8 +289,8 @@ class LearningStep(Resumable):
 
     def _sums(self, values: Tensor) -> Tensor:
         """[parameters] -> [tensors]: sums over each tensor, in a single reduction."""
-        found = values.contiguous().gather(self.tensor_parameters.maximum(0))
-        return Tensor.where(self.tensor_parameters < 0, 0.0, found).sum(axis=1)
+        rows = values.contiguous().gather(self.tensor_parameters.maximum(0))
+        return Tensor.where(self.tensor_parameters < 0, 0.0, rows).sum(axis=1)
 
     # --- from and to the host ---
 

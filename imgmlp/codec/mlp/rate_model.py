@@ -16,28 +16,30 @@ from imgmlp.codec.mlp.buckets import usual_frequencies
 from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
 from imgmlp.codec.training.target import Goal
 
-BITS_PER_WEIGHT = 5.3  # with which networks compress best
+BITS_PER_WEIGHT = 5.3  # at which networks compress best
 HIDDEN_LAYERS = 5
 # Networks of fewer weights have fewer layers.
 MAX_SMALL_NETWORK_WEIGHTS = 1000
 SMALL_NETWORK_HIDDEN_LAYERS = 3
 
-# How many weights a typical picture is worth: so many per pixel at the reference lambda, and fewer
-# at higher lambdas, by this power.
+# The weights of a typical picture: a number per pixel at the reference lambda, multiplied by
+# (reference lambda / lambda) to this power.
 _REFERENCE_LMBDA = 3e-3
 _REFERENCE_WEIGHTS_PER_PIXEL = 0.061
 _LMBDA_EXPONENT = 0.65
-# Training begins with a fraction of the lambda at which a network's weights are worth their bits:
-# they then take about BITS_PER_WEIGHT.
+# Training begins with this fraction of the lambda at which the weights of a network are worth their
+# bits. They then end with about BITS_PER_WEIGHT.
 _INITIAL_LMBDA_FACTOR = 0.3
 # How a typical picture's weights follow from its PSNR: a rate in bits per pixel and the dB that it
 # gives, and the dB that twice the weights bring.
 _REFERENCE_RATE = 0.35
 _REFERENCE_PSNR = 29.5
 _USUAL_PSNR_PER_DOUBLING = 2.2
-# Limits of what measurements say about the dB that twice the weights bring.
+# Limits of the dB that twice the weights bring, if measured on networks that differ by at least
+# _MIN_DOUBLINGS.
+_MIN_DOUBLINGS = 0.2
 _MIN_PSNR_PER_DOUBLING, _MAX_PSNR_PER_DOUBLING = 1.2, 5.0
-_GAIN_RATIO = 0.57  # gain of a doubling of the steps, in that of the doubling before
+_GAIN_RATIO = 0.57  # of the gain of a doubling of the steps to that of the doubling before
 _HALVINGS_PER_DB = math.log2(10) / 10  # of the squared error
 
 # The model of `predicted_psnr`, in dB. Size, length and density are doublings of the weights, the
@@ -76,7 +78,7 @@ _LATE_GAIN_BY_SIZE = 1.37
 _LATE_GAIN_BY_LENGTH = -0.43
 
 MIN_USEFUL_STEPS = 2_000  # with fewer steps, larger networks are no better
-_SIZES_PER_DOUBLING = 8  # that are compared when the best size is looked for
+_SIZES_PER_DOUBLING = 8  # numbers of weights that `best_weights` compares
 _MIN_INITIAL_LMBDA, _MAX_INITIAL_LMBDA = 1e-6, 1.0
 
 
@@ -90,13 +92,13 @@ class SizeResult:
 
 def _psnr_per_doubling(results: Sequence[SizeResult]) -> float:
     """dB that twice the weights bring."""
-    few, *_, many = sorted([*results, *results], key=lambda one: one.weights)
-    doublings = math.log2(many.weights / few.weights)
-    if doublings < 0.2:  # too similar to tell
+    smallest = min(results, key=lambda one: one.weights)
+    largest = max(results[::-1], key=lambda one: one.weights)  # the last one of equal size
+    doublings = math.log2(largest.weights / smallest.weights)
+    if doublings < _MIN_DOUBLINGS:
         return _USUAL_PSNR_PER_DOUBLING
-    return min(
-        max((many.psnr - few.psnr) / doublings, _MIN_PSNR_PER_DOUBLING), _MAX_PSNR_PER_DOUBLING
-    )
+    slope = (largest.psnr - smallest.psnr) / doublings
+    return min(max(slope, _MIN_PSNR_PER_DOUBLING), _MAX_PSNR_PER_DOUBLING)
 
 
 def weights_for_psnr(quality: float, results: Sequence[SizeResult]) -> float:
@@ -239,8 +241,9 @@ def network_shape(weights: float, channels: int) -> Shape:
     There are few shapes, so that most compiled programs serve other pictures as well. The number of
     bits per weight makes up for the difference.
     """
-    found = shapes(channels)
-    return min(found, key=lambda shape: abs(math.log(shape.parameters / max(weights, 1.0))))
+    return min(
+        shapes(channels), key=lambda shape: abs(math.log(shape.parameters / max(weights, 1.0)))
+    )
 
 
 def neighbours(shape: Shape, larger: int, smaller: int) -> list[Shape]:
@@ -248,10 +251,10 @@ def neighbours(shape: Shape, larger: int, smaller: int) -> list[Shape]:
 
     Nearer ones come first, and of two that are equally near the larger one.
     """
-    found = sorted(shapes(shape.channels), key=lambda other: other.parameters)
-    at = found.index(shape)
-    within = range(max(at - smaller, 0), min(at + larger + 1, len(found)))
-    return [found[n] for n in sorted(within, key=lambda n: (abs(n - at), n < at))]
+    by_size = sorted(shapes(shape.channels), key=lambda other: other.parameters)
+    at = by_size.index(shape)
+    within = range(max(at - smaller, 0), min(at + larger + 1, len(by_size)))
+    return [by_size[n] for n in sorted(within, key=lambda n: (abs(n - at), n < at))]
 
 
 @cache
@@ -268,9 +271,9 @@ def shapes(channels: int) -> tuple[Shape, ...]:
         for hidden in (SMALL_NETWORK_HIDDEN_LAYERS, HIDDEN_LAYERS)
         for width in (*widths, MAX_WIDTH)
     ]
-    found = [Shape(usual_frequencies(w), hidden, w, channels) for hidden, w in sizes]
+    candidates = [Shape(usual_frequencies(w), hidden, w, channels) for hidden, w in sizes]
     return tuple(
         s
-        for s in found
+        for s in candidates
         if (s.parameters < MAX_SMALL_NETWORK_WEIGHTS) is (s.hidden == SMALL_NETWORK_HIDDEN_LAYERS)
     )

@@ -15,7 +15,7 @@ from imgmlp.codec.bitstream.container import Container, Section
 from imgmlp.codec.bitstream.quantize import step_size
 from imgmlp.codec.mlp import bit_allocation, decode, integer_inference, rate_model
 from imgmlp.codec.mlp.bit_allocation import Choice
-from imgmlp.codec.mlp.network import Network, Shape, alike
+from imgmlp.codec.mlp.network import Network, Shape, are_equal
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, is_too_much, nearest
 from imgmlp.codec.training.target import Goal
@@ -125,7 +125,7 @@ class Rounding:
         compiled_bits, cut = self._compiled_cuts.get(shape, (0.0, None))
         if bits > compiled_bits:
             network = _typical_network(shape, bits)
-            if cut is None or not integer_inference.is_decoded_with(network, cut):
+            if cut is None or not integer_inference.is_cut_exact(network, cut):
                 self._seconds[shape], cut = self._time_decoding(network)
             self._compiled_cuts[shape] = bits, cut
         return self._seconds[shape]
@@ -271,7 +271,7 @@ class Rounding:
 
     def decoded(self, network: Network) -> Array:
         """uint8 [height, width, channels]; the latest network's pixels are cached."""
-        if self._latest is None or not alike(self._latest[0], network):
+        if self._latest is None or not are_equal(self._latest[0], network):
             began = time.perf_counter()
             self._latest = network, self._decoder.decode(network)
             if network.shape in self._seconds:  # the load of the device may have changed
@@ -286,7 +286,7 @@ def read_back(network: Network, pixels: Array, written: Container) -> Array:
     another network, which shows an error in coding or writing even if it changes no pixel, or if a
     corner of the pixels differs from NumPy's, which shows an error of a driver.
     """
-    if not alike(decode.network_of(written), network):
+    if not are_equal(decode.network_of(written), network):
         raise FormatError("it holds another network than was coded")
     corner = integer_inference.corner(network, written.header.width, written.header.height)
     if not np.array_equal(pixels[-corner.shape[0] :, -corner.shape[1] :], corner):

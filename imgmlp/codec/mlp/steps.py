@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 class StepCache:
-    """The training steps of one picture's networks; it keeps the latest."""
+    """The training steps of one picture's networks, of which the latest is cached."""
 
     def __init__(self, picture: Picture, device: AnyDevice) -> None:
         self._pixels, self._device = picture.pixels, device
@@ -28,12 +28,12 @@ class StepCache:
         """The step of a network in a bucket, in its initial state. Raises OutOfMemoryError."""
         if self._latest is None or self._latest[:3] != (shape, wider, bucket):
             self._latest = None  # frees its memory, unless a trainer still uses it
-            pixels, where = self._pixels, (self._device, BATCH * wider, bucket)
+            pixels, setup = self._pixels, (self._device, BATCH * wider, bucket)
             step = within_memory(
-                partial(LearningStep, pixels, shape, SEED, *where),
-                lambda error: too_large(error, pixels, shape, *where),
+                partial(LearningStep, pixels, shape, SEED, *setup),
+                lambda error: too_large(error, pixels, shape, *setup),
             )
             self._latest = shape, wider, bucket, step, step.state()
-        *_, step, start = self._latest
-        step.restore(start)
+        *_, step, initial_state = self._latest
+        step.restore(initial_state)
         return step

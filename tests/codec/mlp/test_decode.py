@@ -1,4 +1,4 @@
-"""Compact files decode to the picture that was encoded, for ever and everywhere."""
+"""Compact files decode to the encoded picture, in every version and on every device."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ GOLDEN = sorted(GOLDEN.glob("*.imlp"))
 
 
 def small_file(width: int = 19, height: int = 14, channels: int = 3, icc: bytes = b"") -> bytes:
-    """A compact file of a network of random weights."""
-    made = small_network(channels)
-    pixels = integer_inference.decode(made, width, height, open_device("numpy"))
-    head, coded = made.sections()
+    """A compact file of a network with random weights."""
+    network = small_network(channels)
+    pixels = integer_inference.decode(network, width, height, open_device("numpy"))
+    head, coded = network.sections()
     sections = [Section(container.NETWORK, head), Section(container.WEIGHTS, coded)]
     sections += [Section(container.ICC, icc)] if icc else []
     return container.write(Header(width, height, channels, container.digest(pixels)), sections)
@@ -36,47 +36,47 @@ def small_file(width: int = 19, height: int = 14, channels: int = 3, icc: bytes 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_golden_files_decode_to_their_pictures(path: Path) -> None:
-    """On NumPy all of them; elsewhere two, because every size of a picture is compiled anew."""
+    """NumPy decodes all of them, other devices two, as they compile for every size of picture."""
     for mapping in MAPPINGS if path.stem in ("rgb", "gray-alpha") else ("numpy",):
-        found = container.parse(path.read_bytes())
-        decoder.decode(found, open_mapping(mapping))  # compares the digest
+        file = container.parse(path.read_bytes())
+        decoder.decode(file, open_mapping(mapping))  # compares the digest
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_the_document_is_enough_to_decode_golden_files(path: Path) -> None:
+def test_reference_decoder_of_the_format_document_decodes_golden_files(path: Path) -> None:
     decoded = decoder.decode(container.parse(path.read_bytes()), open_device("numpy"))
     assert reference.picture(path.read_bytes()) == decoded.tolist()
 
 
-def test_there_are_golden_files_of_every_kind() -> None:
+def test_golden_files_have_every_number_of_channels() -> None:
     assert {container.parse(path.read_bytes()).header.channels for path in GOLDEN} == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_a_file_decodes_to_its_picture(channels: int) -> None:
-    found = container.parse(small_file(channels=channels))
-    decoded = decoder.decode(found, open_device("numpy"))
+def test_file_decodes_to_its_picture(channels: int) -> None:
+    file = container.parse(small_file(channels=channels))
+    decoded = decoder.decode(file, open_device("numpy"))
     assert decoded.shape == (14, 19, channels)
-    assert container.digest(decoded) == found.header.digest
+    assert container.digest(decoded) == file.header.digest
 
 
-def test_another_picture_than_the_encoded_one_is_never_returned() -> None:
-    found = container.parse(small_file())
-    wrong = replace(found, header=replace(found.header, digest=bytes(8)))
+def test_decoding_to_another_picture_than_the_encoded_one_is_an_error() -> None:
+    file = container.parse(small_file())
+    wrong = replace(file, header=replace(file.header, digest=bytes(8)))
     with pytest.raises(FormatError, match="another picture") as caught:
         decoder.decode(wrong, open_device("numpy"))
     assert "--device numpy" in caught.value.hint
 
 
-@pytest.mark.parametrize("left", ["N", "W", "i"])
-def test_a_file_without_its_network_is_refused(left: str) -> None:
-    found = container.parse(small_file(icc=b"profile"))
-    kept = tuple(section for section in found.sections if section.type == left)
+@pytest.mark.parametrize("remaining", ["N", "W", "i"])
+def test_file_without_its_network_is_refused(remaining: str) -> None:
+    file = container.parse(small_file(icc=b"profile"))
+    sections = tuple(section for section in file.sections if section.type == remaining)
     with pytest.raises(FormatError, match="is missing"):
-        decoder.decode(replace(found, sections=kept), open_device("numpy"))
+        decoder.decode(replace(file, sections=sections), open_device("numpy"))
 
 
-def test_ten_thousand_damaged_files_lead_to_no_other_picture() -> None:
+def test_ten_thousand_damaged_files_give_the_right_picture_or_an_error() -> None:
     data = mutations.sample()
     good, same = mutations.decode(data), 0
     for damaged in mutations.mutants(data, 10_000, seed=3):
@@ -87,7 +87,9 @@ def test_ten_thousand_damaged_files_lead_to_no_other_picture() -> None:
         else:
             np.testing.assert_array_equal(decoded, good)
             same += 1
-    assert 0 < same < 2_000  # those whose colour profile has changed, with a right checksum
+    assert (
+        0 < same < 2_000
+    )  # those in which the colour profile was changed, with a correct checksum
 
 
 @pytest.mark.soak

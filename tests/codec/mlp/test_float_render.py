@@ -12,16 +12,16 @@ from imgmlp.engine import open_device
 
 
 @pytest.mark.parametrize("mapping", ["numpy", "one"])
-def test_at_its_own_size_it_is_nearly_the_exact_picture(mapping: str) -> None:
+def test_rendering_at_the_original_size_is_near_the_exact_picture(mapping: str) -> None:
     network, device = small_network(), open_mapping(mapping)
     exact = integer_inference.decode(network, 21, 17, open_device("numpy"))
-    found = float_render.render(network, (21, 17), (21, 17), device)
-    assert found.dtype == np.uint8
-    assert np.abs(found.astype(int) - exact).max() <= 4
-    assert np.abs(found.astype(int) - exact).mean() < 1
+    rendered = float_render.render(network, (21, 17), (21, 17), device)
+    assert rendered.dtype == np.uint8
+    assert np.abs(rendered.astype(int) - exact).max() <= 4
+    assert np.abs(rendered.astype(int) - exact).mean() < 1
 
 
-def test_every_third_pixel_of_thrice_the_size_is_the_original(
+def test_every_third_pixel_of_three_times_the_size_is_the_original(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(float_render, "DECODED_PIXELS", 100)  # pieces that reach past the edge

@@ -1,4 +1,4 @@
-"""The bytes of a network, and that none is made whose sums could overflow."""
+"""The bytes of a network, and the limits that its constructor checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from networks import small_network
 
 from imgmlp.codec.bitstream.quantize import STEPS
 from imgmlp.codec.mlp import network, rate_model
-from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network
+from imgmlp.codec.mlp.network import MAX_LAST_LAYER_STEP, Layer, Network
 from imgmlp.errors import FormatError
 
 
@@ -26,26 +26,26 @@ def same(a: Network, b: Network) -> bool:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_what_is_written_is_read_again(channels: int) -> None:
-    made = small_network(channels)
-    head, coded = made.sections()
+def test_written_network_is_read_back(channels: int) -> None:
+    written = small_network(channels)
+    head, coded = written.sections()
     assert len(head) == 4 + 4 * 3
-    assert same(made, network.parse(head, coded, 100, channels))
-    assert made.sections() == (head, coded)
+    assert same(written, network.parse(head, coded, 100, channels))
+    assert written.sections() == (head, coded)
 
 
-def test_floats_are_the_integers_times_their_steps() -> None:
+def test_floats_are_the_integers_times_their_step_sizes() -> None:
     layer = Layer(np.array([[3, -5]], np.int32), np.array([4, 8], np.int32), 16, 2)
     weights, biases = layer.floats()
     assert weights.tolist() == [[3 * 2**-18, -5 * 2**-18]]
     assert biases.tolist() == [2**-18, 2 * 2**-18]
 
 
-def test_weights_whose_sums_could_overflow_are_refused() -> None:
-    few = np.zeros(2, np.int32)
-    Layer(np.full((65, 2), 1000, np.int32), few, 40, 0)
+def test_layers_whose_sums_could_overflow_are_refused() -> None:
+    biases = np.zeros(2, np.int32)
+    Layer(np.full((65, 2), 1000, np.int32), biases, 40, 0)
     with pytest.raises(FormatError, match="add up to 66,000"):
-        Layer(np.full((66, 2), -1000, np.int32), few, 40, 0)
+        Layer(np.full((66, 2), -1000, np.int32), biases, 40, 0)
     with pytest.raises(FormatError, match="32 bits"):
         Layer(np.full((65, 2), 1000, np.int32), np.array([0, 2**18], np.int32), 40, 0)
 
@@ -62,11 +62,11 @@ def test_weights_whose_sums_could_overflow_are_refused() -> None:
         ({4: STEPS}, "no step size"),
         ({5: 11}, "finer"),
         ({6: 88}, "a distribution that does not exist"),
-        ({12: LAST_STEP + 1}, "too coarse"),
+        ({12: MAX_LAST_LAYER_STEP + 1}, "too coarse"),
         ({3: 9}, "damaged"),
     ],
 )
-def test_a_damaged_head_is_refused(change: dict[int, int], problem: str) -> None:
+def test_damaged_network_section_is_refused(change: dict[int, int], problem: str) -> None:
     head, coded = small_network().sections()
     damaged = bytearray(head)
     for at, value in change.items():
@@ -75,15 +75,15 @@ def test_a_damaged_head_is_refused(change: dict[int, int], problem: str) -> None
         network.parse(bytes(damaged), coded, 100, 3)
 
 
-def test_a_network_that_takes_too_long_is_refused_before_its_weights_are_read() -> None:
+def test_too_slow_network_is_refused_before_its_weights_are_read() -> None:
     head = bytes([64, 16, 4, 0]) + bytes(4 * 17)
     with pytest.raises(FormatError, match="too large to decode"):
         network.parse(head, b"", 2**28, 3)
 
 
 @pytest.mark.parametrize(("hidden", "good"), [(8, True), (9, False)])
-def test_a_network_far_larger_than_those_that_are_made_is_refused(hidden: int, good: bool) -> None:
-    """Before its weights are read: a small file may have millions."""
+def test_network_far_larger_than_those_of_encoders_is_refused(hidden: int, good: bool) -> None:
+    """It is refused before its weights are read, as a small file may claim millions of them."""
     head = bytes([64, hidden, 4, 0]) + bytes(4 * (hidden + 1))
     with pytest.raises(FormatError, match="cannot be in" if good else "too large to decode"):
         network.parse(head, b"", 1, 3)
@@ -93,7 +93,7 @@ def test_a_network_far_larger_than_those_that_are_made_is_refused(hidden: int, g
 
 
 @pytest.mark.parametrize(("hidden", "width"), [(16, 64), (8, 1024)])
-def test_a_small_file_never_takes_much_memory(hidden: int, width: int) -> None:
+def test_parsing_a_small_file_takes_little_memory(hidden: int, width: int) -> None:
     head = bytes([64, hidden, *width.to_bytes(2, "big")]) + bytes(4 * (hidden + 1))
     tracemalloc.start()
     try:
@@ -105,13 +105,13 @@ def test_a_small_file_never_takes_much_memory(hidden: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 15])
-def test_a_short_head_is_refused(length: int) -> None:
+def test_short_network_section_is_refused(length: int) -> None:
     head, coded = small_network().sections()
     with pytest.raises(FormatError, match="network section"):
         network.parse(head[:length], coded, 100, 3)
 
 
-def test_a_weight_that_files_cannot_hold_makes_no_layer() -> None:
+def test_layer_with_a_weight_beyond_the_format_is_refused() -> None:
     weights, largest = np.ones((4, 3), np.int32), network.MAX_WEIGHT - 1
     for good, bias in ((True, largest), (True, -largest), (False, largest + 1)):
         biases = np.array([0, 0, bias], np.int32)

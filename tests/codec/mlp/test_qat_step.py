@@ -1,4 +1,4 @@
-"""The training step of networks that will be rounded."""
+"""The quantisation-aware training step of a network."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ def losses(step: LearningStep, control: Control, count: int) -> float:
     return replay.mean_loss(float(step.smooth.item()), int(step.count.item()))
 
 
-def test_the_activation_is_the_decoders() -> None:
+def test_activation_is_near_that_of_the_decoder() -> None:
     x = np.linspace(-4, 4, 401).astype(np.float32)
     device = open_device("numpy")
-    found = Activation.apply(Tensor(x, device)).numpy()
-    whole = integer_inference.activate(Tensor((x * 1024).astype(np.int32), device)).numpy()
-    # cut off: the argument, whose slope is at most 1.5, and the share, of up to 4; and one rounding
-    assert np.abs(found - whole / 1024).max() <= (1.5 + 2 + 0.5) / 1024
+    floats = Activation.apply(Tensor(x, device)).numpy()
+    integers = integer_inference.activate(Tensor((x * 1024).astype(np.int32), device)).numpy()
+    # The decoder truncates the argument, where the slope is at most 1.5, and the gate, which is
+    # multiplied by up to 4, and rounds the result once.
+    assert np.abs(floats - integers / 1024).max() <= (1.5 + 2 + 0.5) / 1024
 
 
 def test_opencl_agrees_with_numpy() -> None:
@@ -55,23 +56,23 @@ def test_training_lowers_the_loss() -> None:
     assert losses(step, Control(60), 59) < first / 2
 
 
-def test_wide_steps_are_larger_and_those_of_long_runs_smaller() -> None:
-    def moved(batch: int, steps: int) -> float:
+def test_learning_rate_grows_with_the_batch_and_falls_with_long_runs() -> None:
+    def largest_change(batch: int, steps: int) -> float:
         step = LearningStep(small_pixels(), SHAPE, 0, open_device("numpy"), batch)
         before = step.flat.numpy()
         losses(step, Control(steps), 1)
         return float(np.abs(step.flat.numpy() - before).max())
 
-    usual = moved(64, 60_000)  # Adam's first step moves weights by the learning rate
-    assert moved(128, 60_000) / usual == pytest.approx(2**0.3, rel=1e-2)
-    assert moved(64, 240_000) / usual == pytest.approx(0.25**0.25, rel=1e-2)
+    change = largest_change(64, 60_000)  # Adam's first step moves weights by the learning rate
+    assert largest_change(128, 60_000) / change == pytest.approx(2**0.3, rel=1e-2)
+    assert largest_change(64, 240_000) / change == pytest.approx(0.25**0.25, rel=1e-2)
 
 
-def test_weights_that_no_answer_needs_decay() -> None:
+def test_weights_without_gradient_decay() -> None:
     step = make()
     arrays = step.split(step.flat.numpy())
     bias, weights = arrays[3], arrays[2]
-    bias[0] = -100  # far below where the activation ends, so that no gradient comes through
+    bias[0] = -100  # far below the end of the activation, so that there is no gradient
     before = np.abs(weights[:, 0]).sum()
     step.load(arrays)
     losses(step, Control(60), 60)
@@ -84,16 +85,16 @@ def test_weights_that_no_answer_needs_decay() -> None:
     )
 
 
-def test_rounding_computes_with_multiples_of_the_steps() -> None:
+def test_rounding_computes_with_multiples_of_the_step_sizes() -> None:
     sizes = np.full(6, -3, np.float32)
     rounded, plain = make(), make()
     rounded.log_step_sizes.write(sizes)
     plain.flat.write(np.rint(plain.flat.numpy() * 8) / np.float32(8))
-    still = Control(10, rounding=True, lr_factor=0.0)
-    assert losses(rounded, still, 1) == pytest.approx(losses(plain, Control(10, lr_factor=0.0), 1))
+    frozen = Control(10, rounding=True, lr_factor=0.0)
+    assert losses(rounded, frozen, 1) == pytest.approx(losses(plain, Control(10, lr_factor=0.0), 1))
 
 
-def test_steps_follow_what_a_bit_costs() -> None:
+def test_step_sizes_grow_with_lambda() -> None:
     def moved(lmbda: float) -> float:
         step = make()
         step.log_step_sizes.write(np.full(6, -4, np.float32))
@@ -104,7 +105,7 @@ def test_steps_follow_what_a_bit_costs() -> None:
     assert moved(0.0) < 0.6 * moved(1.0)
 
 
-def test_steps_move_by_what_the_noise_costs() -> None:
+def test_gradient_of_step_sizes_is_that_of_the_noisy_error() -> None:
     def error(sizes: np.ndarray) -> tuple[LearningStep, float]:
         step = make()
         step.log_step_sizes.write(sizes.astype(np.float32))
@@ -118,14 +119,14 @@ def test_steps_move_by_what_the_noise_costs() -> None:
         assert first_moment[n] / (1 - qat_step.BETAS[0]) == pytest.approx(slope, rel=0.02)
 
 
-def test_steps_stand_still_without_noise() -> None:
+def test_step_sizes_do_not_change_without_noise() -> None:
     step = make()
     step.log_step_sizes.write(np.full(6, -4, np.float32))
     losses(step, Control(1000, rounding=True, lmbda=1.0), 5)
     assert (step.log_step_sizes.numpy() == -4).all()
 
 
-def test_a_restored_state_goes_on_with_the_same_bits() -> None:
+def test_restored_state_continues_with_the_same_bits() -> None:
     control = Control(40, noise=True, lmbda=1e-3)
     whole, part, other = make(), make(), make()
     losses(whole, control, 12)
@@ -136,22 +137,22 @@ def test_a_restored_state_goes_on_with_the_same_bits() -> None:
         assert (other.state()[name] == array).all(), name
 
 
-def test_features_are_those_of_the_decoder() -> None:
+def test_features_equal_those_of_the_decoder() -> None:
     table = qat_step.feature_table(4, 10)
     assert (table * 1024 == integer_inference.features(4, 10, 0, 10)).all()
     assert np.abs(table).max() <= 1
 
 
-def test_the_size_of_a_picture_is_no_part_of_the_source() -> None:
-    """So that the kernels of one picture serve those of other sizes."""
+def test_source_does_not_depend_on_the_size_of_the_picture() -> None:
+    """So pictures of all sizes share kernels."""
     device = open_device("numpy:uops")
     sizes = [(7, 5), (40, 300), (300, 41), (1, 2000)]
     steps = [LearningStep(np.zeros((*s, 3), np.uint8), SHAPE, 0, device) for s in sizes]
     assert len({step.program.stages.source for step in steps}) == 1
 
 
-def test_a_bucket_trains_as_the_network_alone() -> None:
-    """What it has more stays 0, also of noise, and costs no bits."""
+def test_bucket_trains_like_the_network_alone() -> None:
+    """Its padding stays 0, gets no noise, and costs no bits."""
     bucket, start = Shape(4, 2, 16, 3), np.array([-4, -3, -5, -4, -4, -3], np.float32)
     for control in (Control(50, noise=True, lmbda=1e-2), Control(50, rounding=True, lmbda=1e-2)):
         alone, wide = (
@@ -163,14 +164,14 @@ def test_a_bucket_trains_as_the_network_alone() -> None:
             step.measure_magnitudes()
             losses(step, control, 20)
         assert (np.delete(wide.flat.numpy(), wide.parameter_indices) == 0).all()
-        expected, found = alone.state(), wide.state()
+        expected, state = alone.state(), wide.state()
         for name, array in expected.items():
-            assert found[name].shape == array.shape
-            assert close(found[name], array, roundings=2048), name
-        assert found["sizes"] != pytest.approx(start, abs=1e-3) or control.rounding
+            assert state[name].shape == array.shape
+            assert close(state[name], array, roundings=2048), name
+        assert state["sizes"] != pytest.approx(start, abs=1e-3) or control.rounding
 
 
-def test_any_bucket_goes_on_where_another_is() -> None:
+def test_state_of_one_bucket_continues_in_another() -> None:
     device = open_device("numpy")
     buckets = [Shape(4, 2, 16, 3), None, Shape(3, 2, 8, 3)]
     steps = [LearningStep(small_pixels(), SHAPE, 0, device, bucket=bucket) for bucket in buckets]
@@ -188,11 +189,11 @@ def test_any_bucket_goes_on_where_another_is() -> None:
     )
     arrays = whole.split(whole.flat.numpy())
     steps[0].load(arrays)
-    for found, array in zip(steps[0].split(steps[0].flat.numpy()), arrays, strict=True):
-        assert (found == array).all()
+    for loaded, array in zip(steps[0].split(steps[0].flat.numpy()), arrays, strict=True):
+        assert (loaded == array).all()
 
 
-def test_networks_of_a_bucket_have_one_program() -> None:
+def test_networks_of_a_bucket_share_one_program() -> None:
     device, bucket = open_device("numpy:uops"), Shape(16, 5, 32, 3)
     shapes = [Shape(6, 5, 12, 3), Shape(14, 5, 28, 3), Shape(16, 5, 32, 3)]
     steps = [LearningStep(small_pixels(), shape, 0, device, bucket=bucket) for shape in shapes]

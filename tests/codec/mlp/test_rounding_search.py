@@ -71,7 +71,7 @@ def test_networks_keep_their_precision_if_a_decoder_was_compiled_for_more_bits(
     for bits in (MAX_BITS_PER_WEIGHT, rate_model.BITS_PER_WEIGHT):
         rounding.decoding_seconds(shape, bits)
     rounding.decoding_seconds(other, rate_model.BITS_PER_WEIGHT)
-    assert compiled_cuts[1] == integer_inference.PARTS
+    assert compiled_cuts[1] == integer_inference.BYTE_PARTS
     assert len(compiled_cuts) == 3
     assert step() == 40
 

@@ -499,7 +499,7 @@ def test_nothing_is_compiled_after_training_in_a_limited_time(
     def piece(*args: Any) -> None:
         events.append("compiled")
         init(*args)
-        monkeypatch.setattr(integer_inference, "LARGEST_SUM", 500)
+        monkeypatch.setattr(integer_inference, "MAX_EXACT_WEIGHT_SUM", 500)
 
     def run(*args: Any) -> Any:
         events.append("trained")

@@ -1,4 +1,4 @@
-"""A run's phases, how it goes on after a stop, and what it does when numbers explode."""
+"""The phases of a run, resuming after an interruption, and recovery from divergence."""
 
 from __future__ import annotations
 
@@ -53,42 +53,42 @@ def outcome(trainer: MlpTrainer) -> tuple[dict[str, Any], dict[str, list[float]]
 
 
 @pytest.fixture(scope="module")
-def whole() -> MlpTrainer:
+def finished() -> MlpTrainer:
     trainer = make()
     assert trainer.run(Run()) == "done"
     return trainer
 
 
-def test_it_ends_rounded_and_near_its_budget(whole: MlpTrainer) -> None:
-    assert whole.state.phase == 2
-    assert int(whole.step.count.item()) == STEPS
-    assert len(whole.choices()) == 3
-    assert whole._bits() == pytest.approx(BUDGET, rel=0.1)
+def test_run_ends_rounded_and_near_its_bit_budget(finished: MlpTrainer) -> None:
+    assert finished.state.phase == 2
+    assert int(finished.step.count.item()) == STEPS
+    assert len(finished.choices()) == 3
+    assert finished._bits() == pytest.approx(BUDGET, rel=0.1)
 
 
-def test_rounding_raises_the_learning_rate(whole: MlpTrainer) -> None:
-    before, after = (Steering(*t.step.control.numpy()).lr_factor for t in (make(), whole))
+def test_rounding_raises_the_learning_rate(finished: MlpTrainer) -> None:
+    before, after = (Steering(*t.step.control.numpy()).lr_factor for t in (make(), finished))
     assert after == pytest.approx(ROUNDING_LR_FACTOR * before)
 
 
-def between_steps(trainer: MlpTrainer) -> float:
-    """How far weights are from whole steps, mean: 0 to 1/2."""
-    found = []
+def distance_to_steps(trainer: MlpTrainer) -> float:
+    """The mean distance of weights from multiples of their step size, in step sizes: 0 to 1/2."""
+    distances = []
     for array, size in zip(trainer.arrays(), trainer._step_sizes(), strict=True):
-        found.append(np.abs(array / size - quantize(array, size)).ravel())
-    return float(np.concatenate(found).mean())
+        distances.append(np.abs(array / size - quantize(array, size)).ravel())
+    return float(np.concatenate(distances).mean())
 
 
-def test_rounding_draws_weights_to_whole_steps(
-    whole: MlpTrainer, monkeypatch: pytest.MonkeyPatch
+def test_rounding_phase_pulls_weights_to_multiples_of_their_step_size(
+    finished: MlpTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.mlp.training_phases.MAX_PULL_FRACTION", 0.0)
-    left = make()
-    assert left.run(Run()) == "done"
-    assert between_steps(whole) < 0.9 * between_steps(left)
+    without_pull = make()
+    assert without_pull.run(Run()) == "done"
+    assert distance_to_steps(finished) < 0.9 * distance_to_steps(without_pull)
 
 
-def test_a_long_run_is_noisy_for_some_steps_only() -> None:
+def test_noise_phase_of_long_runs_has_a_limited_number_of_steps() -> None:
     trainer = make()
     for steps, begins in ((120, 54), (10_000, 4_600), (60_000, 47_600)):
         trainer.state = MlpTrainerState(steps, 1e-3)
@@ -98,29 +98,31 @@ def test_a_long_run_is_noisy_for_some_steps_only() -> None:
         assert trainer.state.phase == 1
 
 
-def paid_for(goal: float) -> float:
-    """By how many times its bits a run with 18 dB after half of its free steps, and 20 after all,
-    pays for more or fewer."""
+def goal_budget_factor(goal: float) -> float:
+    """The factor of the bit budget of a run that has 18 dB after half of the phase of free weights
+    and 20 dB at its end."""
     trainer = make(goal=goal)
-    for done, reached in ((27, 18.0), (54, 20.0)):
-        trainer._advance(done, reached)
+    for done, psnr in ((27, 18.0), (54, 20.0)):
+        trainer._advance(done, psnr)
     return trainer.state.budget / BUDGET
 
 
-def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> None:
+def test_bit_budget_follows_from_the_expected_final_psnr() -> None:
     weights = make().step.shape.parameters
-    found = 20.0 + remaining_psnr_gain(2.0, 1 - 54 / STEPS, weights)
-    assert paid_for(found - PSNR_MARGIN) == pytest.approx(1.0)
+    expected = 20.0 + remaining_psnr_gain(2.0, 1 - 54 / STEPS, weights)
+    assert goal_budget_factor(expected - PSNR_MARGIN) == pytest.approx(1.0)
     for more in (-0.3, 0.3):
-        assert paid_for(found - PSNR_MARGIN + more) == pytest.approx(budget_factor(more, STEPS))
+        assert goal_budget_factor(expected - PSNR_MARGIN + more) == pytest.approx(
+            budget_factor(more, STEPS)
+        )
         assert MIN_BUDGET_FACTOR < budget_factor(more, STEPS) < MAX_BUDGET_FACTOR
-    assert paid_for(10.0) == pytest.approx(MIN_BUDGET_FACTOR)
-    assert paid_for(50.0) == pytest.approx(MAX_BUDGET_FACTOR)
+    assert goal_budget_factor(10.0) == pytest.approx(MIN_BUDGET_FACTOR)
+    assert goal_budget_factor(50.0) == pytest.approx(MAX_BUDGET_FACTOR)
 
 
 @pytest.mark.parametrize(
     ("weights", "steps", "half", "reached", "end"),
-    [  # of runs of photographs
+    [  # measured on photographs
         (871, 30_535, 26.98, 27.72, 26.87),
         (2_091, 15_281, 28.54, 30.22, 30.82),
         (5_643, 16_665, 32.33, 34.87, 35.49),
@@ -131,12 +133,12 @@ def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> No
         (4_931, 60_000, 33.43, 36.41, 35.29),
     ],
 )
-def test_what_is_still_to_come_was_seen_in_runs(
+def test_remaining_psnr_gain_is_near_that_of_measured_runs(
     weights: int, steps: int, half: float, reached: float, end: float
 ) -> None:
     free = max(NOISE_START_FRACTION, ROUNDING_START_FRACTION - MAX_NOISE_STEPS / steps)
-    come = remaining_psnr_gain(reached - half, 1 - free, weights)
-    assert reached + come == pytest.approx(end, abs=0.88)  # 2.2 standard deviations
+    gain = remaining_psnr_gain(reached - half, 1 - free, weights)
+    assert reached + gain == pytest.approx(end, abs=0.88)  # 2.2 standard deviations
 
 
 @pytest.mark.parametrize(
@@ -148,20 +150,20 @@ def test_what_is_still_to_come_was_seen_in_runs(
         (4_931, 60_000, 0.8, 1.87),
     ],
 )
-def test_bits_are_worth_what_networks_lost_that_had_fewer(
+def test_budget_factor_is_near_measured_losses_with_fewer_bits(
     weights: int, steps: int, fewer: float, lost: float
 ) -> None:
     assert budget_factor(-lost, steps) == pytest.approx(fewer, abs=0.02)
 
 
-def test_the_longer_a_run_the_more_dB_are_lost_with_bits() -> None:
+def test_bits_are_worth_more_psnr_after_longer_runs() -> None:
     factors = [budget_factor(-1.0, steps) for steps in (100, 6_000, 20_000, 60_000, 10**7)]
     assert factors == sorted(factors)
     assert 0.7 < factors[0] < factors[1] < factors[-2] < factors[-1] < 0.9
     assert budget_factor(0.0, 6_000) == 1.0 < budget_factor(0.5, 6_000) < budget_factor(1.0, 6_000)
 
 
-def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
+def test_extended_run_ends_rounded_with_another_bit_budget() -> None:
     trainer = make(goal=20.0)
     assert trainer.run(Run()) == "done"
     before, bits = trainer.state.budget, trainer._bits()
@@ -173,19 +175,19 @@ def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
 
 
 def extend(trainer: MlpTrainer) -> Any:
-    """What comes of twenty steps more."""
+    """The outcome of twenty further steps."""
     trainer.extend(20, -5.0, math.inf)
     assert trainer.run(Run()) == "done"
     return outcome(trainer)
 
 
-def test_once_more_is_undone() -> None:
+def test_extension_is_undone_by_restoring_a_snapshot() -> None:
     trainer = make(goal=20.0)
     assert trainer.run(Run()) == "done"
-    before, found = trainer.snapshot(), outcome(trainer)
-    assert extend(trainer) != found
+    before, outcome_before = trainer.snapshot(), outcome(trainer)
+    assert extend(trainer) != outcome_before
     trainer.restore(before)
-    assert outcome(trainer) == found
+    assert outcome(trainer) == outcome_before
     assert trainer.done == trainer.state.steps == STEPS
     fresh = make(goal=20.0)
     fresh.restore(before)
@@ -193,25 +195,25 @@ def test_once_more_is_undone() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])
-def test_a_stopped_run_goes_on_with_the_same_bits(
-    whole: MlpTrainer, stop: int, tmp_path: Path
+def test_resumed_run_ends_with_the_same_state(
+    finished: MlpTrainer, stop: int, tmp_path: Path
 ) -> None:
     first = make()
-    kept = Checkpoint(tmp_path / "c", "k")
-    run = Run(should_stop=lambda: int(first.step.count.item()) >= stop, checkpoint=kept)
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+    run = Run(should_stop=lambda: int(first.step.count.item()) >= stop, checkpoint=checkpoint)
     assert first.run(run) == "interrupted"
-    state = kept.load()
+    state = checkpoint.load()
     assert state is not None
     assert stop <= int(state.arrays["count"]) < STEPS
     second = make(state)
     assert second.run(Run()) == "done"
-    assert outcome(second) == outcome(whole)
+    assert outcome(second) == outcome(finished)
 
 
-def test_what_is_kept_is_sound_where_numbers_exploded_since_the_last_look(
-    whole: MlpTrainer, tmp_path: Path
+def test_checkpoint_is_finite_if_weights_diverged_since_the_last_check(
+    finished: MlpTrainer, tmp_path: Path
 ) -> None:
-    first, kept = make(), Checkpoint(tmp_path / "c", "k")
+    first, checkpoint = make(), Checkpoint(tmp_path / "c", "k")
 
     def stop() -> bool:
         if int(first.step.count.item()) < 50:
@@ -221,61 +223,64 @@ def test_what_is_kept_is_sound_where_numbers_exploded_since_the_last_look(
         first.step.flat.write(flat)
         return True
 
-    assert first.run(Run(should_stop=stop, checkpoint=kept)) == "interrupted"
-    state = kept.load()
+    assert first.run(Run(should_stop=stop, checkpoint=checkpoint)) == "interrupted"
+    state = checkpoint.load()
     assert state is not None
     assert all(np.isfinite(array).all() for array in state.arrays.values())
     second = make(state)
     assert second.run(Run()) == "done"
-    assert outcome(second) == outcome(whole)  # which had no such accident
+    assert outcome(second) == outcome(finished)  # a run that did not diverge
 
 
-def test_progress_is_told_in_order() -> None:
-    told: list[int] = []
-    make().run(Run(lambda progress: told.append(progress.step)))
-    assert told == sorted(set(told))
-    assert told[-1] == STEPS
+def test_progress_is_reported_in_order() -> None:
+    steps: list[int] = []
+    make().run(Run(lambda progress: steps.append(progress.step)))
+    assert steps == sorted(set(steps))
+    assert steps[-1] == STEPS
 
 
-def break_at(trainer: MlpTrainer, step: int, times: int) -> list[float]:
-    """Put a NaN among the weights when a step is done, so often; returns the learning rates."""
-    slower: list[float] = []
+def diverge_at(trainer: MlpTrainer, step: int, times: int) -> list[float]:
+    """Put a NaN among the weights whenever `step` is done, up to so many times.
+
+    Returns the factors of the learning rate at these moments.
+    """
+    factors: list[float] = []
 
     def stop() -> bool:
-        if len(slower) < times and int(trainer.step.count.item()) >= step:
-            slower.append(trainer.state.learning_rate_factor)
+        if len(factors) < times and int(trainer.step.count.item()) >= step:
+            factors.append(trainer.state.learning_rate_factor)
             flat = trainer.step.flat.numpy()
             flat[3] = np.nan
             trainer.step.flat.write(flat)
         return False
 
     trainer.should_stop = stop  # type: ignore[attr-defined]
-    return slower
+    return factors
 
 
-def test_numbers_that_explode_lead_back_to_the_last_good_state() -> None:
+def test_divergence_restores_the_last_good_state_with_half_the_learning_rate() -> None:
     trainer = make()
-    slower = break_at(trainer, 50, 1)
+    factors = diverge_at(trainer, 50, 1)
     assert trainer.run(Run(should_stop=trainer.should_stop)) == "done"  # type: ignore[attr-defined]
-    assert slower == [1.0]
+    assert factors == [1.0]
     assert trainer.state.learning_rate_factor == 0.5
     assert all(np.isfinite(array).all() for array in trainer.arrays())
 
 
-def test_after_some_retries_the_best_state_is_kept() -> None:
+def test_diverged_run_ends_in_a_finite_state_after_its_retries() -> None:
     trainer = make()
-    slower = break_at(trainer, 30, 99)
+    factors = diverge_at(trainer, 30, 99)
     assert trainer.run(Run(should_stop=trainer.should_stop)) == "diverged"  # type: ignore[attr-defined]
-    assert slower[0] == 1.0
-    assert min(slower) == 0.5**MAX_RETRIES
+    assert factors[0] == 1.0
+    assert min(factors) == 0.5**MAX_RETRIES
     assert all(np.isfinite(array).all() for array in trainer.arrays())
 
 
 @pytest.mark.parametrize(("pace", "steps"), [(1.0, 240), (4.0, 60), (1.9, STEPS)])
-def test_a_run_takes_the_steps_that_fit_in_its_time(
+def test_run_takes_the_steps_that_fit_in_its_time(
     pace: float, steps: int, clock_of_steps: ClockOfSteps
 ) -> None:
-    """Of steps that had been thought to take two seconds each."""
+    """The run was planned for steps of two seconds."""
     clock = clock_of_steps(lambda _: pace)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, max_steps=1000)
@@ -285,7 +290,7 @@ def test_a_run_takes_the_steps_that_fit_in_its_time(
     assert trainer.state.phase == 2
 
 
-def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_not_prolonged_beyond_its_max_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: 6.0)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     for most, steps in ((0, STEPS), (STEPS + 7, STEPS + 7)):
@@ -296,10 +301,10 @@ def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("most", "steps"), [(1000, 99), (0, 82)])
-def test_steps_that_a_slow_moment_took_come_back_while_weights_are_free(
+def test_steps_lost_in_a_slow_moment_are_regained_while_weights_are_free(
     most: int, steps: int, clock_of_steps: ClockOfSteps
 ) -> None:
-    """Of a run that may grow: two seconds each, then three of twelve, then half a second."""
+    """Steps take two seconds, then three of them twelve, then the others half a second."""
     clock_of_steps(lambda n: 2.0 if n < 30 else 12.0 if n < 33 else 0.5)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, max_steps=most)
@@ -308,10 +313,10 @@ def test_steps_that_a_slow_moment_took_come_back_while_weights_are_free(
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(4.0, 1200), (8.0, 125)])
-def test_a_slow_moment_at_the_beginning_shortens_no_run(
+def test_slow_first_steps_do_not_shorten_a_run(
     seconds: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ten steps take says something once it is a twentieth of the time that is left."""
+    """The pace of ten steps counts only if they took a twentieth of the time that is left."""
     monkeypatch.setattr("time.perf_counter", lambda: seconds)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     trainer = MlpTrainer(step, MlpTrainerState(1200, 1e-3), BUDGET, 100.0)
