@@ -194,52 +194,66 @@ def stride(offset: Expr, indices: Sequence[Var], index: Var) -> int:
     return moved.lo if moved.lo == moved.hi else 0
 
 
+class _TransposeTiles:
+    """A kernel's elements, cut into square tiles of `axis` and the last axis.
+
+    `sizes` are those of the other axes, and the numbers of tiles along the last axis and `axis`.
+    """
+
+    def __init__(self, shape: Sequence[int], axis: int, side: int) -> None:
+        self._axis, self._last = axis, len(shape) - 1
+        self._other_axes = [a for a in range(self._last) if a != axis]
+        self.sizes = [shape[a] for a in self._other_axes]
+        self.sizes += [-(-shape[a] // side) for a in (self._last, axis)]
+
+    def indices(self, outer: Sequence[Expr], row: Expr, column: Expr) -> list[Expr]:
+        """The indices of an element, by those of the other axes, of `axis` and of the last axis."""
+        by_axis = dict(zip(self._other_axes, outer, strict=True))
+        by_axis |= {self._axis: row, self._last: column}
+        return [by_axis[a] for a in range(self._last + 1)]
+
+
 def _map_transposed_on_cpu(kernel: Kernel, lower: Lowering, axis: int, groups: int) -> int:
     """Compute tiles of `axis` and the last axis along `axis`, and store them along the last one.
 
     Returns how many work-groups share the tiles.
     """
-    build, shape, last = lower.build, kernel.shape, len(kernel.shape) - 1
-    lead = [a for a in range(last) if a != axis]
-    sizes = [shape[a] for a in lead] + [-(-shape[a] // CPU_TRANSPOSE_TILE) for a in (last, axis)]
-    share = lower.open_outermost("i", math.prod(sizes), "share")
-    *outer, column_tile, row_tile = unravel(share, sizes)
+    build, shape, side = lower.build, kernel.shape, CPU_TRANSPOSE_TILE
+    tiles = _TransposeTiles(shape, axis, side)
+    share = lower.open_outermost("i", math.prod(tiles.sizes), "share")
+    *outer, column_tile, row_tile = unravel(share, tiles.sizes)
 
-    def limits(a: int, tile: Expr) -> tuple[Expr, Expr | None]:
-        first = tile * CPU_TRANSPOSE_TILE
-        return first, Const(shape[a]) - first if shape[a] % CPU_TRANSPOSE_TILE else None
+    def limits(size: int, tile: Expr) -> tuple[Expr, Expr | None]:
+        first = tile * side
+        return first, Const(size) - first if size % side else None
 
-    (first_row, rows), (first_column, columns) = limits(axis, row_tile), limits(last, column_tile)
+    first_row, rows = limits(shape[axis], row_tile)
+    first_column, columns = limits(shape[-1], column_tile)
 
     def at(row: Expr, column: Expr) -> list[Expr]:
-        indices = dict(zip(lead, outer, strict=True))
-        indices |= {axis: first_row + row, last: first_column + column}
-        return [indices[a] for a in range(last + 1)]
+        return tiles.indices(outer, first_row + row, first_column + column)
 
-    deferred = DeferredStores(build, kernel.stores, CPU_TRANSPOSE_TILE * CPU_TRANSPOSE_TILE)
-    column = build.open(Range("c", CPU_TRANSPOSE_TILE, "loop", columns))
-    row = build.open(Range("r", CPU_TRANSPOSE_TILE, "vector", rows))
+    deferred = DeferredStores(build, kernel.stores, side * side)
+    column = build.open(Range("c", side, "loop", columns))
+    row = build.open(Range("r", side, "vector", rows))
     values = [lower.value(s.value, at(row, column)) for s in kernel.stores]
-    deferred.defer(values, column * CPU_TRANSPOSE_TILE + row)
+    deferred.defer(values, column * side + row)
     loads = [u for _, u in build.scopes[-1] if u.op is U.LOAD and len(u.src) == 1]
     build.close()
-    along = [u for u in loads if stride(u.arg[0], [row], row) == 1]
-    for first in range(
-        CPU_TRANSPOSE_TILE, 2 * CPU_TRANSPOSE_TILE, CACHE_LINE_ELEMENTS
-    ):  # the same column of the next tile
-        for u in along:
-            build.effect(U.PREFETCH, u.src, (u.arg[0].substitute({row.name: first}), False))
+    along_rows = [u for u in loads if stride(u.arg[0], [row], row) == 1]
+    for first in range(0, side, CACHE_LINE_ELEMENTS):  # prefetch the same column of the next tile
+        for u in along_rows:
+            offset = u.arg[0].substitute({row.name: side + first})
+            build.effect(U.PREFETCH, u.src, (offset, False))
         for store in kernel.stores:
-            offset = store_offset(
-                store, at(column + CPU_TRANSPOSE_TILE, Const(first - CPU_TRANSPOSE_TILE))
-            )
+            offset = store_offset(store, at(column + side, Const(first)))
             build.effect(U.PREFETCH, (build.parameter(store.target, True),), (offset, True))
     build.close()
-    row = build.open(Range("p", CPU_TRANSPOSE_TILE, "loop", rows))
-    column = build.open(Range("q", CPU_TRANSPOSE_TILE, "vector", columns))
-    deferred.store_values(column * CPU_TRANSPOSE_TILE + row, at(row, column))
+    row = build.open(Range("p", side, "loop", rows))
+    column = build.open(Range("q", side, "vector", columns))
+    deferred.store_values(column * side + row, at(row, column))
     build.close(3)
-    return max(1, min(groups, math.prod(sizes)))
+    return max(1, min(groups, math.prod(tiles.sizes)))
 
 
 def _map_transposed_on_gpu(
@@ -249,56 +263,45 @@ def _map_transposed_on_gpu(
 
     Rows there have one element more than the tile, so that columns fall on different memory banks.
     """
-    build, shape, last = lower.build, kernel.shape, len(kernel.shape) - 1
-    lead = [a for a in range(last) if a != axis]
-    sizes = [shape[a] for a in lead] + [-(-shape[a] // GPU_TRANSPOSE_TILE) for a in (last, axis)]
-    group = lower.open_outermost("t", math.prod(sizes), "group")
-    *outer, column_tile, row_tile = unravel(group, sizes)
+    build, shape, side = lower.build, kernel.shape, GPU_TRANSPOSE_TILE
+    tiles = _TransposeTiles(shape, axis, side)
+    group = lower.open_outermost("t", math.prod(tiles.sizes), "group")
+    *outer, column_tile, row_tile = unravel(group, tiles.sizes)
 
     def at(row: Expr, column: Expr) -> tuple[list[Expr], Expr]:
         """The indices of an element of the tile, and whether it exists."""
-        position = dict(zip(lead, outer, strict=True))
-        position |= {
-            axis: row_tile * GPU_TRANSPOSE_TILE + row,
-            last: column_tile * GPU_TRANSPOSE_TILE + column,
-        }
-        inside = all_of(*(less(position[a], shape[a]) for a in (axis, last)))
-        return [position[a] for a in range(last + 1)], inside
+        row, column = row_tile * side + row, column_tile * side + column
+        exists = all_of(less(row, shape[axis]), less(column, shape[-1]))
+        return tiles.indices(outer, row, column), exists
 
-    moved = transposed[:MAX_LOCAL_TILES]
-    tiles = [
-        build.effect(U.LOCAL_ARRAY, (), GPU_TRANSPOSE_TILE * (GPU_TRANSPOSE_TILE + 1), leaf.dtype)
-        for leaf in moved
+    def open_elements(lane_name: str, round_name: str) -> tuple[Expr, Expr]:
+        """Open loops over the elements of a tile, so that neighbouring lanes differ in the second
+        coordinate that is returned."""
+        lane = build.open(Range(lane_name, LANES_PER_GROUP, "lane"))
+        rounds = build.open(Range(round_name, side * side // LANES_PER_GROUP, "vector"))
+        element = rounds * LANES_PER_GROUP + lane
+        return element // side, element % side
+
+    leaves_in_local = transposed[:MAX_LOCAL_TILES]
+    arrays = [
+        build.effect(U.LOCAL_ARRAY, (), side * (side + 1), leaf.dtype) for leaf in leaves_in_local
     ]
-    lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
-    place = (
-        build.open(Range("r", GPU_TRANSPOSE_TILE * GPU_TRANSPOSE_TILE // LANES_PER_GROUP, "vector"))
-        * LANES_PER_GROUP
-        + lane
-    )
-    column, row = place // GPU_TRANSPOSE_TILE, place % GPU_TRANSPOSE_TILE
-    indices, inside = at(row, column)
-    for tile, leaf in zip(tiles, moved, strict=True):
-        value = lower.value(leaf, indices, inside)
-        build.effect(U.SET, (tile, value), column * (GPU_TRANSPOSE_TILE + 1) + row, leaf.dtype)
+    column, row = open_elements("l", "r")
+    indices, exists = at(row, column)
+    for array, leaf in zip(arrays, leaves_in_local, strict=True):
+        value = lower.value(leaf, indices, exists)
+        build.effect(U.SET, (array, value), column * (side + 1) + row, leaf.dtype)
     build.close(2)
     build.effect(U.BARRIER, ())
-    lane = build.open(Range("m", LANES_PER_GROUP, "lane"))
-    place = (
-        build.open(Range("q", GPU_TRANSPOSE_TILE * GPU_TRANSPOSE_TILE // LANES_PER_GROUP, "vector"))
-        * LANES_PER_GROUP
-        + lane
-    )
-    row, column = place // GPU_TRANSPOSE_TILE, place % GPU_TRANSPOSE_TILE
-    indices, inside = at(row, column)
-    for tile, leaf in zip(tiles, moved, strict=True):
-        source = column * (GPU_TRANSPOSE_TILE + 1) + row
-        lower.memo[leaf, tuple(indices), inside] = build.emit(
-            U.GET, leaf.dtype, (tile,), source, [source]
-        )
-    values = [lower.value(s.value, indices, inside) for s in kernel.stores]
-    if inside is not ONE:
-        build.open(Range("x", 1, "loop", inside))
+    row, column = open_elements("m", "q")
+    indices, exists = at(row, column)
+    for array, leaf in zip(arrays, leaves_in_local, strict=True):
+        place = column * (side + 1) + row
+        element = build.emit(U.GET, leaf.dtype, (array,), place, [place])
+        lower.memo[leaf, tuple(indices), exists] = element
+    values = [lower.value(s.value, indices, exists) for s in kernel.stores]
+    if exists is not ONE:
+        build.open(Range("x", 1, "loop", exists))
     store_values(build, kernel.stores, values, indices)
-    build.close(3 if inside is ONE else 4)
-    return math.prod(sizes) * LANES_PER_GROUP, LANES_PER_GROUP
+    build.close(3 if exists is ONE else 4)
+    return math.prod(tiles.sizes) * LANES_PER_GROUP, LANES_PER_GROUP
