@@ -2,7 +2,7 @@
 
 Read `files` first, which has the others do their part, and `refusals`, which has what is told. Of
 bytes, before Pillow sees them: `structure` knows how formats are divided, `icons` rebuilds those of
-Windows, `excess` limits what is beside the pixels, `png` looks at a PNG's chunks and rows;
+Windows, `parsing_limits` bounds what is beside the pixels, `png` looks at a PNG's chunks and rows;
 `shared_stream` is what Pillow reads from. Of an open picture: `frames` chooses one, `misread` mends
 or refuses what Pillow takes for something else, `claimed_size` refuses what is far smaller than it
 says, `completeness` what lacks pixels; `colours` and `bit_depth` tell what is not kept,

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from PIL import Image, ImageFile
 
-from imgmlp.image_io.structure import CODESTREAM
+from imgmlp.image_io.structure import CODESTREAM_START
 
 UPPER_BITS = "samples of {} bits are reduced to their upper 8 bits"
 ROUNDED = "samples of {} bits are rounded to 8 bits"
@@ -42,7 +42,7 @@ def depth(image: Image.Image, stream: BinaryIO | None = None) -> int:
 
 
 def _jpeg2000(head: bytes) -> int:
-    at = head.find(CODESTREAM)
+    at = head.find(CODESTREAM_START)
     if at < 0:
         raise OSError("it has no codestream")
     bits = head[at + _J2K_DEPTH :: 3][: int.from_bytes(head[at + 40 : at + 42])]

@@ -135,12 +135,12 @@ def _coded(stream: BinaryIO) -> Iterator[_Coded]:
 def _inner(stream: BinaryIO) -> Iterator[tuple[bytes, int, bytes]]:
     """Kind, size and first bytes of the parts of a WebP, and of those in its frames."""
     for chunk in chunks(stream, png=False):
-        if chunk.kind != b"ANMF":
-            yield chunk.kind, chunk.size, stream.read(10)
+        if chunk.type != b"ANMF":
+            yield chunk.type, chunk.size, stream.read(10)
             continue
         at = stream.tell() + 16
         for _ in range(_PARTS):
-            if at >= chunk.then or len(head := _read(stream, at)) < 8:
+            if at >= chunk.next_offset or len(head := _read(stream, at)) < 8:
                 break
             size = int.from_bytes(head[4:8], "little")
             yield head[:4], size, head[8:]

@@ -36,7 +36,7 @@ def lost(image: Image.Image, stream: BinaryIO) -> str:
     they name those that are taken for granted."""
     numbers = None
     if image.format == "PNG":
-        payloads = (stream.read(2) for one in chunks(stream, png=True) if one.kind == b"cICP")
+        payloads = (stream.read(2) for chunk in chunks(stream, png=True) if chunk.type == b"cICP")
         numbers = next(payloads, None)
     elif image.format == "AVIF" and not image.info.get("icc_profile"):  # which goes before them
         stream.seek(0)

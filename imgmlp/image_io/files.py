@@ -32,10 +32,10 @@ from imgmlp.image_io import (
     claimed_size,
     colours,
     completeness,
-    excess,
     frames,
     icons,
     misread,
+    parsing_limits,
     png,
     refusals,
     shared_stream,
@@ -72,7 +72,7 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
     Raises PictureError, UsageError if there is no such frame, and what Pillow does.
     """
     with _within_limits(stream, path) as (image, stream):
-        png.check_sums(stream, path)
+        png.check_pixel_checksums(stream, path)
         try:
             frames.choose(image, path, frame, notes)
         except Image.DecompressionBombError:
@@ -87,7 +87,7 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
 
     Raises PictureError for what claims too much, here and while the picture is in use.
     """
-    most = completeness.PCX_COLOURS
+    most = completeness.PCX_PALETTE_BYTES
     stream.seek(0)
     if len(start := stream.read(most)) < most:  # before such files Pillow may look for colours
         stream = io.BytesIO(start)
@@ -96,9 +96,9 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
     icon = icons.is_icon(start)
     stream = icons.rebuilt(stream, path) if icon else stream
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else refusals.MAX_PIXELS):
-        for one in chain((stream,), structure.pictures_inside(stream)):
+        for one in chain((stream,), structure.embedded_images(stream)):
             png.check_chunks(one, path)
-            excess.check(one, path)
+            parsing_limits.check(one, path)
         image = Image.open(shared_stream.reader(stream)) if icon else _opened(stream, path)
         refusals.check_format(image, path)
         refusals.check_size(image, str(path))
@@ -331,11 +331,11 @@ def _pixels(
         _load_others(image)
         return image
     stream.seek(image.tile[0].offset if image.tile else 0)  # of its frame, if it has a scan
-    jpeg = completeness.jpeg(stream.read())
+    jpeg = completeness.parse_jpeg(stream.read())
     jpeg.check(image.size, path)
     if not jpeg.has_end:
         notes.append(png.END_MISSING)
-    return jpeg.complete(image, lambda data: Image.open(io.BytesIO(data), formats=["JPEG"]))
+    return jpeg.load_complete(image, lambda data: Image.open(io.BytesIO(data), formats=["JPEG"]))
 
 
 def _load_others(image: ImageFile.ImageFile) -> None:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from imgmlp.errors import PictureError
 from imgmlp.image_io.refusals import convert_hint
-from imgmlp.image_io.structure import ICON, PNG_START
+from imgmlp.image_io.structure import ICO_SIGNATURE, PNG_SIGNATURE
 
 _CURSOR = b"\0\0\2\0"  # how cursors begin
 _BYTES = 2**25  # of one that are looked at
@@ -21,7 +21,7 @@ _BITMAP = struct.Struct("<IiiHHI12xI4x")  # the header of a picture in one
 
 def is_icon(start: bytes) -> bool:
     """Whether a file begins as one, or as a cursor."""
-    return start.startswith((ICON, _CURSOR))
+    return start.startswith((ICO_SIGNATURE, _CURSOR))
 
 
 def rebuilt(stream: BinaryIO, path: Path) -> BinaryIO:
@@ -39,16 +39,16 @@ def rebuilt(stream: BinaryIO, path: Path) -> BinaryIO:
         return io.BytesIO(data)
     best = max(listed, key=lambda one: _rank(data, one))
     told, at = struct.unpack_from("<II", best, 8)
-    length = None if data.startswith(PNG_START, at) else told
+    length = None if data.startswith(PNG_SIGNATURE, at) else told
     bits, size, body = _picture(data[at:][:length], path)
     entry = best[:4] + struct.pack("<HHII", 1, bits, size, 22)
-    return io.BytesIO(ICON + b"\1\0" + entry + body)
+    return io.BytesIO(ICO_SIGNATURE + b"\1\0" + entry + body)
 
 
 def _rank(data: bytes, entry: bytes) -> tuple[int, int]:
     """Pixels and their bits of a picture in an icon."""
     at = int.from_bytes(entry[12:], "little")
-    is_png = data.startswith(PNG_START, at)
+    is_png = data.startswith(PNG_SIGNATURE, at)
     bits = 32 if is_png else int.from_bytes(data[at + 14 : at + 16], "little")
     return (entry[0] or 256) * (entry[1] or 256), bits
 
@@ -58,7 +58,7 @@ def _picture(body: bytes, path: Path) -> tuple[int, int, bytes]:
 
     Of 32 bits without any alpha they are 24, of which the mask tells what is transparent.
     """
-    if body.startswith(PNG_START):
+    if body.startswith(PNG_SIGNATURE):
         return 32, len(body), body
     if len(body) < _BITMAP.size:
         raise OSError("its picture is missing")

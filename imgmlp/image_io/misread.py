@@ -18,7 +18,7 @@ from PIL import Image, ImageChops, ImageFile, ImageOps, ImagePalette
 
 from imgmlp.errors import PictureError
 from imgmlp.image_io.refusals import convert_hint
-from imgmlp.image_io.structure import CODESTREAM, chunks, skip_colours
+from imgmlp.image_io.structure import CODESTREAM_START, chunks, skip_gif_colour_table
 
 NOTE_ALPHA_DROPPED = "its header denies alpha, so the last 8 of each pixel's 32 bits were dropped"
 NOTE_BEYOND_PALETTE = "pixels whose index is beyond its palette are black"
@@ -163,7 +163,7 @@ def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     if image.tell() == 0 or not getattr(image, "default_image", False):
         return ""
     whole = struct.pack(">4I", *image.size, 0, 0)
-    firsts = (stream.read(26) for one in chunks(stream, png=True) if one.kind == b"fcTL")
+    firsts = (stream.read(26) for chunk in chunks(stream, png=True) if chunk.type == b"fcTL")
     first = next(firsts, b"").ljust(26)
     replaces = (
         first[4:20] == whole
@@ -229,7 +229,7 @@ def _gif(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
 def _disposals(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
     """Each frame's disposal method, and whether it has a transparent colour (GIF89a, 23)."""
     flags = 0
-    skip_colours(stream, stream.read(13)[10:11])
+    skip_gif_colour_table(stream, stream.read(13)[10:11])
     while kind := stream.read(1):
         if kind == b"!":
             control, blocks = stream.read(1) == b"\xf9", _blocks(stream)
@@ -239,7 +239,7 @@ def _disposals(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
         elif kind == b",":
             yield flags >> 2 & 7, bool(flags & 1)
             flags = 0
-            skip_colours(stream, stream.read(9)[8:])
+            skip_gif_colour_table(stream, stream.read(9)[8:])
             stream.read(1)
             deque(_blocks(stream), 0)
         elif kind != b"\0":
@@ -357,7 +357,7 @@ def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
 
 def _jpeg2000(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Refuse CIELab, which Pillow takes for RGB, and reordered channels (ITU T.800, I.5.3)."""
-    head = stream.read(_JP2_HEADER_BYTES).partition(CODESTREAM)[0]
+    head = stream.read(_JP2_HEADER_BYTES).partition(CODESTREAM_START)[0]
     if _JP2_LAB.search(head):
         return "whose colours are CIELab"
     said = head.partition(b"cdef")[2]

@@ -1,6 +1,7 @@
-"""How JPEG, JPEG 2000, PNG, WebP and GIF files and icons are divided, for those who measure parts.
+"""Iterators over the parts of container formats: JPEG segments, PNG and RIFF chunks, boxes of
+JPEG 2000 (ISO BMFF), elements of Mac icons and colour tables of GIFs.
 
-Knows nothing of what the parts mean.
+They read the lengths and types of the parts, but not what the parts contain.
 """
 
 from __future__ import annotations
@@ -12,55 +13,63 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-SCAN, END, APP1, BARE = 0xDA, 0xD9, 0xE1, (0x01, 0xD8)  # markers of a JPEG; those without a size
-PNG_START = b"\x89PNG\r\n\x1a\n"
-# Without what fills up before a marker; none inside of a scan.
-_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
-ICON, MAC_ICON = b"\0\0\1\0", b"icns"  # how icons begin
-JP2_START = b"\0\0\0\x0cjP  \r\n\x87\n"
-CODESTREAM = b"\xff\x4f\xff\x51"  # how a JPEG 2000's begins (ITU T.800, A.5.1)
-_TILE_PART = b"\xff\x90"
-MOST_PARTS = 2**18  # of a JPEG 2000 that are looked at
-_ENDLESS = 2**63
+# Signatures: the first bytes of a file.
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+ICO_SIGNATURE = b"\0\0\1\0"
+ICNS_SIGNATURE = b"icns"
+JP2_SIGNATURE = b"\0\0\0\x0cjP  \r\n\x87\n"
+
+# JPEG markers, by their second byte (ITU T.81, table B.1).
+JPEG_SOS = 0xDA  # start of scan
+JPEG_EOI = 0xD9  # end of image
+JPEG_APP1 = 0xE1  # EXIF and XMP data
+_JPEG_WITHOUT_LENGTH = (0x01, 0xD8, JPEG_EOI)  # TEM, SOI
+# A marker without the fill bytes (FF) before it. Inside entropy-coded data, FF is followed by 00 or
+# by a restart marker (D0 to D7), so nothing there matches.
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
+
+CODESTREAM_START = b"\xff\x4f\xff\x51"  # JPEG 2000: the markers SOC and SIZ (ITU T.800, A.5.1)
+_JPEG2000_SOT = b"\xff\x90"  # start of tile-part
+MAX_TILE_PARTS = 2**18  # of a JPEG 2000 that are read
+_UNLIMITED_BYTES = 2**63
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a JPEG: its marker, and so many bytes from `begin` on, of which two are `size`."""
+    """A marker segment of a JPEG (ITU T.81, B.1.1.4)."""
 
-    kind: int
-    gap: int  # bytes between the part before and the marker
-    begin: int
-    size: int
+    marker: int  # its second byte
+    gap: int  # bytes between the end of the previous segment and this marker
+    start: int  # offset behind the marker, where the two bytes of the length are
+    length: int  # bytes from `start` on, including those of the length; 0 without a length
 
     @property
-    def marker(self) -> int:
-        """Where it is."""
-        return self.begin - 2
+    def marker_offset(self) -> int:
+        return self.start - 2
 
 
 def segments(data: bytes) -> Iterator[Segment]:
-    """Of a JPEG, from its first marker or the one after (ITU T.81, annex B)."""
-    at = 0
-    while marker := _MARKER.search(data, at):
-        kind, begin = marker[1][0], marker.end()
-        has_size = kind not in (*BARE, END)
-        size = int.from_bytes(data[begin : begin + 2]) if has_size else 0
-        yield Segment(kind, marker.start() - at, begin, size)
-        at = begin + size
+    """The marker segments of a JPEG. `data` may begin at or behind the SOI marker."""
+    offset = 0
+    while match := _JPEG_MARKER.search(data, offset):
+        marker, start = match[1][0], match.end()
+        has_length = marker not in _JPEG_WITHOUT_LENGTH
+        length = int.from_bytes(data[start : start + 2]) if has_length else 0
+        yield Segment(marker, match.start() - offset, start, length)
+        offset = start + length
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a PNG or a WebP: so many bytes, and where the next one is."""
+    """A chunk of a PNG or of a RIFF file (WebP)."""
 
-    kind: bytes
-    size: int
-    then: int
+    type: bytes  # four characters
+    size: int  # bytes of its data
+    next_offset: int  # of the following chunk
 
 
 def is_png(start: bytes) -> bool:
-    return start.startswith(PNG_START)
+    return start.startswith(PNG_SIGNATURE)
 
 
 def is_webp(start: bytes) -> bool:
@@ -68,123 +77,142 @@ def is_webp(start: bytes) -> bool:
 
 
 def chunks(stream: BinaryIO, png: bool) -> Iterator[Chunk]:
-    """Of a PNG or a WebP, each where the stream is at its bytes; none of what follows the end."""
+    """The chunks of a PNG (`png`) or a WebP; each is yielded with the stream at its data.
+
+    Data behind IEND or behind the RIFF chunk is ignored.
+    """
     stream.seek(4)
-    end = _ENDLESS if png else 8 + int.from_bytes(stream.read(4), "little")
-    at = len(PNG_START) if png else 12
-    stream.seek(at)
-    while at < end and len(head := stream.read(8)) == 8:
-        kind, count = (head[4:], head[:4]) if png else (head[:4], head[4:])
-        size = int.from_bytes(count, "big" if png else "little")
-        at += 12 + size if png else 8 + size + size % 2
-        yield Chunk(kind, size, at)
-        if png and kind == b"IEND":
+    end = _UNLIMITED_BYTES if png else 8 + int.from_bytes(stream.read(4), "little")
+    offset = len(PNG_SIGNATURE) if png else 12
+    stream.seek(offset)
+    while offset < end and len(head := stream.read(8)) == 8:
+        chunk_type, size_field = (head[4:], head[:4]) if png else (head[:4], head[4:])
+        size = int.from_bytes(size_field, "big" if png else "little")
+        offset += 12 + size if png else 8 + size + size % 2
+        yield Chunk(chunk_type, size, offset)
+        if png and chunk_type == b"IEND":
             return
-        stream.seek(at)
+        stream.seek(offset)
 
 
-def pictures_inside(stream: BinaryIO) -> Iterator[BinaryIO]:
-    """The PNGs and JPEG 2000 in a Mac's icon, or in one of Windows' that has one picture only."""
+def embedded_images(stream: BinaryIO) -> Iterator[BinaryIO]:
+    """The PNGs and JPEG 2000 files in a Mac icon, or in a Windows icon that has one image only."""
     stream.seek(0)
-    start = stream.read(4)
-    if start == ICON:
-        pictures = iter(((22, -1),))  # bytes
-    elif start == MAC_ICON:
-        pictures = ((begin, size) for _, begin, size in blocks(stream))
+    signature = stream.read(4)
+    if signature == ICO_SIGNATURE:
+        ranges = iter(((22, -1),))  # offset and bytes: all behind the header and one entry
+    elif signature == ICNS_SIGNATURE:
+        ranges = ((start, size) for _, start, size in icns_elements(stream))
     else:
         return
-    for begin, size in pictures:
-        if _at(stream, begin, 12).startswith((PNG_START, JP2_START, CODESTREAM)):
-            yield io.BytesIO(_at(stream, begin, size))
+    for start, size in ranges:
+        begins = _read_at(stream, start, 12)
+        if begins.startswith((PNG_SIGNATURE, JP2_SIGNATURE, CODESTREAM_START)):
+            yield io.BytesIO(_read_at(stream, start, size))
 
 
-def blocks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, place and size of the parts of a Mac's icon."""
-    at, end = 8, int.from_bytes(_at(stream, 4, 4))
-    while at < end and len(head := _at(stream, at, 8)) == 8 and (size := int.from_bytes(head[4:])):
-        yield head[:4], at + 8, max(0, size - 8)
-        at += max(8, size)
+def icns_elements(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """(type, offset of the data, bytes of the data) of each element of a Mac icon."""
+    offset, end = 8, int.from_bytes(_read_at(stream, 4, 4))
+    while (
+        offset < end
+        and len(head := _read_at(stream, offset, 8)) == 8
+        and (size := int.from_bytes(head[4:]))
+    ):
+        yield head[:4], offset + 8, max(0, size - 8)
+        offset += max(8, size)
 
 
-def boxes(stream: BinaryIO, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, place and end of the boxes between two places of a JPEG 2000 (ITU T.800, I.4); that
-    of a damaged one may lie beyond `end`, which whoever looks inside must see to."""
-    while at < end and len(head := _at(stream, at, 16)) >= 8:
-        size, begin = int.from_bytes(head[:4]), at + 8
-        if size == 1:
-            size, begin = int.from_bytes(head[8:]), at + 16
-        if size < begin - at:
+def boxes(stream: BinaryIO, offset: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """(type, offset of the contents, offset of the end) of each box between two offsets of a
+    JPEG 2000 file (ITU T.800, I.4).
+
+    A damaged box may end beyond `end`; a caller that reads its contents must check that.
+    """
+    while offset < end and len(head := _read_at(stream, offset, 16)) >= 8:
+        size, start = int.from_bytes(head[:4]), offset + 8
+        if size == 1:  # the size is in the 64-bit field XLBox
+            size, start = int.from_bytes(head[8:]), offset + 16
+        if size < start - offset:
             return
-        yield head[4:8], begin, at + size
-        at += size
+        yield head[4:8], start, offset + size
+        offset += size
 
 
-def skip_colours(stream: BinaryIO, flags: bytes) -> None:
-    """A GIF's list of them, if these say that there is one (GIF89a, 19 and 21)."""
-    if flags and flags[0] & 128:
-        stream.seek(3 << (flags[0] & 7) + 1, io.SEEK_CUR)
+def skip_gif_colour_table(stream: BinaryIO, packed_fields: bytes) -> None:
+    """Skip a GIF's colour table if the packed fields of a descriptor declare one (GIF89a, sections
+    18 to 21)."""
+    if packed_fields and packed_fields[0] & 128:
+        stream.seek(3 << (packed_fields[0] & 7) + 1, io.SEEK_CUR)
 
 
 @dataclass(frozen=True)
 class TilePart:
-    """A part of a JPEG 2000: of which tile, and where it ends."""
+    """A tile-part of a JPEG 2000 codestream."""
 
-    tile: int
-    end: int
+    tile: int  # index of its tile
+    end: int  # offset behind it
 
 
 def tile_parts(stream: BinaryIO) -> Iterator[TilePart]:
-    """Of a JPEG 2000, as far as they are there (ITU T.800, A.4.2).
+    """The tile-parts of a JPEG 2000, as far as they are present (ITU T.800, A.4.2).
 
-    Where the last one ends need not be told: then it ends where it begins.
+    The last one may have a length of 0, that is, extend to the end of the codestream. Its `end` is
+    then where it begins.
     """
-    at = _codestream(stream)
-    if _at(stream, at, 4) != CODESTREAM:
+    offset = _codestream_offset(stream)
+    if _read_at(stream, offset, 4) != CODESTREAM_START:
         return
-    at += 2
+    offset += 2
     in_tile = False
-    for _ in range(MOST_PARTS):
-        head = _at(stream, at, 12)
-        is_tile = head.startswith(_TILE_PART)
+    for _ in range(MAX_TILE_PARTS):
+        head = _read_at(stream, offset, 12)
+        is_tile = head.startswith(_JPEG2000_SOT)
         size = int.from_bytes(head[6:10]) if is_tile else 2 + int.from_bytes(head[2:4])
         if len(head) < 12 or head[0] != 0xFF or (in_tile and not is_tile):
             return
-        in_tile, at = is_tile, at + size
+        in_tile, offset = is_tile, offset + size
         if is_tile:
-            yield TilePart(int.from_bytes(head[4:6]), at)
+            yield TilePart(int.from_bytes(head[4:6]), offset)
         if size < 4:
             return
 
 
-def tiles(stream: BinaryIO) -> int:
-    """How many a JPEG 2000 says that it has (ITU T.800, B.3); 0 if it does not."""
-    head = _at(stream, _codestream(stream), 40)
-    if len(head) < 40 or not head.startswith(CODESTREAM):
+def tile_count(stream: BinaryIO) -> int:
+    """The number of tiles that a JPEG 2000 declares (ITU T.800, B.3); 0 if it is damaged."""
+    head = _read_at(stream, _codestream_offset(stream), 40)
+    if len(head) < 40 or not head.startswith(CODESTREAM_START):
         return 0
+    # Xsiz, Ysiz, XOsiz, YOsiz, XTsiz, YTsiz, XTOsiz and YTOsiz of the SIZ segment
     right, bottom, _, _, width, height, left, top = struct.unpack(">8I", head[8:])
     if not width or not height:
         return 0
-    across: int = -((left - right) // width)
-    down: int = -((top - bottom) // height)
-    return across * down
+    columns: int = -((left - right) // width)
+    rows: int = -((top - bottom) // height)
+    return columns * rows
 
 
-def _codestream(stream: BinaryIO) -> int:
-    """Where it begins in a JPEG 2000 (ITU T.800, I.4), if it has one."""
-    at = 0 if _at(stream, 0, 12) != JP2_START else 12
-    for _ in range(MOST_PARTS):
-        head = _at(stream, at, 16)
-        size, begin = int.from_bytes(head[:4]), at + 8
+def _codestream_offset(stream: BinaryIO) -> int:
+    """Offset of the codestream of a JPEG 2000 (ITU T.800, I.4), or where the search for it
+    ended."""
+    offset = 0 if _read_at(stream, 0, 12) != JP2_SIGNATURE else 12
+    for _ in range(MAX_TILE_PARTS):
+        head = _read_at(stream, offset, 16)
+        size, start = int.from_bytes(head[:4]), offset + 8
         if size == 1:
-            size, begin = int.from_bytes(head[8:]), at + 16
+            size, start = int.from_bytes(head[8:]), offset + 16
         if head[4:8] == b"jp2c":
-            return begin
-        if head.startswith(CODESTREAM) or len(head) < 16 or not 8 <= size < _ENDLESS - at:
+            return start
+        if (
+            head.startswith(CODESTREAM_START)
+            or len(head) < 16
+            or not 8 <= size < _UNLIMITED_BYTES - offset
+        ):
             break
-        at += size
-    return at
+        offset += size
+    return offset
 
 
-def _at(stream: BinaryIO, at: int, count: int) -> bytes:
-    stream.seek(at)
+def _read_at(stream: BinaryIO, offset: int, count: int) -> bytes:
+    stream.seek(offset)
     return stream.read(count)

@@ -19,7 +19,7 @@ from imgmlp import image as pictures
 from imgmlp.errors import PictureError
 from imgmlp.image_io import completeness
 from imgmlp.image_io.png import END_MISSING
-from imgmlp.image_io.structure import CODESTREAM, SCAN, segments
+from imgmlp.image_io.structure import CODESTREAM_START, JPEG_SOS, segments
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 
@@ -36,7 +36,7 @@ def test_a_jpeg_of_countless_markers_is_refused(tmp_path: Path) -> None:
 
 def test_restart_markers_that_a_jpeg_need_not_have_take_nothing(tmp_path: Path) -> None:
     data = noisy("RGB", restart_marker_blocks=2)
-    found = completeness.jpeg(data + b"\xff\xd0" * 500_000)
+    found = completeness.parse_jpeg(data + b"\xff\xd0" * 500_000)
     (scan,) = found._scans()
     tracemalloc.start()
     try:
@@ -151,7 +151,7 @@ def noisy(mode: str, **way: object) -> bytes:
 
 def begins(data: bytes) -> list[int]:
     """Where the scans of a JPEG do."""
-    return [one.marker for one in segments(data) if one.kind == SCAN]
+    return [one.marker_offset for one in segments(data) if one.marker == JPEG_SOS]
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
@@ -297,7 +297,7 @@ def test_a_jpeg_2000_that_ends_within_its_pixels_is_refused_before_they_are_deco
 def test_a_jpeg_2000_without_some_of_its_tiles_is_refused(tmp_path: Path) -> None:
     """Pillow takes anything for them, and a long time."""
     data = save(Image.fromarray(RGB), tmp_path / "a.jp2").read_bytes()
-    codestream, header = data.index(CODESTREAM), data.index(b"ihdr") + 4
+    codestream, header = data.index(CODESTREAM_START), data.index(b"ihdr") + 4
     for width, height, count in ((2 * RGB.shape[1], 3 * RGB.shape[0], 5), (16_000, 16_000, 0)):
         larger = bytearray(data)
         larger[header : header + 8] = struct.pack(">II", height, width)

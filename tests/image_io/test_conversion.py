@@ -152,8 +152,8 @@ def test_inks_of_a_jpeg_are_inverted_whoever_wrote_it(adobe: bool) -> None:
     """As browsers and ImageMagick have it, also where no marker of Adobe's says so."""
     Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(stream := io.BytesIO(), "JPEG", quality=100)
     data = stream.getvalue()
-    marker = next(one for one in segments(data) if one.kind == 0xEE)
+    segment = next(one for one in segments(data) if one.marker == 0xEE)
     if not adobe:
-        data = data[: marker.marker] + data[marker.begin + marker.size :]
+        data = data[: segment.marker_offset] + data[segment.start + segment.length :]
     assert (b"Adobe" in data) == adobe
     assert pictures.load("a.jpg", data=data).pixels[0, 0].tolist() == [0, 255, 255]

@@ -19,7 +19,7 @@ from PIL import Image
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError
 from imgmlp.image_io import png
-from imgmlp.image_io.png import END_MISSING, LAST
+from imgmlp.image_io.png import END_MISSING, MAX_MISSING_BYTES
 from imgmlp.image_io.structure import chunks
 
 RGB = small_pixels()
@@ -46,7 +46,7 @@ def test_chunks_are_looked_at_no_further_than_they_may_be_many(
             yield chunk
 
     monkeypatch.setattr(png, "chunks", counted)
-    monkeypatch.setattr(png, "MOST_CHUNKS", 100)
+    monkeypatch.setattr(png, "MAX_CHUNKS", 100)
     data = hostile.with_chunks(hostile.png(9, 7, rows=7), hostile.chunk(b"abCd", bytes(200)), 999)
     png.check_chunks(io.BytesIO(data), Path("a.png"))
     assert len(looked) == 100
@@ -68,10 +68,10 @@ def test_a_png_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
     for count in (12, 16):  # its end, and the checksum of its pixels
         path.write_bytes(data[:-count])
         np.testing.assert_array_equal(pictures.load(path).pixels, noise)
-    for count in (16 + LAST + 1, len(data) // 2):
+    for count in (16 + MAX_MISSING_BYTES + 1, len(data) // 2):
         path.write_bytes(data[:-count])
         assert "bytes of its pixels are missing" in str(refusal(path))
-    path.write_bytes(data[: -16 - LAST])  # which only decoding tells
+    path.write_bytes(data[: -16 - MAX_MISSING_BYTES])  # which only decoding tells
     assert "truncated" in str(refusal(path))
 
 
@@ -79,7 +79,7 @@ def test_of_a_png_that_ends_in_a_later_frame_the_first_is_read(tmp_path: Path) -
     frames = np.random.default_rng(3).integers(0, 256, (2, 60, 50, 3), np.uint8)
     first, second = map(Image.fromarray, frames)
     path = save(first, tmp_path / "a.png", save_all=True, append_images=[second])
-    path.write_bytes(path.read_bytes()[: -16 - LAST - 100])
+    path.write_bytes(path.read_bytes()[: -16 - MAX_MISSING_BYTES - 100])
     np.testing.assert_array_equal(pictures.load(path).pixels, frames[0])
 
 
@@ -143,7 +143,7 @@ def test_what_else_is_in_an_icon_takes_little(
     monkeypatch.setattr(png, "_check_rows", counted)
     path.write_bytes(icon + hostile.MAGIC * 10_000)
     np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
-    assert len(looked) == png._PNGS
+    assert len(looked) == png._MAX_ICON_PNGS
 
 
 def adam7(pixels: np.ndarray) -> list[bytes]:

@@ -9,16 +9,16 @@ import hostile
 import pytest
 
 from imgmlp.image_io.structure import (
-    END,
-    SCAN,
+    JPEG_EOI,
+    JPEG_SOS,
     Chunk,
     Segment,
     TilePart,
     boxes,
     chunks,
     segments,
+    tile_count,
     tile_parts,
-    tiles,
 )
 
 
@@ -28,20 +28,20 @@ def test_segments_of_a_jpeg_are_found_over_gaps_and_what_fills_up() -> None:
     assert list(segments(data)) == [
         Segment(0xD8, 0, 2, 0),
         Segment(0xE1, 1, 5, 4),
-        Segment(SCAN, 1, 12, 3),
-        Segment(END, 8, 25, 0),
+        Segment(JPEG_SOS, 1, 12, 3),
+        Segment(JPEG_EOI, 8, 25, 0),
     ]
     assert data[segments_end(data) :] == b"\xff\xd9"
 
 
 def segments_end(data: bytes) -> int:
-    return next(one.marker for one in segments(data) if one.kind == END)
+    return next(one.marker_offset for one in segments(data) if one.marker == JPEG_EOI)
 
 
 def test_chunks_end_where_their_file_does() -> None:
     png = hostile.png(9, 7, rows=7)
     found = list(chunks(io.BytesIO(png + b"abcd" * 9), png=True))
-    assert [one.kind for one in found] == [b"IHDR", b"IDAT", b"IEND"]
+    assert [one.type for one in found] == [b"IHDR", b"IDAT", b"IEND"]
     assert found[0] == Chunk(b"IHDR", 13, 8 + 12 + 13)
     webp = b"RIFF\x16\0\0\0WEBP" + b"odd \1\0\0\0x\0" + b"even\0\0\0\0" + b"more\0\0\0\0"
     stream = io.BytesIO(webp)
@@ -109,5 +109,5 @@ def test_tiles_are_counted(
     ends = [side + before for side, before in zip(image, offset, strict=True)]
     size = struct.pack(">8I", *ends, *offset, *tile, *start)
     data = b"\xff\x4f\xff\x51\0\x2f\0\0" + size + bytes(9)
-    assert tiles(io.BytesIO(data)) == count
-    assert tiles(io.BytesIO(data[:30])) == 0
+    assert tile_count(io.BytesIO(data)) == count
+    assert tile_count(io.BytesIO(data[:30])) == 0

@@ -15,7 +15,7 @@ from hostile import refusal
 from PIL import Image
 
 from imgmlp import image as pictures
-from imgmlp.image_io import excess, files
+from imgmlp.image_io import files, parsing_limits
 
 PIXELS = small_pixels()
 MEBI = 2**20
@@ -234,7 +234,7 @@ def test_a_tiff_of_countless_strips_is_refused(
     kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a row each, whose places are told in bytes, or in words; but large ones may be many."""
-    monkeypatch.setattr(excess, "STRIPS", 50)
+    monkeypatch.setattr(parsing_limits, "MAX_TIFF_STRIPS", 50)
     image = Image.new("L", (9, 60), 7)
     image.save(stream := io.BytesIO(), "TIFF", tiffinfo={278: 1})
     path, data = tmp_path / "a.tif", bytearray(stream.getvalue())
@@ -244,8 +244,8 @@ def test_a_tiff_of_countless_strips_is_refused(
     found = refusal(path)
     assert "has more than 50 strips or tiles" in str(found)
     assert "converted.png" in found.hint
-    monkeypatch.setattr(excess, "STRIP", 9)
-    excess.check(io.BytesIO(data), path)
+    monkeypatch.setattr(parsing_limits, "MIN_PIXELS_PER_STRIP", 9)
+    parsing_limits.check(io.BytesIO(data), path)
 
 
 @pytest.mark.parametrize("make", [lambda: png(5), lambda: webp(5), jpeg])
@@ -261,27 +261,30 @@ def test_what_follows_a_picture_counts_for_nothing(
 def test_bytes_that_fill_up_are_passed_over_at_once(last: bytes) -> None:
     """By each of them once: a megabyte took an hour, as each began a search through the rest."""
     data = b"\xff\xd8" + b"\xff" * MEBI + last
-    excess.check(io.BytesIO(data), Path("a.jpg"))
+    parsing_limits.check(io.BytesIO(data), Path("a.jpg"))
 
 
 def test_a_tiff_may_have_layers_by_the_size_of_its_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excess, "MOST", 1000)
+    monkeypatch.setattr(parsing_limits, "MAX_NON_PIXEL_BYTES", 1000)
     stream = io.BytesIO()
     pixels = np.zeros((40, 50), np.uint8)
-    for count in (excess.LAYERS * pixels.size - 1000, 6000 * excess.LAYERS):
+    for count in (
+        parsing_limits.MAX_TIFF_BYTES_PER_PIXEL * pixels.size - 1000,
+        6000 * parsing_limits.MAX_TIFF_BYTES_PER_PIXEL,
+    ):
         tags = {37724: bytes(count)}
         Image.fromarray(pixels).save(stream := io.BytesIO(), "TIFF", tiffinfo=tags)
-        if count < excess.LAYERS * pixels.size:
-            excess.check(stream, Path("a.tif"))
+        if count < parsing_limits.MAX_TIFF_BYTES_PER_PIXEL * pixels.size:
+            parsing_limits.check(stream, Path("a.tif"))
             continue
         with pytest.raises(pictures.PictureError, match="more than 12,000 bytes"):
-            excess.check(stream, Path("a.tif"))
+            parsing_limits.check(stream, Path("a.tif"))
 
 
 def test_directories_that_lead_to_each_other_end() -> None:
     data = bytearray(tiff(0))
     (at,) = struct.unpack_from("<I", data, 4)
     data[-4:] = struct.pack("<I", at)
-    excess.check(io.BytesIO(bytes(data)), Path("a.tif"))
+    parsing_limits.check(io.BytesIO(bytes(data)), Path("a.tif"))
     for cut in range(len(data)):
-        excess.check(io.BytesIO(bytes(data[:cut])), Path("a.tif"))
+        parsing_limits.check(io.BytesIO(bytes(data[:cut])), Path("a.tif"))
