@@ -450,7 +450,7 @@ def check_ending(path: Path, ending: str) -> None:
     if suffix == ending:
         return
     hint = f"use a name that ends with {ending}"
-    if suffix in files.OWN:
+    if suffix in files.COMPRESSED_EXTENSIONS:
         raise UsageError(f"{path} has the extension of another kind of file", hint=hint)
     if suffix in FORMATS or suffix in files.endings():
         raise UsageError(f"{path} has a picture's extension, but will not be a picture", hint=hint)
