@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from imgmlp import image
-from imgmlp.batch.wanted import parse_time
+from imgmlp.batch.encode_options import parse_time
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.training import target

@@ -75,7 +75,7 @@ LAZY = {  # keep --help and a look at a file quick
             *("graph", "folders", "prepare"),
         ]
     ),
-    ("cli.commands", "imgmlp.batch.wanted"),
+    ("cli.commands", "imgmlp.batch.encode_options"),
     ("cli.folders", "imgmlp.batch.cluster"),  # Dask is there for those who want it only
     ("batch.store", "fsspec"),  # likewise
     ("codec.decoder", "imgmlp.codec.float_mlp.npz"),

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from imgmlp import image, output_files
+from imgmlp.batch.encode_options import EncodeOptions
 from imgmlp.batch.journal import status_and_digest
 from imgmlp.batch.leftovers import forget, forget_recorded
 from imgmlp.batch.output import REPLACE, check_task, holds, make_folder, put
 from imgmlp.batch.shortfall import BESIDE, shortfall
-from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Watch
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import metadata_sections
@@ -95,7 +95,7 @@ class Encoding:
     picture: Picture
     name: str  # of the picture, for messages
     output: Path | None  # None for streams, which have no hidden file
-    wanted: Wanted
+    options: EncodeOptions
     device: Callable[[], AnyDevice]
     watch: Watch
     # Whether the output may be written now; if not, it is left as it is. Raises OutputError.
@@ -111,11 +111,11 @@ class Encoding:
 
         Raises ImgmlpError: Interrupted after the state is saved, if the watch asks to stop.
         """
-        picture, wanted = self.picture, self.wanted
-        goal, workload = wanted.target(picture.width * picture.height), wanted.training()
+        picture, options = self.picture, self.options
+        goal, workload = options.target(picture.width * picture.height), options.workload()
         beside = metadata_sections.size(picture.metadata) if goal.kind == "bytes" else 0
         self._announce(goal, beside)
-        choices = f"{wanted.codec} {goal!r} {workload!r}"
+        choices = f"{options.codec} {goal!r} {workload!r}"
         if self.output is not None:
             self.result_checkpoint = checkpoint.of_result(self.output, picture, choices)
         result = self._done_before()
@@ -133,17 +133,17 @@ class Encoding:
 
     def _announce(self, goal: Goal, beside: int) -> None:
         """Announce the task at once, as opening a device may take seconds."""
-        picture, wanted = self.picture, self.wanted
+        picture, options = self.picture, self.options
         what = dimensions(picture.width, picture.height, picture.channels)
-        asked = f"{goal}, {wanted.codec}, {wanted.work()}"
+        asked = f"{goal}, {options.codec}, {options.describe_effort()}"
         self.watch.announce(f"{self.name}  {what}   {asked}")
         if 2 * beside > goal.value:
             self.watch.announce(f"{beside:,} of {goal} are taken by {BESIDE}")
 
     def _announce_time(self, goal: Goal, device: AnyDevice) -> None:
         """Announce the estimated time; with a time limit only that of compiling, if it is long."""
-        workload = self.wanted.training()
-        asked = self.picture, goal, workload, device, self.wanted.codec
+        workload = self.options.workload()
+        asked = self.picture, goal, workload, device, self.options.codec
         if workload.seconds is None:
             self.watch.announce(f"about {duration(encoder.expected_seconds(*asked))}")
             return
@@ -168,7 +168,7 @@ class Encoding:
 
     def _train(self, goal: Goal, choices: str) -> Result:
         """Train and encode; the result is also saved in a checkpoint. Raises Interrupted."""
-        picture, codec, workload = self.picture, self.wanted.codec, self.wanted.training()
+        picture, codec, workload = self.picture, self.options.codec, self.options.workload()
         state, device = None, self.device()
         if self.output is not None:
             state = checkpoint.of_training(self.output, picture, device, choices)
@@ -214,11 +214,11 @@ class Encoding:
 class EncodeFile:
     """Encodes picture files: each task's source to its output."""
 
-    wanted: Wanted
+    options: EncodeOptions
 
     def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
         """Raises TargetError or TrainingError after writing the best file."""
-        task, wanted, began = record.task, self.wanted, time.perf_counter()
+        task, options, began = record.task, self.options, time.perf_counter()
         output = task.output
         assert output is not None
         make_folder(output)
@@ -228,7 +228,7 @@ class EncodeFile:
         if task.known:  # an output of other settings, which is recorded
             forget_recorded(output, task.known)
         record.source_status, record.digest = status_and_digest(task.source)
-        picture = image.load(task.source, True, frame=wanted.frame, strip=wanted.strip)
+        picture = image.load(task.source, True, frame=options.frame, strip=options.strip)
         record.notes += [f"{task.source}: {note}" for note in picture.notes]
 
         def may_write() -> bool:
@@ -240,7 +240,7 @@ class EncodeFile:
             put(task, data, REPLACE)
 
         encoding = Encoding(
-            picture, str(task.source), output, wanted, device, watch, may_write, write, began
+            picture, str(task.source), output, options, device, watch, may_write, write, began
         )
         result = encoding.run()
         assert result is not None

@@ -16,10 +16,10 @@ from typing import Any
 
 from imgmlp.batch import scratch
 from imgmlp.batch.encode import EncodeFile
+from imgmlp.batch.encode_options import EncodeOptions
 from imgmlp.batch.output import EXTENSION, REPLACE
 from imgmlp.batch.shortfall import shortfall
 from imgmlp.batch.store import Output, check_writable, fetched, url
-from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task, Watch
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import ImgmlpError, OutputError
@@ -36,7 +36,7 @@ def _checked(folder: Path) -> None:
 class EncodeInStore:
     """Encodes pictures from anywhere into a store: each task's source to its output."""
 
-    wanted: Wanted
+    options: EncodeOptions
     folder: Path
     force: bool = False
 
@@ -61,7 +61,7 @@ class EncodeInStore:
                 source.write_bytes(picture)
             record.task = replace(task, source=source, output=made)
             try:
-                EncodeFile(self.wanted)(record, device, watch)
+                EncodeFile(self.options)(record, device, watch)
             except OutputError as error:
                 raise scratch.unwritable(error.__cause__ or error) from error.__cause__
             except ImgmlpError as error:
@@ -86,7 +86,7 @@ class EncodeInStore:
             raise _exists(output)
 
     def _note(self, record: Record) -> dict[str, Any]:
-        source, settings = url(record.task.source), self.wanted.digest()
+        source, settings = url(record.task.source), self.options.digest()
         looks = {"source": source, "picture": record.digest, "settings": settings}
         return looks | {"facts": record.facts}
 

@@ -247,7 +247,7 @@ class Plan:
                 self.journal.add(decision.known)
         return record
 
-    def again(self, record: Record) -> Record:
+    def recheck_output(self, record: Record) -> Record:
         """The record of a task whose output could not be written.
 
         If another run has made just that output since this one began, the task counts as done.

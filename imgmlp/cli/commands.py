@@ -145,7 +145,7 @@ def encode(
     ] = None,
     folder: OutFolderOption = None,
     recursive: RecursiveOption = False,
-    listed: FilesFromOption = None,
+    files_from: FilesFromOption = None,
     quality: QualityOption = None,
     bpp: BppOption = None,
     size: BytesOption = None,
@@ -166,14 +166,16 @@ def encode(
         bool, typer.Option("--skip-existing", help="Skip pictures whose output exists.")
     ] = False,
 ) -> None:
-    from imgmlp.batch.wanted import Wanted
+    from imgmlp.batch.encode_options import EncodeOptions
     from imgmlp.cli.encode import Outputs, run
     from imgmlp.cli.folders import Request
 
-    wanted = Wanted(quality, bpp, size, psnr, lmbda, effort, time, codec, frame, strip)
+    options = EncodeOptions(
+        quality, bpp, size, psnr, lmbda, effort, time, codec, frame=frame, strip=strip
+    )
     outputs = Outputs(output, folder, force, skip, live)
-    request = Request(images or [], listed, recursive, device, jobs, as_json, cluster)
-    raise typer.Exit(run(open_terminal(), request, outputs, wanted))
+    request = Request(images or [], files_from, recursive, device, jobs, as_json, cluster)
+    raise typer.Exit(run(open_terminal(), request, outputs, options))
 
 
 @app.command(cls=Command, help="Decode files to pictures.")
@@ -192,7 +194,7 @@ def decode(
     ] = None,
     folder: OutFolderOption = None,
     recursive: RecursiveOption = False,
-    listed: FilesFromOption = None,
+    files_from: FilesFromOption = None,
     scale: Annotated[
         float | None,
         typer.Option(metavar="FACTOR", help="Factor of the original size; not for latent files."),
@@ -209,7 +211,7 @@ def decode(
     from imgmlp.cli.folders import Request
 
     outputs = Outputs(output, folder, scale, size, force)
-    request = Request(files or [], listed, recursive, device, jobs, as_json)
+    request = Request(files or [], files_from, recursive, device, jobs, as_json)
     raise typer.Exit(run(open_terminal(), request, outputs))
 
 
@@ -231,7 +233,7 @@ def verify(
     open_terminal: OpenTerminal,
     files: FilesOrFoldersArgument = None,
     recursive: RecursiveOption = False,
-    listed: FilesFromOption = None,
+    files_from: FilesFromOption = None,
     as_json: JsonOption = False,
     device: DevicesOption = None,
     jobs: JobsOption = None,
@@ -239,7 +241,7 @@ def verify(
     from imgmlp.cli.folders import Request
     from imgmlp.cli.verify import run
 
-    request = Request(files or [], listed, recursive, device, jobs, as_json)
+    request = Request(files or [], files_from, recursive, device, jobs, as_json)
     raise typer.Exit(run(open_terminal(), request))
 
 
@@ -270,10 +272,10 @@ def compare(
     as_json: JsonOption = False,
     force: ForceOption = False,
 ) -> None:
-    from imgmlp.cli.compare import Wanted, run
+    from imgmlp.cli.compare import CompareOptions, run
 
-    wanted = Wanted(tuple(bpp or ()), effort, codec, frame)
-    raise typer.Exit(run(open_terminal(), images, output, wanted, device, force, as_json))
+    options = CompareOptions(tuple(bpp or ()), effort, codec, frame)
+    raise typer.Exit(run(open_terminal(), images, output, options, device, force, as_json))
 
 
 @app.command(cls=Command, help="List, test or prepare the devices that --device takes.")

@@ -39,8 +39,8 @@ INSTALL_COMMAND = "pip install blazediff-ssim pillow-jxl-plugin"
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How imgmlp is to encode."""
+class CompareOptions:
+    """The options for the files that imgmlp encodes."""
 
     rates: tuple[float, ...]  # bits per pixel; none for RATES
     effort: int | None = None
@@ -62,13 +62,14 @@ def run(
     terminal: Terminal,
     sources: list[Path],
     output: Path,
-    wanted: Wanted,
+    options: CompareOptions,
     device_spec: str,
     force: bool,
     as_json: bool,
 ) -> int:
     """Measure pictures and write the page; returns the exit code. Raises Interrupted."""
-    rates, workload = wanted.sorted_rates(), encoder.workload(wanted.codec, wanted.effort, None)
+    rates = options.sorted_rates()
+    workload = encoder.workload(options.codec, options.effort, None)
     if not metrics.available():
         raise UsageError(
             f"compare needs {metrics.PACKAGE} for SSIM and MS-SSIM", hint=INSTALL_COMMAND
@@ -80,12 +81,12 @@ def run(
     def job() -> Job:
         device = keep_open(open_device(device_spec))
         terminal.note(device.info.describe())
-        return Job(wanted.codec, workload, device, rates, _other_codecs(terminal))
+        return Job(options.codec, workload, device, rates, _other_codecs(terminal))
 
     stages, jobs = len(sources) * len(rates), list[files.Job]()
     try:
         with StopRequest() as stop, terminal.stages(stages) as show:
-            report = _Report(terminal, output, force, wanted, job, show, stop)
+            report = _Report(terminal, output, force, options, job, show, stop)
             jobs += [report.job(source) for source in sources]
             code = files.one_by_one(terminal, jobs, False, stop.requested)
         if report.measured and code != DeviceError.exit_code:
@@ -150,7 +151,7 @@ class _Report:
     terminal: Terminal
     output: Path
     force: bool
-    wanted: Wanted
+    options: CompareOptions
     job_of_run: Callable[[], Job]
     show: Callable[..., None]
     stop: StopRequest
@@ -162,7 +163,7 @@ class _Report:
         entry: Entry = {"file": str(source), "problem": None}
 
         def do() -> None:
-            picture = parsing.load_picture(self.terminal, source, False, self.wanted.frame, True)
+            picture = parsing.load_picture(self.terminal, source, False, self.options.frame, True)
             entry["files"] = [one.facts() for one in self._measure(source, picture).results]
 
         return files.Job(entry, do, lambda: files.check_picture(source))
@@ -208,7 +209,7 @@ class _Report:
         """
         about = page.About(
             codec=job.codec,
-            effort=self.wanted.effort,
+            effort=self.options.effort,
             device=job.device.info.describe(),
             others=job.others,
             rates=list(job.rates),

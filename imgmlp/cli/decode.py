@@ -77,11 +77,11 @@ class Outputs:
 def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     """Write the pictures that files hold; to stdout if an output is `-`. Returns the exit code."""
     outputs.check_choices()
-    if outputs.folder is not None or request.many:
+    if outputs.folder is not None or request.is_batch:
         return _mirrored(terminal, request, outputs)
     sources = request.sources
     outputs.check(sources, request.as_json)
-    device = cache(lambda: _opened(terminal, request.one))
+    device = cache(lambda: _opened(terminal, request.single_device))
     written: list[Path] = []
     tasks = [_Task(terminal, source, outputs, device, written) for source in sources]
     jobs = [Job(task.entry, task.decode, task.check) for task in tasks]

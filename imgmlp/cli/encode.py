@@ -17,10 +17,10 @@ from imgmlp import output_files
 from imgmlp.batch import store
 from imgmlp.batch.encode import EncodeFile, Encoding, smaller_source
 from imgmlp.batch.encode_in_store import EncodeInStore
+from imgmlp.batch.encode_options import EncodeOptions
 from imgmlp.batch.find import Search
 from imgmlp.batch.output import EXTENSION, REPLACE
 from imgmlp.batch.plan import Rules
-from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Work
 from imgmlp.cli import files, folders, parsing
 from imgmlp.cli.files import STANDARD, Entry, Job
@@ -77,87 +77,96 @@ class Outputs:
         output_files.check_output(path, self.force, REPLACE)
 
 
-def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) -> int:
+def run(terminal: Terminal, request: Request, outputs: Outputs, options: EncodeOptions) -> int:
     """Encode pictures; returns the exit code. Raises Interrupted."""
-    wanted.check()
-    outputs.check_choices(request.many or len(request.sources) > 1)
-    if outputs.folder is None and not request.many:
-        return _beside(terminal, request, outputs, wanted)
+    options.check()
+    outputs.check_choices(request.is_batch or len(request.sources) > 1)
+    if outputs.folder is None and not request.is_batch:
+        return _encode_beside(terminal, request, outputs, options)
     folders.check_out(request, outputs.folder)
     assert outputs.folder is not None
-    stored = store.is_stored(outputs.folder)
-    if not stored:
+    return _encode_into_folder(terminal, request, outputs, outputs.folder, options)
+
+
+def _encode_into_folder(
+    terminal: Terminal, request: Request, outputs: Outputs, folder: Path, options: EncodeOptions
+) -> int:
+    """Encode pictures into a folder, which may be in an object store."""
+    work: Work
+    if is_stored := store.is_stored(folder):
+        _check_store(request, outputs, folder)
+        work = EncodeInStore(options, folder, outputs.force)
+    else:
         request.check()
-    work: Work = EncodeFile(wanted)
-    if stored:
-        _check_store(request, outputs)
-        work = EncodeInStore(wanted, outputs.folder, outputs.force)
-    elif any(map(store.is_stored, request.sources)):
-        hint = "give an --out in an object store too, such as s3://bucket/folder"
-        raise UsageError("pictures in an object store are encoded into an object store", hint=hint)
-    into = store.url(outputs.folder) if stored else outputs.folder
-    terminal.note(f"{wanted.codec}, {wanted.work()}, into {into}")
+        work = EncodeFile(options)
+        if any(map(store.is_stored, request.sources)):
+            hint = "give an --out in an object store too, such as s3://bucket/folder"
+            problem = "pictures in an object store are encoded into an object store"
+            raise UsageError(problem, hint=hint)
+    destination = store.url(folder) if is_stored else folder
+    terminal.note(f"{options.codec}, {options.describe_effort()}, into {destination}")
     search = Search(endings(), request.recursive, check=files.check_picture)
     rules = Rules(
-        outputs.folder,
-        lambda name: name.with_suffix(EXTENSION),
-        wanted.digest(),
-        outputs.force,
-        outputs.skip,
-        not stored,  # the workers leave notes there
-        pixel_count,
+        folder,
+        naming=lambda name: name.with_suffix(EXTENSION),
+        settings=options.digest(),
+        force=outputs.force,
+        skip=outputs.skip,
+        journal=not is_stored,  # the workers leave notes in the store instead
+        weigh=pixel_count,
     )
     return folders.run(terminal, request, search, rules, work)
 
 
-def _check_store(request: Request, outputs: Outputs) -> None:
+def _check_store(request: Request, outputs: Outputs, folder: Path) -> None:
     """Raise ImgmlpError, before any work, if the options or access rights forbid writing to the
     object store."""
-    assert outputs.folder is not None
     if request.cluster is None:
         hint = "add --cluster with an address, or --cluster local"
-        raise UsageError(f"{store.url(outputs.folder)} is in an object store", hint=hint)
+        raise UsageError(f"{store.url(folder)} is in an object store", hint=hint)
     if outputs.skip:
         hint = "leave it out: outputs that are up to date are skipped anyway"
         raise UsageError("--skip-existing is for local folders only", hint=hint)
     request.check()
-    store.check_writable(outputs.folder)
+    store.check_writable(folder)
 
 
-def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) -> int:
+def _encode_beside(
+    terminal: Terminal, request: Request, outputs: Outputs, options: EncodeOptions
+) -> int:
     """Encode pictures one by one, each to a file beside it or to the file that -o names."""
     sources = request.sources
-    targets = outputs.for_sources(sources)
-    if STANDARD in targets:
+    paths = outputs.for_sources(sources)
+    if STANDARD in paths:
         files.check_json(request.as_json, "file")
         files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
-    watch, device = Watch(terminal), cache(lambda: _opened(terminal, request.one))
+    watch, device = Watch(terminal), cache(lambda: _open_device(terminal, request.single_device))
     reserved = {output_files.resolved(source): source for source in sources if source != STANDARD}
     tasks = [
-        _Task(watch, source, path, outputs, wanted, device, reserved)
-        for source, path in zip(sources, targets, strict=True)
+        _Task(watch, source, path, outputs, options, device, reserved)
+        for source, path in zip(sources, paths, strict=True)
     ]
     tasks[0].began = terminal.began  # the time limit includes the start of the process
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     try:
         code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
     finally:  # also if the JSON cannot be printed
-        if done := all(map(_Task.is_done, tasks)):
+        if all_done := all(map(_Task.is_done, tasks)):
             for task in tasks:
                 task.remove_checkpoint()
-    if not done and any(task.result_checkpoint is not None for task in tasks if task.written):
+    if not all_done and any(task.result_checkpoint is not None for task in tasks if task.written):
         terminal.note("the same command skips the files that it has written")
     return code
 
 
-def _opened(terminal: Terminal, spec: str) -> AnyDevice:
+def _open_device(terminal: Terminal, spec: str) -> AnyDevice:
     device = keep_open(open_device(spec))
     terminal.note(device.info.describe())
     return device
 
 
 class Watch:
-    """Shows the progress of encodings on the terminal, and hears signals that ask to stop."""
+    """Shows the progress of encoding on the terminal; Ctrl-C asks it to stop."""
 
     def __init__(self, terminal: Terminal) -> None:
         self.announce = self.note = terminal.note
@@ -187,7 +196,7 @@ class _Task:
     source: Path
     path: Path
     outputs: Outputs
-    wanted: Wanted
+    options: EncodeOptions
     device: Callable[[], AnyDevice]
     reserved: dict[Path, Path]  # paths that this command reads or writes -> the source of each
     began: float = 0.0  # start of the time limit, by time.perf_counter; 0: when its turn comes
@@ -215,21 +224,21 @@ class _Task:
         """
         if "skipped" in self.entry:
             return
-        began, wanted = self.began or time.perf_counter(), self.wanted
-        terminal, standard = self.watch.terminal, self.path == STANDARD
-        picture = parsing.load_picture(terminal, self.source, True, wanted.frame, wanted.strip)
+        began, options = self.began or time.perf_counter(), self.options
+        terminal = self.watch.terminal
+        picture = parsing.load_picture(terminal, self.source, True, options.frame, options.strip)
         self.notes += picture.notes
         encoding = Encoding(
             picture,
-            files.named(self.source),
-            None if files.is_stream(self.path) else self.path,
-            wanted,
-            self.device,
-            self.watch,
-            self._may_write,
-            self._write,
-            began,
-            self.outputs.preview(),
+            name=files.named(self.source),
+            output=None if files.is_stream(self.path) else self.path,
+            options=options,
+            device=self.device,
+            watch=self.watch,
+            may_write=self._may_write,
+            write=self._write,
+            began=began,
+            live=self.outputs.preview(),
         )
         result = encoding.run()
         self.result_checkpoint = encoding.result_checkpoint
@@ -241,20 +250,23 @@ class _Task:
         if note is not None:
             self.notes.append(note)
             terminal.note(note)
-        terminal.done(result.line("standard output" if standard else str(self.path)))
+        is_standard = self.path == STANDARD
+        terminal.done(result.line("standard output" if is_standard else str(self.path)))
 
-    def _reserve(self, place: Path) -> None:
-        """Reserve a path. Raises OutputError if another picture of this command reads or writes
-        it."""
-        if place in self.reserved:
-            other = self.reserved[place]
+    def _reserve(self, path: Path) -> None:
+        """Reserve a resolved path.
+
+        Raises OutputError if another picture of this command reads or writes it.
+        """
+        if path in self.reserved:
+            other = self.reserved[path]
             problem = f"{other} and {self.source} would both be written to {self.path}"
             if other == self.source:
                 problem = f"{self.source} is given twice"
-            if place == output_files.resolved(other):
+            if path == output_files.resolved(other):
                 problem = f"{self.path}, the output of {self.source}, would overwrite {other}"
             raise OutputError(problem, hint=SEPARATE_HINT)
-        self.reserved[place] = self.source
+        self.reserved[path] = self.source
 
     def is_done(self) -> bool:
         """Whether the file was written, even if it misses its target, or was skipped."""
@@ -270,13 +282,13 @@ class _Task:
 
         Raises OutputError.
         """
-        standard = self.path == STANDARD
-        if self.outputs.skip and not standard and output_files.status(self.path) is not None:
+        if self.path == STANDARD:
+            return True
+        if self.outputs.skip and output_files.status(self.path) is not None:
             self.entry["skipped"] = True
             self.watch.note(f"{self.path} exists already: {self.source} is skipped")
             return False
-        if self.path != STANDARD:
-            self.outputs.check(self.path)
+        self.outputs.check(self.path)
         return True
 
     def _write(self, data: bytes) -> None:

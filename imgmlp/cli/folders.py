@@ -43,36 +43,37 @@ class Request:
     """The files of a command, and the devices to process them on."""
 
     sources: list[Path]
-    listed: Path | None = None
+    files_from: Path | None = None  # a list of files
     recursive: bool = False
-    device: str | None = None  # the option; None if it was not given
+    device: str | None = None  # None if the option is not given
     jobs: int | None = None
     as_json: bool = False
     cluster: str | None = None
 
     @property
-    def spec(self) -> str:
-        """The devices: the option, or else those of the environment variable."""
+    def device_spec(self) -> str:
+        """The devices: those of the option, or else those of the environment variable."""
         return self.device or os.environ.get("IMGMLP_DEVICE") or "auto"
 
     @property
-    def one(self) -> str:
+    def single_device(self) -> str:
         """The device of commands that use one, as the environment variable may name several."""
-        return self.device or first_device(self.spec)
+        return self.device or first_device(self.device_spec)
 
     @property
-    def where(self) -> str:
+    def process_devices(self) -> str:
         """The devices of the processes; a cluster's workers have one each."""
-        return self.spec if self.cluster is None else self.one
+        return self.device_spec if self.cluster is None else self.single_device
 
     @property
-    def many(self) -> bool:
+    def is_batch(self) -> bool:
         """Whether the options or names are only valid for a run over many files."""
-        spread = devices.is_several(self.device or "") or self.jobs is not None
-        spread = spread or self.cluster is not None or any(map(store.is_stored, self.sources))
         return (
-            spread
-            or self.listed is not None
+            devices.is_several(self.device or "")
+            or self.jobs is not None
+            or self.cluster is not None
+            or any(map(store.is_stored, self.sources))
+            or self.files_from is not None
             or self.recursive
             or any(map(_is_folder_or_pattern, self.sources))
         )
@@ -82,12 +83,12 @@ class Request:
         if STANDARD in self.sources:
             hint = "name its output with -o instead of --out"
             raise UsageError("- is standard input, whose output has no name in a folder", hint=hint)
-        if not self.sources and self.listed is None:
+        if not self.sources and self.files_from is None:
             raise UsageError("no files were given", hint="name files or folders")
         for source in self.sources:
             store.check_scheme(source)
         stored = next(filter(store.is_stored, self.sources), None)
-        if stored is not None and (self.cluster is None or self.listed is not None):
+        if stored is not None and (self.cluster is None or self.files_from is not None):
             hint = "only encode reads stores: with --cluster ADDRESS or local, and without a list"
             raise UsageError(f"{store.url(stored)} is in an object store", hint=hint)
         self._check_places()
@@ -110,7 +111,7 @@ class Request:
 
     def _is_alone(self) -> bool:
         """Whether a single file is named."""
-        if self.listed is not None or self.recursive or len(self.sources) != 1:
+        if self.files_from is not None or self.recursive or len(self.sources) != 1:
             return False
         return not _is_folder_or_pattern(self.sources[0]) and not store.is_stored(self.sources[0])
 
@@ -128,16 +129,17 @@ class Request:
             if self.jobs is not None:
                 hint = "leave out --jobs: each worker does one file at a time"
                 raise UsageError("--jobs is for processes on this machine", hint=hint)
-        devices.check(self.where, self.jobs)
+        devices.check(self.process_devices, self.jobs)
 
-    def found(self, search: Search) -> Iterator[Found]:
-        """The files. Raises UsageError if the list cannot be read."""
-        if self.listed is None:
-            here = [source for source in self.sources if not store.is_stored(source)]
-            there = [source for source in self.sources if store.is_stored(source)]
-            look = (store.found(one, search.endings, search.recursive) for one in there)
-            return chain(search.find(here), chain.from_iterable(look))
-        data = files.read(self.listed) if files.is_stream(self.listed) else _list(self.listed)
+    def find(self, search: Search) -> Iterator[Found]:
+        """Find the files. Raises UsageError if the list cannot be read."""
+        if self.files_from is None:
+            local = [source for source in self.sources if not store.is_stored(source)]
+            stored = [source for source in self.sources if store.is_stored(source)]
+            found = (store.found(one, search.endings, search.recursive) for one in stored)
+            return chain(search.find(local), chain.from_iterable(found))
+        is_stream = files.is_stream(self.files_from)
+        data = files.read(self.files_from) if is_stream else _read_list(self.files_from)
         return search.listed(names_in(data), self.sources)
 
 
@@ -145,7 +147,7 @@ def _is_folder_or_pattern(source: Path) -> bool:
     return find.is_folder(source) or find.is_pattern_of_any(source)
 
 
-def _list(path: Path) -> bytes:
+def _read_list(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -181,61 +183,68 @@ def _run(terminal: Terminal, request: Request, search: Search, rules: Rules, wor
     if rules.folder is not None:
         search.leave_out = Path(os.path.realpath(rules.folder))
     plan = Plan(rules)
-    told, leftovers = RunReport(terminal, plan, request.as_json), Leftovers()
+    report, leftovers = RunReport(terminal, plan, request.as_json), Leftovers()
     with StopRequest() as stop:
-        for record in plan.make(request.found(search), stop.requested):
+        for record in plan.make(request.find(search), stop.requested):
             leftovers.remove(record)
-            told.tell(record)
-        told.passed_over(search)
+            report.add(record)
+        report.note_skipped(search)
         if plan.count:
-            _work(terminal, request, plan, work, told, stop)
-    return told.end(stop.requested(), request.listed is not None, request.recursive)
+            _process(terminal, request, plan, work, report, stop)
+    has_list = request.files_from is not None
+    return report.finish(stop.requested(), has_list, request.recursive)
 
 
-def _work(
-    terminal: Terminal, request: Request, plan: Plan, work: Work, told: RunReport, stop: StopRequest
+def _process(
+    terminal: Terminal,
+    request: Request,
+    plan: Plan,
+    work: Work,
+    report: RunReport,
+    stop: StopRequest,
 ) -> None:
     """Process the files of a plan. Raises ImgmlpError if none can be processed."""
-    named = [(request.one, False)]  # of the workers; this machine may not have it
     if request.cluster in (None, devices.LOCAL):
-        named = devices.named(request.where)
-    seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
+        candidates = devices.named(request.process_devices)
+    else:  # the workers' device, which this machine may not have
+        candidates = [(request.single_device, False)]
+    seats = devices.processes(candidates, request.jobs, plan.weight / plan.count)[: plan.count]
     if plan.count > 1:  # before the first file, which may take a while
-        terminal.note(f"{plan.count:,} files to do, {_places(request, seats)}")
-    with _cluster(request, work, len(seats)) as cluster:
+        terminal.note(f"{plan.count:,} files to do, {_describe_seats(request, seats)}")
+    with _open_cluster(request, work, len(seats)) as cluster:
         if plan.journal is not None:  # once, instead of an error for every file
             make_folder(plan.journal.path)
             check_output(plan.journal.path, force=True)
-        with terminal.files(plan.count) as told.show:
+        with terminal.files(plan.count) as report.show_progress:
             if cluster is not None:
-                told.seats = cluster.seats
-                records = cluster.run(plan.tasks(), stop.requested, told.draw)
+                report.seats = cluster.seats
+                records = cluster.run(plan.tasks(), stop.requested, report.update_progress)
             elif plan.count == 1:
-                watch = _Watch(told, stop, seats[0])
-                told.seats = watch.seats
+                watch = _Watch(report, stop, seats[0])
+                report.seats = watch.seats
                 records = run_here(work, plan.tasks(), seats[0], watch)
             else:
                 pool = Pool(work, seats, terminal.note)
-                told.seats = pool.seats
-                records = pool.run(plan.tasks(), stop.requested, told.draw)
+                report.seats = pool.seats
+                records = pool.run(plan.tasks(), stop.requested, report.update_progress)
             with contextlib.closing(records):
                 for record in records:
-                    told.finished(record)
+                    report.add_processed(record)
 
 
-def _places(request: Request, seats: Sequence[str]) -> str:
-    """A description of where the files are processed."""
+def _describe_seats(request: Request, seats: Sequence[str]) -> str:
+    """Where the files are processed; `seats` are the devices of the processes."""
     if request.cluster not in (None, devices.LOCAL):
         return f"on the workers of {request.cluster}"
-    named = [name for name in dict.fromkeys(seats) if name != "auto"]
-    return f"{len(seats)} at a time" + (f" on {enumeration(named)}" if named else "")
+    names = [name for name in dict.fromkeys(seats) if name != "auto"]
+    return f"{len(seats)} at a time" + (f" on {enumeration(names)}" if names else "")
 
 
 @contextmanager
-def _cluster(request: Request, work: Work, processes: int) -> Iterator[Cluster | None]:
-    """The cluster, if one is asked for.
+def _open_cluster(request: Request, work: Work, processes: int) -> Iterator[Cluster | None]:
+    """The cluster, or None if --cluster is not given.
 
-    Raises UsageError where Dask is not installed, and as Cluster does.
+    Raises UsageError where Dask is not installed, and what Cluster raises.
     """
     if request.cluster is None:
         yield None
@@ -245,27 +254,29 @@ def _cluster(request: Request, work: Work, processes: int) -> Iterator[Cluster |
     except ModuleNotFoundError as error:
         hint = "pip install distributed fsspec s3fs, here and for the workers"
         raise UsageError(f"--cluster needs {error.name}", hint=hint) from error
-    with contextlib.closing(Cluster(work, request.cluster, request.one, processes)) as cluster:
+    cluster = Cluster(work, request.cluster, request.single_device, processes)
+    with contextlib.closing(cluster):
         yield cluster
 
 
 class _Watch:
     """The watch of a run's only file, which is processed in this process."""
 
-    def __init__(self, told: RunReport, stop: StopRequest, device: str) -> None:
-        self._told, self._stop = told, stop
+    def __init__(self, report: RunReport, stop: StopRequest, device: str) -> None:
+        self._report, self._stop = report, stop
         self._seat = Seat(device)
-        self.announce, self.note = told.terminal.detail, told.terminal.note
+        self.announce, self.note = report.terminal.detail, report.terminal.note
 
     def seats(self) -> list[Seat]:
         return [self._seat]
 
     @contextmanager
     def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
-        def show(now: Progress) -> None:
-            device = self._seat.device
-            self._seat = Seat(device, "its training", now.step, now.steps, now.psnr)
-            self._told.draw()
+        def show(progress: Progress) -> None:
+            self._seat = Seat(
+                self._seat.device, "its training", progress.step, progress.steps, progress.psnr
+            )
+            self._report.update_progress()
 
         self._stop.begin()
         yield show

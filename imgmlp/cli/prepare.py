@@ -19,7 +19,7 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
     if check:
         hint = "check the device first, then prepare it"
         raise UsageError("--check and --prepare are both given", hint=hint)
-    device = open_device(Request([], device=spec).one)
+    device = open_device(Request([], device=spec).single_device)
     terminal.note(device.info.describe())
     wanted = kinds.kinds(device)
     taken = dict[str, float]()

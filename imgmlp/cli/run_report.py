@@ -35,29 +35,30 @@ class RunReport:
     terminal: Terminal
     plan: Plan
     as_json: bool
-    show: FilesShown = lambda *_: None
+    show_progress: FilesShown = lambda *_: None
     seats: Callable[[], list[Seat]] = list
-    files: int = 0  # that were reported
-    done: int = 0  # tasks that have ended
-    weight: int = 0  # of these tasks
-    good: int = 0
+    processed: int = 0  # tasks that have ended
+    processed_weight: int = 0  # the sum of their weights
+    # Files that were reported, whether or not they were processed by this run:
+    reported: int = 0
+    succeeded: int = 0
     failed: int = 0
-    missed: int = 0  # whose output was written but misses the target
-    known: int = 0  # the same, of files that were done in an earlier run
-    advice: set[str] = field(default_factory=set)  # for these files
+    missed: int = 0  # the output was written but misses its target
+    missed_before: int = 0  # an earlier run wrote the output, which misses its target
+    advice_for_missed_before: set[str] = field(default_factory=set)
     disk_full: bool = False
-    code: int = 0  # exit code of the last file that failed or missed
+    exit_code: int = 0  # of the last file that failed or missed its target
     began: float = field(default_factory=time.perf_counter)
 
-    def passed_over(self, search: Search) -> None:
+    def note_skipped(self, search: Search) -> None:
         """Report what was skipped, and what needs no work."""
         note, plan = self.terminal.note, self.plan
         if plan.unchanged:
             note(f"{_files(plan.unchanged)} done before, and unchanged since")
-        if self.known:  # also with -q, as it determines the exit code
-            same = self.advice.pop() if len(self.advice) == 1 else ADVICE
-            hint = f"the best files were written; {same}"
-            problem = f"{_files(self.known)} done before missed the target"
+        if self.missed_before:  # also with -q, as it determines the exit code
+            advice = self.advice_for_missed_before
+            hint = f"the best files were written; {advice.pop() if len(advice) == 1 else ADVICE}"
+            problem = f"{_files(self.missed_before)} done before missed the target"
             self.terminal.problem(TargetError(problem, hint=hint))
         if plan.skipped:
             note(f"{_files(plan.skipped)} skipped, as their output exists")
@@ -73,12 +74,12 @@ class RunReport:
             problem = f"{plan.journal.damaged:,} lines of {plan.journal.path} cannot be read"
             note(f"{problem}; the outputs that they record count as unknown")
 
-    def finished(self, record: Record) -> None:
-        """Report an ended task and record its output."""
+    def add_processed(self, record: Record) -> None:
+        """Report a file that was processed and record its output in the journal."""
         if record.interrupted:
             return
-        self.done += 1
-        self.weight += record.task.weight
+        self.processed += 1
+        self.processed_weight += record.task.weight
         self.disk_full = self.disk_full or record.disk_full
         if record.written:
             try:
@@ -87,28 +88,28 @@ class RunReport:
             except OutputError as error:  # the next run recognises it by its hidden file
                 record.notes.append(f"{record.task.output} could not be recorded as done: {error}")
         else:
-            record = self.plan.again(record)
-        self.tell(record)
-        self.draw()
+            record = self.plan.recheck_output(record)
+        self.add(record)
+        self.update_progress()
 
-    def tell(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
         """Report a file, whether or not there was anything to do."""
-        self.files += 1
+        self.reported += 1
         for note in record.notes:
             self.terminal.note(note)
         if record.problem is not None:
-            self._problem(record)
+            self._add_problem(record)
         elif record.line:
-            self.good += 1
+            self.succeeded += 1
             self.terminal.done(record.line)
         if self.as_json:
             print_data(json.dumps(_entry(record)))
 
-    def _problem(self, record: Record) -> None:
-        self.code = record.exit_code
+    def _add_problem(self, record: Record) -> None:
+        self.exit_code = record.exit_code
         if record.facts.get("unchanged"):  # it was reported when it was done
-            self.known += 1
-            self.advice.add(record.hint.partition("; ")[2])
+            self.missed_before += 1
+            self.advice_for_missed_before.add(record.hint.partition("; ")[2])
             return
         self.missed += record.written
         if not record.written:
@@ -119,51 +120,56 @@ class RunReport:
                 self.terminal.note(line)
         self.terminal.problem(ImgmlpError(record.problem or "", record.hint))
 
-    def draw(self) -> None:
-        share = self.weight / max(1, self.plan.weight)
-        self.show(self.done, self.failed, share, self.seats())
+    def update_progress(self) -> None:
+        fraction = self.processed_weight / max(1, self.plan.weight)
+        self.show_progress(self.processed, self.failed, fraction, self.seats())
 
-    def end(self, stopped: bool, listed: bool, recursive: bool) -> int:
+    def finish(self, stopped: bool, has_list: bool, recursive: bool) -> int:
         """Print the summary; returns the exit code. Raises ImgmlpError if the run ended early.
 
-        `listed` says that the files came from a list, `recursive` that subfolders were searched.
+        `has_list` says that the files came from a list, `recursive` that subfolders were searched.
         """
-        left = self.plan.count - self.done
-        whole = self.plan.whole and not left
-        again = self._list_failed(whole) if whole or not self.disk_full else None
-        if self.plan.whole and not self.files and not left:
-            if listed:  # a list of new files may well be empty
-                self.terminal.note("the list names no files: there is nothing to do")
-                return 0
-            hint = "to use a file of any extension, name the file itself"
-            if not recursive:
-                hint = "--recursive also searches subfolders"
-            raise UsageError("no files were found", hint=hint)
-        if self.done > 1 or (self.failed and self.files > 1):
-            self._sum_up()
-        # Not if all files failed, or if files are left: then the same command does just that.
-        if again is not None and whole and self.failed < self.files:
-            note = f"to retry only the files that failed, add --files-from {quoted(again)}"
+        left = self.plan.count - self.processed
+        is_complete = self.plan.whole and not left
+        failed_list = self._list_failed(is_complete) if is_complete or not self.disk_full else None
+        if is_complete and not self.reported:
+            return self._report_no_files(has_list, recursive)
+        if self.processed > 1 or (self.failed and self.reported > 1):
+            self._summarise()
+        # If all files failed, or some are left to do, the same command does just these.
+        if failed_list is not None and is_complete and self.failed < self.reported:
+            note = f"to retry only the files that failed, add --files-from {quoted(failed_list)}"
             self.terminal.note(note)
         if stopped and (left or not self.plan.whole):
-            hint = "the same command continues with the others"
             what = f"{_files(left)} left to do" if left else "some files not examined yet"
+            hint = "the same command continues with the others"
             raise Interrupted(f"stopped with {what}", hint=hint)
         if left:
             raise self._ended_early(left)
-        if self.files == 1:
-            return self.code
-        return int(self.failed + self.missed + self.known > 0)
+        if self.reported == 1:
+            return self.exit_code
+        return int(self.failed + self.missed + self.missed_before > 0)
 
-    def _list_failed(self, whole: bool) -> Path | None:
+    def _report_no_files(self, has_list: bool, recursive: bool) -> int:
+        """Report that there is nothing to do. Raises UsageError unless an empty list says so."""
+        if has_list:  # a list of new files may well be empty
+            self.terminal.note("the list names no files: there is nothing to do")
+            return 0
+        hint = "to use a file of any extension, name the file itself"
+        if not recursive:
+            hint = "--recursive also searches subfolders"
+        raise UsageError("no files were found", hint=hint)
+
+    def _list_failed(self, is_complete: bool) -> Path | None:
+        """Write the list of failed files; returns its path, or None if there is none."""
         try:
-            return self.plan.list_failed(whole)
+            return self.plan.list_failed(is_complete)
         except (OutputError, OSError) as error:
             self.terminal.note(f"the list of failed files could not be written: {error}")
             return None
 
-    def _sum_up(self) -> None:
-        parts = [f"{_files(self.good)} done"]
+    def _summarise(self) -> None:
+        parts = [f"{_files(self.succeeded)} done"]
         parts += [f"{self.failed:,} failed"] if self.failed else []
         parts += [f"{self.missed:,} missed the target"] if self.missed else []
         self.terminal.note(f"{', '.join(parts)}   {duration(time.perf_counter() - self.began)}")

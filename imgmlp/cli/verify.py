@@ -22,10 +22,10 @@ def run(terminal: Terminal, request: Request) -> int:
 
     Returns the exit code.
     """
-    if request.many:
+    if request.is_batch:
         rules, search = Rules(None, Path, weigh=weigh), Search(ENDINGS, request.recursive)
         return folders.run(terminal, request, search, rules, VerifyFile())
-    device = cache(lambda: keep_open(open_device(request.one)))  # archives need none
+    device = cache(lambda: keep_open(open_device(request.single_device)))  # archives need none
     files.check_names(request.sources, None)
     jobs = []
     for path in request.sources:

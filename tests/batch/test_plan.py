@@ -274,16 +274,16 @@ def test_what_another_run_does_meanwhile_is_done_and_its_list_stays(folder: Path
     names = listed(first, str(folder / "b.png"))
     refused = Record(tasks["a.png"])
     refused.fail(OutputError("it exists already"))
-    done = late.again(refused)
+    done = late.recheck_output(refused)
     assert (done.written, done.facts, done.problem) == (True, {"figure": 1}, None)
     assert done.made == digest(folder.parent / "out" / "a.out")
     failed = Record(tasks["b.png"])
     failed.fail(TrainingError("it diverged", hint="try another"))  # which is no matter of outputs
-    assert late.again(failed) is failed
+    assert late.recheck_output(failed) is failed
     (folder.parent / "out" / "c.out").write_bytes(b"somebody else's")
     other = Record(tasks["c.png"])
     other.fail(OutputError("it exists already"))
-    assert late.again(other) is other
+    assert late.recheck_output(other) is other
     assert late.list_failed() is None
     assert (folder.parent / "out" / FAILED).read_text().splitlines() == names
 

@@ -20,10 +20,10 @@ from imgmlp.batch import encode as batch_encode
 from imgmlp.batch import encode_in_store, store
 from imgmlp.batch.encode import EncodeFile
 from imgmlp.batch.encode_in_store import EncodeInStore
+from imgmlp.batch.encode_options import EncodeOptions
 from imgmlp.batch.plan import Plan, Rules
 from imgmlp.batch.pool import run_here
 from imgmlp.batch.store import found, is_stored, url
-from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task, Watch, attempt_elsewhere
 from imgmlp.cli.run_report import RunReport
 from imgmlp.codec.decoder import open_stored
@@ -150,8 +150,8 @@ def encode(kind: str, bucket: Any, out: Path) -> Encode:
     def encode(
         name: str, quality: float = 60, force: bool = False, folder: str = "in", **more: Any
     ) -> Record:
-        wanted = Wanted(**more) if more else Wanted(quality=quality)
-        work = EncodeInStore(wanted, out, force)
+        options = EncodeOptions(**more) if more else EncodeOptions(quality=quality)
+        work = EncodeInStore(options, out, force)
         source = Path(f"{kind}://pictures/{folder}/{name}")
         task = Task(source, (out / name).with_suffix(".imlp"))
         (record,) = run_here(work, iter([task]), "numpy", Silent())
@@ -252,7 +252,9 @@ def test_two_colons_in_a_name_are_part_of_it(keys: Any, tmp_path: Path) -> None:
     tasks = [Task(source, Path(f"keys://out/{source.stem}.imlp")) for source in (one.path, local)]
     for again in ("", "done before"):
         records = list(
-            run_here(EncodeInStore(Wanted(), Path("keys://out")), iter(tasks), "numpy", Silent())
+            run_here(
+                EncodeInStore(EncodeOptions(), Path("keys://out")), iter(tasks), "numpy", Silent()
+            )
         )
         assert [record.problem for record in records] == [None, None]
         assert all(again in record.line for record in records)
@@ -264,7 +266,7 @@ def test_a_key_may_be_none_that_a_file_can_have(keys: Any, name: str) -> None:
     keys.pipe_file(f"/in/{name}", picture(10))
     task = Task(Path(f"keys://in/{name}"), Path(f"keys://out/{name}.imlp"))
     (record,) = run_here(
-        EncodeInStore(Wanted(psnr=40), Path("keys://out")), iter([task]), "numpy", Silent()
+        EncodeInStore(EncodeOptions(psnr=40), Path("keys://out")), iter([task]), "numpy", Silent()
     )
     assert record.problem is None
     assert record.line.startswith(f"keys://out/{name}.imlp ")
@@ -433,7 +435,7 @@ def test_what_is_told_elsewhere_names_places_by_their_addresses(capsys: Any) -> 
     task = Task(Path("s3://b/in/a.png"), Path("s3://b/out/a.imlp"))
     record = attempt_elsewhere(work, task, pytest.fail, lambda: False)
     assert record.notes == ["s3://b/in/a.png: no checkpoints"]
-    RunReport(Terminal(), Plan(Rules(None, Path)), as_json=True).tell(record)
+    RunReport(Terminal(), Plan(Rules(None, Path)), as_json=True).add(record)
     entry = json.loads(capsys.readouterr().out)
     assert (entry["file"], entry["output"]) == ("s3://b/in/a.png", "s3://b/out/a.imlp")
 

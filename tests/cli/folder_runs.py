@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from imgmlp.batch.encode_options import EncodeOptions
 from imgmlp.batch.journal import NAME
 from imgmlp.batch.pool import Seat
-from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task, Work, attempt
 from imgmlp.cli import encode as encoding
 from imgmlp.cli import folders
@@ -21,7 +21,7 @@ from imgmlp.cli.folders import Request
 from imgmlp.engine import open_device
 from imgmlp.terminal import Terminal
 
-LOSSLESS = Wanted(psnr=40)  # of one colour, which takes no training
+LOSSLESS = EncodeOptions(psnr=40)  # of one colour, which takes no training
 NAMES = ("a.png", "b.png", "sub/c.png")
 
 
@@ -76,7 +76,7 @@ def make_tree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def encode(
     *sources: Path | str,
-    wanted: Wanted = LOSSLESS,
+    options: EncodeOptions = LOSSLESS,
     force: bool = False,
     skip: bool = False,
     **more: Any,
@@ -84,7 +84,7 @@ def encode(
     given = {"recursive": True, "device": "numpy"} | more
     request = Request([Path(source) for source in sources], **given)
     return encoding.run(
-        Terminal(), request, encoding.Outputs(None, Path("out"), force, skip), wanted
+        Terminal(), request, encoding.Outputs(None, Path("out"), force, skip), options
     )
 
 

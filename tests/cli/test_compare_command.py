@@ -17,7 +17,7 @@ from PIL import Image
 
 from imgmlp import output_files
 from imgmlp.cli import compare
-from imgmlp.cli.compare import Wanted
+from imgmlp.cli.compare import CompareOptions
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
@@ -59,8 +59,8 @@ class Counted:
 def run(
     sources: list[Path], codec: Codec = "mlp", force: bool = False, as_json: bool = False
 ) -> int:
-    page, wanted = sources[0].parent / "report.html", Wanted(RATES, 1, codec)
-    return compare.run(Terminal(), sources, page, wanted, "numpy", force, as_json)
+    page, options = sources[0].parent / "report.html", CompareOptions(RATES, 1, codec)
+    return compare.run(Terminal(), sources, page, options, "numpy", force, as_json)
 
 
 def test_a_picture_too_long_for_a_codec_is_refused_before_training(
@@ -191,7 +191,7 @@ def test_nothing_is_kept_beside_a_page_that_is_no_file(
     null.symlink_to("/dev/null")
     monkeypatch.setattr(compare.page, "render", lambda *_: pytest.fail("as a full disk does"))
     with pytest.raises(pytest.fail.Exception):
-        compare.run(Terminal(), two, null, Wanted(RATES, 1, "mlp"), "numpy", True, False)
+        compare.run(Terminal(), two, null, CompareOptions(RATES, 1, "mlp"), "numpy", True, False)
     assert {path.name for path in null.parent.iterdir()} == {"a.png", "b.png", "null"}
 
 
@@ -351,8 +351,8 @@ def test_without_its_library_it_says_which(
 def test_a_page_is_made_without_showing_how_far_it_is(two: list[Path], setting: str) -> None:
     terminal, page = Terminal(), two[0].parent / "page.html"
     setattr(terminal, setting, setting == "quiet")
-    wanted = Wanted(RATES, 1, "mlp")
-    assert compare.run(terminal, two[:1], page, wanted, "numpy", False, False) == 0
+    options = CompareOptions(RATES, 1, "mlp")
+    assert compare.run(terminal, two[:1], page, options, "numpy", False, False) == 0
     assert page.exists()
 
 

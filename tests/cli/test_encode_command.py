@@ -14,7 +14,7 @@ from conftest import Command, small_pixels
 from outputs import assert_error
 from PIL import Image, ImageCms
 
-from imgmlp.batch.wanted import Wanted, parse_time
+from imgmlp.batch.encode_options import EncodeOptions, parse_time
 from imgmlp.cli import encode as encoding
 from imgmlp.cli.encode import Outputs
 from imgmlp.cli.folders import Request
@@ -31,8 +31,8 @@ from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
 
 
-def encode(sources: list[Path], outputs: Outputs, wanted: Wanted) -> int:
-    return encoding.run(Terminal(), Request(sources, device="numpy"), outputs, wanted)
+def encode(sources: list[Path], outputs: Outputs, options: EncodeOptions) -> int:
+    return encoding.run(Terminal(), Request(sources, device="numpy"), outputs, options)
 
 
 QUICK = ("--time", "0.3s")
@@ -206,8 +206,8 @@ def test_the_line_of_a_file_has_the_seconds_of_the_whole_command(
     path = tmp_path / "even.png"
     Image.new("RGB", (8, 6)).save(path)
     terminal = Terminal(time.perf_counter() - 3600)
-    request, wanted = Request([path], device="numpy"), Wanted(psnr=40)
-    assert encoding.run(terminal, request, Outputs(), wanted) == 0
+    request, options = Request([path], device="numpy"), EncodeOptions(psnr=40)
+    assert encoding.run(terminal, request, Outputs(), options) == 0
     assert "   1:00:0" in capsys.readouterr().err
 
 
@@ -236,19 +236,19 @@ def test_a_stopped_command_goes_on_where_it_was(
     monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 1920)
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 40)
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
-    wanted = Wanted(size="300", effort=1, codec=codec)
+    options = EncodeOptions(size="300", effort=1, codec=codec)
     whole, written = picture.parent / "whole.imlp", picture.with_suffix(".imlp")
-    code = encode([picture], Outputs(whole), wanted)
+    code = encode([picture], Outputs(whole), options)
     assert code in (0, TargetError.exit_code)
     left = iter(range(20))
     with monkeypatch.context() as patch:
         patch.setattr(StopRequest, "requested", lambda _: next(left, None) is None)
         with pytest.raises(Interrupted, match="stopped after"):
-            encode([picture], Outputs(), wanted)
+            encode([picture], Outputs(), options)
     assert not written.exists()
     assert left_beside(written)
     capsys.readouterr()
-    assert encode([picture], Outputs(), wanted) == code
+    assert encode([picture], Outputs(), options) == code
     assert "continuing after" in capsys.readouterr().err
     assert written.read_bytes() == whole.read_bytes()
     assert not left_beside(written)
@@ -276,7 +276,7 @@ def test_json_that_nobody_can_read_leaves_no_hidden_file(
     monkeypatch.setattr(encoding.files, "print_data", full)
     request = Request([picture], device="numpy", as_json=True)
     with pytest.raises(OutputError, match="stdout"):
-        encoding.run(Terminal(), request, Outputs(), Wanted(psnr=40))
+        encoding.run(Terminal(), request, Outputs(), EncodeOptions(psnr=40))
     written = picture.with_suffix(".imlp")
     assert written.exists()
     assert not left_beside(written)
@@ -286,7 +286,7 @@ def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 60)
-    first = Wanted(size="300", codec="mlp")
+    first = EncodeOptions(size="300", codec="mlp")
     steps = iter(range(9))
     with monkeypatch.context() as patch:
         patch.setattr(StopRequest, "requested", lambda _: next(steps, None) is None)
@@ -295,7 +295,7 @@ def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     capsys.readouterr()
     written = picture.with_suffix(".imlp")
     (left,) = left_beside(written)
-    other = Wanted(size="310", codec="mlp")
+    other = EncodeOptions(size="310", codec="mlp")
     assert encode([picture], Outputs(), other) == 0
     told = capsys.readouterr().err
     assert "continuing after" not in told
@@ -324,9 +324,9 @@ def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
         return found
 
     monkeypatch.setattr(encoder, "encode", stopped)
-    wanted = Wanted(psnr=40)
+    options = EncodeOptions(psnr=40)
     with pytest.raises(Interrupted, match="after 2 of 3 files"):
-        encode(names, Outputs(), wanted)
+        encode(names, Outputs(), options)
     assert [path.with_suffix(".imlp").exists() for path in names] == [True, True, False]
     assert capsys.readouterr().err.count("✓") == 2
 
@@ -344,14 +344,14 @@ def test_before_a_picture_is_trained_ctrl_c_ends_the_command_and_what_is_done_is
             signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
-    wanted = Wanted(psnr=40)
+    options = EncodeOptions(psnr=40)
     with monkeypatch.context() as patch:
         patch.setattr(encoder, "encode", stopped)
         with pytest.raises(KeyboardInterrupt):
-            encode(names, Outputs(), wanted)
+            encode(names, Outputs(), options)
     assert [path.with_suffix(".imlp").exists() for path in names] == [True, False]
     capsys.readouterr()
-    assert encode(names, Outputs(), wanted) == 0
+    assert encode(names, Outputs(), options) == 0
     assert capsys.readouterr().err.count("done before") == 1
 
 
@@ -368,8 +368,8 @@ def test_a_picture_that_memory_cannot_hold_does_not_end_the_others(
         return real(found, *others)
 
     monkeypatch.setattr(encoder, "encode", large)
-    wanted = Wanted(psnr=40)
-    assert encode([picture, small], Outputs(), wanted) == 1
+    options = EncodeOptions(psnr=40)
+    assert encode([picture, small], Outputs(), options) == 1
     assert "out of memory" in capsys.readouterr().err
     assert small.with_suffix(".imlp").exists()
-    assert encode([picture], Outputs(), wanted) == OutOfMemoryError.exit_code
+    assert encode([picture], Outputs(), options) == OutOfMemoryError.exit_code

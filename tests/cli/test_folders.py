@@ -43,7 +43,7 @@ def test_a_tree_is_mirrored_and_told_as_it_ends(tree: Path, capsys: Shown) -> No
 
 
 def test_what_is_done_is_told_before_the_first_file_is(tree: Path, capsys: Shown) -> None:
-    assert encode(tree, wanted=replace(LOSSLESS, effort=1)) == 0
+    assert encode(tree, options=replace(LOSSLESS, effort=1)) == 0
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == f"{LOSSLESS.codec}, effort 1, into out"
     assert second == "3 files to do, 1 at a time on numpy"
@@ -58,7 +58,7 @@ def test_a_name_with_no_room_for_another_ending_is_no_fault(tree: Path, capsys: 
 
 def test_an_empty_list_is_nothing_to_do(tree: Path, capsys: Shown) -> None:
     Path("list").touch()
-    assert encode(tree, listed=Path("list"), as_json=True) == 0
+    assert encode(tree, files_from=Path("list"), as_json=True) == 0
     told = capsys.readouterr()
     assert told.err.splitlines()[1:] == ["the list names no files: there is nothing to do"]
     assert told.out == ""  # a line for each file
@@ -84,7 +84,7 @@ def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: 
     assert Path("out", FAILED).read_text() == "in/b.png\n"
     (tree / "b.png").write_bytes(good)
     (tree / "sub" / "d.png").write_bytes(good)  # which the list does not name
-    assert encode(tree, listed=Path("out", FAILED)) == 0
+    assert encode(tree, files_from=Path("out", FAILED)) == 0
     assert made() == ALL
     assert "1 file done" not in capsys.readouterr().err
 

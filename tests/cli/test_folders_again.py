@@ -18,10 +18,10 @@ from imgmlp import output_files
 from imgmlp.batch import encode as batch_encode
 from imgmlp.batch import pool as pools
 from imgmlp.batch.encode import EncodeFile
+from imgmlp.batch.encode_options import EncodeOptions
 from imgmlp.batch.journal import NAME
 from imgmlp.batch.plan import FAILED, Plan
 from imgmlp.batch.pool import run_here
-from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task
 from imgmlp.cli import folders, run_report
 from imgmlp.codec import encoder
@@ -76,20 +76,20 @@ def test_what_somebody_writes_while_it_is_encoded_stays(
     with monkeypatch.context() as patch:
         patch.setattr(encoder, "encode", meanwhile)
         capsys.readouterr()
-        assert encode(tree, wanted=Wanted(psnr=41)) == 1
+        assert encode(tree, options=EncodeOptions(psnr=41)) == 1
     assert Path("out/a.imlp").read_bytes() == b"mine"
     told = capsys.readouterr().err
     assert ("a.imlp has changed since" if there else "a.imlp exists already") in told
     assert "2 files done, 1 failed" in told
-    assert encode(tree, wanted=Wanted(psnr=41)) == 1  # nor later
+    assert encode(tree, options=EncodeOptions(psnr=41)) == 1  # nor later
     assert Path("out/a.imlp").read_bytes() == b"mine"
-    assert encode(tree, wanted=Wanted(psnr=41), force=True) == 0
+    assert encode(tree, options=EncodeOptions(psnr=41), force=True) == 0
     assert made() == ALL
 
 
-@pytest.mark.parametrize(("wanted", "code"), [(LOSSLESS, 0), (Wanted(size="10"), 1)])
+@pytest.mark.parametrize(("options", "code"), [(LOSSLESS, 0), (EncodeOptions(size="10"), 1)])
 def test_what_the_same_command_does_meanwhile_has_not_failed(
-    tree: Path, wanted: Wanted, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+    tree: Path, options: EncodeOptions, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Shown
 ) -> None:
     """It is done, or has missed its target, by whichever of them."""
     encode_picture, turns = encoder.encode, []
@@ -97,12 +97,12 @@ def test_what_the_same_command_does_meanwhile_has_not_failed(
     def meanwhile(*arguments: Any) -> Encoded:
         turns.append(arguments)
         if len(turns) == 1:
-            assert encode(tree, wanted=wanted) == code
+            assert encode(tree, options=options) == code
             capsys.readouterr()
         return encode_picture(*arguments)
 
     monkeypatch.setattr(encoder, "encode", meanwhile)
-    assert encode(tree, wanted=wanted) == code
+    assert encode(tree, options=options) == code
     told = capsys.readouterr().err
     assert ("3 files done", "0 files done, 3 missed the target")[code] in told
     assert told.count("done by another run") == (2, 0)[code]
@@ -203,7 +203,7 @@ def test_what_other_settings_left_goes_with_what_they_made(
             patch.setattr(module, "forget", lambda _: None)
         assert encode(tree) == 0
     assert len(made()) == 6
-    assert encode(tree, wanted=Wanted(psnr=41)) == 0
+    assert encode(tree, options=EncodeOptions(psnr=41)) == 0
     assert made() == ALL
 
 
@@ -266,18 +266,18 @@ def test_a_run_that_is_stopped_leaves_the_list_that_it_was_given(
     before = Path("out", FAILED).read_bytes()
     for name in NAMES[:2]:
         Image.new("RGB", (8, 8)).save(tree / name)
-    finished = folders.RunReport.finished
+    add_processed = folders.RunReport.add_processed
 
-    def pressed(told: folders.RunReport, record: Record) -> None:
-        finished(told, record)
+    def interrupted(report: folders.RunReport, record: Record) -> None:
+        add_processed(report, record)
         os.kill(os.getpid(), 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folders.RunReport, "finished", pressed)
+        patch.setattr(folders.RunReport, "add_processed", interrupted)
         with pytest.raises(Interrupted, match="1 file left"):
-            encode(tree, listed=Path("out", FAILED))
+            encode(tree, files_from=Path("out", FAILED))
     assert Path("out", FAILED).read_bytes() == before
-    assert encode(tree, listed=Path("out", FAILED)) == 0
+    assert encode(tree, files_from=Path("out", FAILED)) == 0
     assert made() == ALL
 
 

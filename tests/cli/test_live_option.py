@@ -12,7 +12,7 @@ from html_document import Document
 from outputs import pixels_of
 from PIL import Image
 
-from imgmlp.batch.wanted import Wanted
+from imgmlp.batch.encode_options import EncodeOptions
 from imgmlp.cli import encode as encoding
 from imgmlp.cli.encode import Outputs
 from imgmlp.cli.folders import Request
@@ -44,9 +44,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(sources: list[Path], codec: Codec, file: str, **outputs: object) -> int:
-    wanted = Wanted(lmbda=0.01, effort=1, codec=codec)
+    options = EncodeOptions(lmbda=0.01, effort=1, codec=codec)
     chosen = Outputs(sources[0].parent / file, **outputs)
-    return encoding.run(Terminal(), Request(sources, device="numpy"), chosen, wanted)
+    return encoding.run(Terminal(), Request(sources, device="numpy"), chosen, options)
 
 
 @CODECS
@@ -104,7 +104,7 @@ def test_a_stopped_command_goes_on_over_what_it_showed(
 def test_it_shows_one_picture(source: Path) -> None:
     folder = source.parent
     Image.fromarray(small_pixels()).save(folder / "b.png")
-    wanted, shown = Wanted(lmbda=0.01, effort=1), folder / "live.png"
+    options, shown = EncodeOptions(lmbda=0.01, effort=1), folder / "live.png"
     for sources, out in (
         ([source, folder / "b.png"], None),
         ([folder], folder),
@@ -112,7 +112,7 @@ def test_it_shows_one_picture(source: Path) -> None:
     ):
         request, outputs = Request(sources, device="numpy"), Outputs(None, out, live=shown)
         with pytest.raises(UsageError, match="--live shows one picture only"):
-            encoding.run(Terminal(), request, outputs, wanted)
+            encoding.run(Terminal(), request, outputs, options)
     for name in ("live.txt", "live.html"):  # the page's own name
         with pytest.raises(UsageError, match=f"{name} has the extension"):
             run([source], "mlp", "a.imlp", live=folder / name)

@@ -14,7 +14,7 @@ from conftest import small_pixels
 from PIL import Image
 
 from imgmlp import output_files
-from imgmlp.batch.wanted import Wanted
+from imgmlp.batch.encode_options import EncodeOptions
 from imgmlp.cli import encode as encoding
 from imgmlp.cli.encode import Outputs
 from imgmlp.cli.folders import Request
@@ -52,9 +52,9 @@ class Counted:
 
 
 def run(sources: list[Path], codec: Codec = "mlp", as_json: bool = False, **outputs: Any) -> int:
-    wanted = Wanted(lmbda=0.01, effort=1, codec=codec)
+    options = EncodeOptions(lmbda=0.01, effort=1, codec=codec)
     request = Request(sources, device="numpy", as_json=as_json)
-    return encoding.run(Terminal(), request, Outputs(**outputs), wanted)
+    return encoding.run(Terminal(), request, Outputs(**outputs), options)
 
 
 def test_a_time_limit_counts_from_when_the_command_began_and_then_from_each_picture(
@@ -68,9 +68,9 @@ def test_a_time_limit_counts_from_when_the_command_began_and_then_from_each_pict
         return encode(*arguments)
 
     monkeypatch.setattr(encoder, "encode", noted)
-    now, wanted = time.perf_counter(), Wanted(lmbda=0.01, time="1s", codec="latent")
+    now, options = time.perf_counter(), EncodeOptions(lmbda=0.01, time="1s", codec="latent")
     request = Request(three[:2], device="numpy")
-    assert encoding.run(Terminal(now - 50), request, Outputs(), wanted) == 0
+    assert encoding.run(Terminal(now - 50), request, Outputs(), options) == 0
     assert moments[0] == now - 50
     assert moments[1] > now
 
@@ -141,9 +141,9 @@ def test_other_settings_or_pictures_are_not_passed_over(
     interrupted(monkeypatch, three)
     before = [path.with_suffix(".imlp").read_bytes() for path in three[:2]]
     Image.fromarray(255 - small_pixels()[:9, :9]).save(three[0])
-    wanted = Wanted(lmbda=0.02, effort=1)
+    options = EncodeOptions(lmbda=0.02, effort=1)
     request = Request(three[1:2], device="numpy")
-    assert encoding.run(Terminal(), request, Outputs(), wanted) == 8
+    assert encoding.run(Terminal(), request, Outputs(), options) == 8
     assert run(three) == 1  # a is another picture; b and c are as they were
     told = capsys.readouterr().err
     assert told.count("a.imlp exists already") == 1
@@ -303,8 +303,8 @@ def test_the_same_command_passes_over_what_it_has_done_before_an_error(
 
 
 def test_a_missed_target_leaves_nothing_to_go_on_with(three: list[Path]) -> None:
-    wanted = Wanted(size="50", effort=1, codec="mlp")
-    assert encoding.run(Terminal(), Request(three[:2], device="numpy"), Outputs(), wanted) == 1
+    options = EncodeOptions(size="50", effort=1, codec="mlp")
+    assert encoding.run(Terminal(), Request(three[:2], device="numpy"), Outputs(), options) == 1
     assert all(path.with_suffix(".imlp").exists() for path in three[:2])
     assert left(three[0].parent) == []
 

@@ -14,12 +14,12 @@ from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.errors import UsageError
 from imgmlp.text import duration
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+_SECONDS_PER_UNIT = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """At most one target, as text or numbers of the command line, and the other choices."""
+class EncodeOptions:
+    """At most one target, as given on the command line, and the other options."""
 
     quality: float | None = None
     bpp: float | None = None
@@ -36,7 +36,7 @@ class Wanted:
         """The target for a picture of `pixels` pixels. Raises UsageError."""
         return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.lmbda)
 
-    def training(self) -> Workload:
+    def workload(self) -> Workload:
         """The amount of training. Raises UsageError."""
         if self.time is not None and self.effort is not None:
             raise UsageError("--effort and --time are both given", hint="choose one of them")
@@ -44,29 +44,29 @@ class Wanted:
         return encoder.workload(self.codec, self.effort, seconds)
 
     def check(self) -> None:
-        """Raise UsageError for choices that are invalid for any picture."""
+        """Raise UsageError for options that are invalid for any picture."""
         self.target(1)
-        self.training()
+        self.workload()
 
-    def work(self) -> str:
-        """A description of the amount of training, before the codec has seen the picture."""
+    def describe_effort(self) -> str:
+        """The amount of training in words, before the codec has seen the picture."""
         if self.time is not None:
             return f"about {duration(parse_time(self.time))}"
-        usual = target.DEFAULT_EFFORT if self.codec == "mlp" else None
-        level = usual if self.effort is None else self.effort
+        default = target.DEFAULT_EFFORT if self.codec == "mlp" else None
+        level = default if self.effort is None else self.effort
         return "usual effort" if level is None else f"effort {level}"
 
     def digest(self) -> str:
-        """A digest of all choices, which is the same in all versions with the same fields."""
-        chosen = asdict(self).items()
-        given = {name: value for name, value in chosen if value is not None and value is not False}
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+        """A digest of all options. Journals store it, so it must not change between versions."""
+        fields = asdict(self).items()
+        chosen = {name: value for name, value in fields if value is not None and value is not False}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def parse_time(text: str) -> float:
     """Seconds of text such as 90, 60s, 1.5m or 2h. Raises UsageError."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(s|m|min|h)?", text)
-    seconds = float(match[1]) * _SECONDS[match[2] or ""] if match else 0.0
+    seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2] or ""] if match else 0.0
     if not 0 < seconds <= 10**6:
         hint = "write it like 60s, 5m or 2h: above 0, up to a million seconds"
         raise UsageError(f"--time is {text!r}", hint=hint)
