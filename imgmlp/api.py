@@ -1,4 +1,4 @@
-"""The Python API: what the commands do, without files where none are needed.
+"""The Python API: functions that do what the commands do, but need no files.
 
 `import imgmlp` offers these names and loads this module when one of them is used.
 """
@@ -36,9 +36,10 @@ from imgmlp.image import Picture
 
 __all__ = ["decode", "devices", "encode", "info", "train"]
 
-_SETTINGS = "steps", "batch", "lr", "hidden", "layers", "features", "seed", "precision"
-_OPTIONS = re.compile(r"(?<![\w./-])--([a-z]+)\b")
-_OPTION_NAMES = {"bytes": "size", "lambda": "lmbda", "time": "seconds"}
+_TRAINING_SETTINGS = "steps", "batch", "lr", "hidden", "layers", "features", "seed", "precision"
+_COMMAND_LINE_OPTION = re.compile(r"(?<![\w./-])--([a-z]+)\b")
+# Options of the command line -> arguments here, where the names differ.
+_ARGUMENTS_BY_OPTION = {"bytes": "size", "lambda": "lmbda", "time": "seconds"}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,27 +47,29 @@ R = TypeVar("R")
 Source = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]
 
 
-def _in_pythons_words(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose errors name its arguments and not the command line's options for them."""
+def _errors_name_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: errors name the function's arguments instead of the command line's options."""
 
     @wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+    def decorated(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except UsageError as error:
-            error.args = (_plain(str(error)),)
-            error.hint = _plain(error.hint)
+            error.args = (_with_argument_names(str(error)),)
+            error.hint = _with_argument_names(error.hint)
             raise
 
-    return called
+    return decorated
 
 
-def _plain(text: str) -> str:
-    text = text.replace("--scale and --size", "--size")  # which is all that decode has
-    return _OPTIONS.sub(lambda found: _OPTION_NAMES.get(found[1], found[1]), text)
+def _with_argument_names(text: str) -> str:
+    text = text.replace("--scale and --size", "--size")  # `decode` has no scale here
+    return _COMMAND_LINE_OPTION.sub(
+        lambda match: _ARGUMENTS_BY_OPTION.get(match[1], match[1]), text
+    )
 
 
-@_in_pythons_words
+@_errors_name_arguments
 def train(
     image: Source,
     *,
@@ -93,31 +96,31 @@ def train(
     for a setting that is none; OutputError if `output` cannot be written; DeviceError and
     OutOfMemoryError.
     """
-    if preset not in list(PRESETS):  # also what cannot be looked up in a dictionary
+    if preset not in list(PRESETS):  # a list, as an unhashable value must be refused too
         hint = f"use {' or '.join(map(repr, PRESETS))}"
         raise UsageError(f"there is no preset {preset!r}", hint=hint)
-    if unknown := [name for name in settings if name not in _SETTINGS]:
+    if unknown := [name for name in settings if name not in _TRAINING_SETTINGS]:
         problem = f"there is no setting {', '.join(unknown)}"
-        raise UsageError(problem, hint=f"use {', '.join(_SETTINGS)}")
-    plain: dict[str, Any] = {
+        raise UsageError(problem, hint=f"use {', '.join(_TRAINING_SETTINGS)}")
+    python_values: dict[str, Any] = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in settings.items()
     }
-    chosen = replace(PRESETS[preset], **plain)
-    target_file = None if output is None else _path(output)
-    if target_file is not None:
-        pictures.check_ending(target_file, ".npz")
-        output_files.check_output(target_file, force=True)
-        target_file = target_file.absolute()  # wherever `on_step` changes the working folder to
+    all_settings = replace(PRESETS[preset], **python_values)
+    path = None if output is None else _path(output)
+    if path is not None:
+        pictures.check_ending(path, ".npz")
+        output_files.check_output(path, force=True)
+        path = path.absolute()  # as `on_step` may change the working folder
     run = _run(on_step)
     picture = _picture(image, frame=frame, strip=strip)
-    trained = pipeline.train(picture, chosen, _device(device), run)
-    if target_file is not None:
-        output_files.write_atomically(target_file, lambda stream: npz.save(trained.weights, stream))
+    trained = pipeline.train(picture, all_settings, _device(device), run)
+    if path is not None:
+        output_files.write_atomically(path, lambda stream: npz.save(trained.weights, stream))
     return replace(trained, notes=picture.notes)
 
 
-@_in_pythons_words
+@_errors_name_arguments
 def encode(
     image: Source,
     *,
@@ -158,15 +161,15 @@ def encode(
         raise UsageError(f"size is {size!r}", hint=f"use bytes from 1 to {MAX_FILE_BYTES:,}")
     if seconds is not None and effort is not None:
         raise UsageError("effort and seconds are both given", hint="choose one of them")
-    if codec not in list(CODECS):  # also what cannot be looked up in a dictionary
+    if codec not in list(CODECS):  # a list, as an unhashable value must be refused too
         hint = f"use {' or '.join(map(repr, CODECS))}"
         raise UsageError(f"there is no codec {codec!r}", hint=hint)
     run = _run(on_step)
     picture = _picture(image, alpha=True, frame=frame, strip=strip)
     pixels = picture.width * picture.height
-    wanted = target.choose(pixels, quality, bpp, None if size is None else str(size), psnr, lmbda)
-    work = encoder.workload(codec, effort, seconds)
-    encoded = encoder.encode(picture, wanted, work, _device(device), run, codec)
+    goal = target.choose(pixels, quality, bpp, None if size is None else str(size), psnr, lmbda)
+    workload = encoder.workload(codec, effort, seconds)
+    encoded = encoder.encode(picture, goal, workload, _device(device), run, codec)
     return replace(encoded, notes=picture.notes)
 
 
@@ -179,8 +182,8 @@ def _picture(
         raise UsageError(f"strip is {strip!r}", hint="use True or False")
     if isinstance(image, str | PathLike):
         path = _path(image)
-        with suppress(OSError):  # which is told below
-            if path.is_file():  # no pipe, which can be read only once
+        with suppress(OSError):  # `load` reports it
+            if path.is_file():  # not a pipe, which can be read only once
                 with path.open("rb") as stream:
                     start = stream.read(len(SIGNATURE))
                 check_not_compressed(path, str(path), start)
@@ -197,7 +200,7 @@ def _picture(
 
 
 def _path(name: str | PathLike[str]) -> Path:
-    """Raises UsageError for what names no file."""
+    """A file's name as a Path. Raises UsageError for an invalid name."""
     if not isinstance(name, str | PathLike) or not isinstance(fspath(name), str):
         raise UsageError(f"{name!r} is not a file name", hint="give a string or a path")
     if not fspath(name):
@@ -218,25 +221,25 @@ def _run(on_step: Callable[[Progress], None] | None) -> Run:
 
 
 def _check_number(name: str, value: object, kind: type[float]) -> None:
-    """Refuse, as a UsageError, what is no number, or no whole one where `kind` is int."""
-    good = isinstance(value, numbers.Integral if kind is int else numbers.Real)
-    if not good or isinstance(value, bool):
-        what = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{name} is {value!r}", hint=f"use {what}")
+    """Raise UsageError for a value that is not a number, or not a whole one if `kind` is int."""
+    is_number = isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    if not is_number or isinstance(value, bool):
+        expected = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{name} is {value!r}", hint=f"use {expected}")
 
 
 def _real(name: str, value: float | None) -> float | None:
-    """A number as Python's own, which goes into JSON; others' kinds do not. Raises UsageError."""
+    """A number as a float, as JSON cannot hold NumPy's types. Raises UsageError."""
     if value is None:
         return None
     _check_number(name, value, float)
     try:
         return float(value)
-    except OverflowError:  # of what has more digits
+    except OverflowError:  # an int beyond the range of float
         return math.inf if value > 0 else -math.inf
 
 
-@_in_pythons_words
+@_errors_name_arguments
 def decode(
     file: str | PathLike[str] | bytes | bytearray | memoryview,
     *,
@@ -252,7 +255,7 @@ def decode(
     """
     if size is not None:
         _check_pair(size)
-        size = int(size[0]), int(size[1])  # of a list, or NumPy's
+        size = int(size[0]), int(size[1])  # it may be a list, or hold NumPy's integers
         pictures.check_size(*size)
     stored = _stored(file)
     return pictures.to_image(stored.decode(_device(device), size), stored.metadata)

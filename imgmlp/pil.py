@@ -1,10 +1,10 @@
-"""Pillow opens and saves .imlp files like any others once this module is imported.
+"""A Pillow plugin: once this module is imported, Pillow opens and saves .imlp files.
 
-Opening reads the header and compares the checksums; the pixels are decoded when they are asked
-for, as Pillow does with every format. `image.save("a.imlp", bpp=0.4)` takes what `imgmlp.encode`
-does but `frame`, and beside that Pillow's `icc_profile`, `exif`, `xmp` and `dpi`. What of the image
-had to be changed is an ImgmlpWarning, as a missed target is. As Pillow empties the file before it
-asks for the bytes of any format, an older one is lost if encoding fails.
+Opening reads the header and compares the checksums; the pixels are decoded on their first use, as
+with all of Pillow's formats. `image.save("a.imlp", bpp=0.4)` takes the options of `imgmlp.encode`
+except `frame`, and Pillow's `icc_profile`, `exif`, `xmp` and `dpi`. Changes to the image and a
+missed target are reported as ImgmlpWarning. Pillow empties the file before it calls the plugin, so
+an older file is lost if encoding fails.
 """
 
 from __future__ import annotations
@@ -25,25 +25,31 @@ from imgmlp.image import info_of
 
 FORMAT = "IMLP"
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-# What `imgmlp.encode` takes, and beside it Pillow's own names for metadata; others are not for it.
+# Options of `imgmlp.encode`.
 _TARGETS = ("quality", "bpp", "size", "psnr", "lmbda")
-_CHOICES = (*_TARGETS, "effort", "seconds", "codec", "strip", "device", "on_step")
-_METADATA = ("icc_profile", "exif", "xmp", "dpi")
-_OTHERS = ("sizes", "bpc")  # options of other formats that look like one of ours
-# What some of these are called elsewhere: on the command line, in `imgmlp.train`, by other codecs.
-_OTHER_NAMES = {
+_ENCODE_OPTIONS = (*_TARGETS, "effort", "seconds", "codec", "strip", "device", "on_step")
+_METADATA_OPTIONS = ("icc_profile", "exif", "xmp", "dpi")  # Pillow's names
+# Options of Pillow's other formats that look like misspelt options of `imgmlp.encode`.
+_SIMILAR_FOREIGN_OPTIONS = ("sizes", "bpc")
+# Names of options on the command line, in `imgmlp.train` and in other codecs -> names here.
+_SYNONYMS = {
     "bytes": "size", "lambda": "lmbda", "lambd": "lmbda", "lam": "lmbda", "rate": "bpp",
     "time": "seconds", "sec": "seconds", "steps": "effort",
     "frame": "image.seek",
 }  # fmt: skip
+# Similarity, from 0 to 1, from which an unknown option counts as misspelt; one wrong letter lowers
+# the similarity of a short name more.
+_MIN_SIMILARITY = 0.8
+_MIN_SIMILARITY_OF_SHORT_NAME = 0.65
+_MAX_SHORT_NAME = 5  # letters
 
 
 class ImlpImageFile(ImageFile.ImageFile):
-    """A compact picture. Raises OSError if it is damaged, as Pillow's other formats do."""
+    """An .imlp file. Raises OSError if it is damaged, as Pillow's other formats do."""
 
     format = FORMAT
     format_description = "imgmlp compact picture"
-    _stored: Stored | None = None  # what is to be decoded; a copy of an image has its pixels
+    _stored: Stored | None = None  # the file until it is decoded; None in copies, which have pixels
 
     def _open(self) -> None:
         assert self.fp is not None
@@ -69,27 +75,29 @@ class ImlpImageFile(ImageFile.ImageFile):
                 raise OSError(f"{error}; {error.hint}") from error
             self._stored = None
             if self._exclusive_fp and self.fp is not None:
-                self.fp.close()  # which has been read
+                self.fp.close()
             self.fp = io.BytesIO(pixels)
             self.tile = [ImageFile._Tile("raw", (0, 0, *self.size), 0, self.mode)]
         return super().load()
 
     def load_seek(self, pos: int) -> None:
-        """Nowhere to go; that it exists keeps Pillow from mapping the file as if it were pixels."""
+        """Do nothing. Pillow maps files of raw pixels into memory unless this method exists."""
 
 
 def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
     """Compress an image into a file, as `imgmlp.encode` does. Raises OSError."""
     from imgmlp import api
 
-    given: dict[str, Any] = image.encoderinfo
-    for name in given:
-        _check_name(name)
-    beside: dict[Any, Any] = {name: given[name] for name in _METADATA if name in given}
-    choices = {name: given[name] for name in _CHOICES if name in given}
+    options: dict[str, Any] = image.encoderinfo
+    for name in options:
+        _check_option(name)
+    metadata: dict[Any, Any] = {
+        name: options[name] for name in _METADATA_OPTIONS if name in options
+    }
+    encode_options = {name: options[name] for name in _ENCODE_OPTIONS if name in options}
     try:
-        with _having(image, beside):
-            encoded = api.encode(image, **choices)
+        with _with_metadata(image, metadata):
+            encoded = api.encode(image, **encode_options)
     except ImgmlpError as error:
         raise OSError(f"{error}; {error.hint}") from error
     stream.write(encoded.bytes)
@@ -100,34 +108,38 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def _having(image: Image.Image, beside: dict[Any, Any]) -> Iterator[None]:
-    """With these metadata for a moment. A copy would not tell what file it comes from, nor so what
-    Pillow misreads of it."""
+def _with_metadata(image: Image.Image, metadata: dict[Any, Any]) -> Iterator[None]:
+    """Give an image additional metadata for the duration of a context.
+
+    A copy of the image would not do: it does not know its file, which `encode` needs to detect what
+    Pillow misreads.
+    """
     before = image.info, image._exif
-    image.info = image.info | beside
-    if "exif" in beside:
-        image._exif = None  # which Pillow has made of what it read
+    image.info = image.info | metadata
+    if "exif" in metadata:
+        image._exif = None  # Pillow's parsed form of the old EXIF data
     try:
         yield
     finally:
         image.info, image._exif = before
 
 
-def _check_name(name: str) -> None:
-    """Refuse, as a TypeError, what looks like a choice and is none; other formats' options pass."""
-    # of a short name one wrong letter is much
-    near = difflib.get_close_matches(name, _CHOICES, 1, 0.8 if len(name) > 5 else 0.65)
-    meant = _OTHER_NAMES.get(name) or (near[0] if near else name)
+def _check_option(name: str) -> None:
+    """Raise TypeError for a misspelt option. Options of Pillow's other formats are ignored."""
+    is_short = len(name) <= _MAX_SHORT_NAME
+    min_similarity = _MIN_SIMILARITY_OF_SHORT_NAME if is_short else _MIN_SIMILARITY
+    similar = difflib.get_close_matches(name, _ENCODE_OPTIONS, 1, min_similarity)
+    suggestion = _SYNONYMS.get(name) or (similar[0] if similar else name)
     if name == "preset":
         raise TypeError(f"{name!r} is not an option of .imlp files; it is for imgmlp.train only")
-    if meant != name and name not in (*_METADATA, *_OTHERS):
-        raise TypeError(f"{name!r} is not an option of .imlp files; use {meant!r}")
+    if suggestion != name and name not in (*_METADATA_OPTIONS, *_SIMILAR_FOREIGN_OPTIONS):
+        raise TypeError(f"{name!r} is not an option of .imlp files; use {suggestion!r}")
 
 
 def _save_all(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
-    """The same for `save_all`, of one picture. Raises OSError."""
-    others = list(image.encoderinfo.get("append_images") or ())  # which may be a generator
-    count = getattr(image, "n_frames", 1) + len(others)
+    """As `_save`, for `save_all=True`. Raises OSError, also for more than one picture."""
+    appended = list(image.encoderinfo.get("append_images") or ())  # it may be a generator
+    count = getattr(image, "n_frames", 1) + len(appended)
     if count > 1:
         raise OSError(f"an .imlp file holds one picture, not {count}; save each to its own file")
     _save(image, stream, filename)

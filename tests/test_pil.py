@@ -289,7 +289,7 @@ def test_options_of_other_formats_are_no_choices_of_another_name() -> None:
         "strip",
         "device",
     ]:
-        imgmlp.pil._check_name(name)
+        imgmlp.pil._check_option(name)
 
 
 def test_the_extension_is_known_and_importing_needs_no_opencl() -> None:

@@ -434,7 +434,7 @@ def test_every_option_is_an_argument_or_in_the_table_of_those_that_are_called_ot
         " ".join(cell for cell, _ in cells),
     )
     taken |= set(re.findall(r"--([a-z-]+)", told))
-    arguments, options = set(api._SETTINGS), set()
+    arguments, options = set(api._TRAINING_SETTINGS), set()
     for name in ("train", "encode", "decode", "info"):
         arguments |= set(inspect.signature(getattr(imgmlp, name)).parameters)
         options |= {
@@ -444,7 +444,7 @@ def test_every_option_is_an_argument_or_in_the_table_of_those_that_are_called_ot
     assert options <= taken | arguments
     assert taken <= options
     assert set(re.findall(r"`(\w+)=", " ".join(cell for _, cell in cells))) <= arguments
-    for option, argument in api._OPTION_NAMES.items():
+    for option, argument in api._ARGUMENTS_BY_OPTION.items():
         assert re.search(rf"^\| `--{option} .*\| `{argument}=", page, re.MULTILINE)
 
 

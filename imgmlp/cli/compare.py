@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from imgmlp import __version__, output_files
 from imgmlp import image as pictures
 from imgmlp.cli import files, parsing
-from imgmlp.cli.files import STANDARD, Entry
+from imgmlp.cli.files import STANDARD, Entry, Job
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import DEFAULT_CODEC, Codec
 from imgmlp.codec.training import checkpoint, target
@@ -30,7 +30,7 @@ from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
 from imgmlp.report import classic, measure, metrics, page
 from imgmlp.report.copies import MAX_PAGE_BYTES
-from imgmlp.report.measure import RATES, Job, Measured
+from imgmlp.report.measure import RATES, Comparison, Measured
 from imgmlp.terminal import Terminal
 from imgmlp.text import size
 
@@ -77,21 +77,22 @@ def run(
     _check_output(sources, output, force, as_json)
     sources = _without_duplicates(terminal, sources)
 
-    @cache
-    def job() -> Job:
+    @cache  # the device is opened when the first picture is measured
+    def comparison() -> Comparison:
         device = keep_open(open_device(device_spec))
         terminal.note(device.info.describe())
-        return Job(options.codec, workload, device, rates, _other_codecs(terminal))
+        return Comparison(options.codec, workload, device, rates, _other_codecs(terminal))
 
-    stages, jobs = len(sources) * len(rates), list[files.Job]()
+    jobs: list[Job] = []
     try:
-        with StopRequest() as stop, terminal.stages(stages) as show:
-            report = _Report(terminal, output, force, options, job, show, stop)
+        stage_count = len(sources) * len(rates)
+        with StopRequest() as stop, terminal.stages(stage_count) as show_stage:
+            report = _Report(terminal, output, force, options, comparison, show_stage, stop)
             jobs += [report.job(source) for source in sources]
             code = files.one_by_one(terminal, jobs, False, stop.requested)
         if report.measured and code != DeviceError.exit_code:
-            _write(report, job(), jobs)
-        elif any(one.path.exists() for one in report.checkpoints):
+            _write(report, jobs)
+        elif any(saved.path.exists() for saved in report.checkpoints):
             hint = "the same command continues from there"
             terminal.note(f"no page was written; what was encoded is kept: {hint}")
     finally:
@@ -100,14 +101,14 @@ def run(
     return code
 
 
-def _write(report: _Report, job: Job, jobs: list[files.Job]) -> None:
+def _write(report: _Report, jobs: list[Job]) -> None:
     """Write the page; if that fails, all pictures on it count as failed. Raises ImgmlpError."""
     try:
-        report.write(job)
+        report.write()
     except (KeyboardInterrupt, Exception) as error:
-        for one in jobs:
-            if one.entry["problem"] is None:
-                one.entry |= problem_of(error).facts()
+        for job in jobs:
+            if job.entry["problem"] is None:
+                job.entry |= problem_of(error).facts()
         raise
 
 
@@ -125,13 +126,13 @@ def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool)
 
 def _without_duplicates(terminal: Terminal, sources: list[Path]) -> list[Path]:
     """The pictures without those that are given twice, perhaps by different paths."""
-    sources_by_place: dict[Path, Path] = {}
+    distinct: dict[Path, Path] = {}  # from the resolved path
     for source in sources:
-        place = output_files.resolved(source)
-        if place in sources_by_place:
+        path = output_files.resolved(source)
+        if path in distinct:
             terminal.note(f"{source} is given twice but compared once")
-        sources_by_place.setdefault(place, source)
-    return list(sources_by_place.values())
+        distinct.setdefault(path, source)
+    return list(distinct.values())
 
 
 def _other_codecs(terminal: Terminal) -> dict[str, classic.Classic]:
@@ -152,67 +153,70 @@ class _Report:
     output: Path
     force: bool
     options: CompareOptions
-    job_of_run: Callable[[], Job]
-    show: Callable[..., None]
+    comparison: Callable[[], Comparison]
+    show_stage: Callable[..., None]
     stop: StopRequest
     measured: list[Measured] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     has_unfinished: bool = False  # whether checkpoints belong to a picture that is not on the page
 
-    def job(self, source: Path) -> files.Job:
+    def job(self, source: Path) -> Job:
         entry: Entry = {"file": str(source), "problem": None}
 
         def do() -> None:
             picture = parsing.load_picture(self.terminal, source, False, self.options.frame, True)
-            entry["files"] = [one.facts() for one in self._measure(source, picture).results]
+            measured = self._measure(source, picture)
+            entry["files"] = [result.facts() for result in measured.results]
 
-        return files.Job(entry, do, lambda: files.check_picture(source))
+        return Job(entry, do, lambda: files.check_picture(source))
 
     def _measure(self, source: Path, picture: Picture) -> Measured:
-        name, job = files.named(source), self.job_of_run()
+        name, comparison = files.named(source), self.comparison()
         what = dimensions(picture.width, picture.height, picture.channels)
         self.terminal.detail(f"{name}  {what}")
-        run_of = self._runs(name, picture, job)
-        before = len(self.checkpoints)
+        first = len(self.checkpoints)
         try:
-            measured = measure.measure(job, name, picture, run_of)
+            start_run = partial(self._start_run, name, picture, comparison)
+            measured = measure.measure(comparison, name, picture, start_run)
         except Exception:
-            self.has_unfinished |= any(one.path.exists() for one in self.checkpoints[before:])
+            own = self.checkpoints[first:]
+            self.has_unfinished |= any(saved.path.exists() for saved in own)
             raise
         self.measured.append(measured)
         return measured
 
-    def _runs(self, name: str, picture: Picture, job: Job) -> Callable[[float, Goal], Run]:
-        def run_of(rate: float, goal: Goal) -> Run:
-            stage = f"{name} at {rate:g} bpp"
-            self.show(stage)
-            self.stop.begin()  # earlier files are in checkpoints
+    def _start_run(
+        self, name: str, picture: Picture, comparison: Comparison, rate: float, goal: Goal
+    ) -> Run:
+        """The run in which imgmlp encodes a picture at a rate."""
+        stage = f"{name} at {rate:g} bpp"
+        self.show_stage(stage)
+        self.stop.begin()  # earlier files are in checkpoints
 
-            def tell(progress: Progress) -> None:
-                state = f"{progress.step:,}/{progress.steps:,}  {progress.psnr:.1f} dB"
-                self.show(f"{stage}  {state}", progress.step / progress.steps)
+        def show_progress(progress: Progress) -> None:
+            state = f"{progress.step:,}/{progress.steps:,}  {progress.psnr:.1f} dB"
+            self.show_stage(f"{stage}  {state}", progress.step / progress.steps)
 
-            callbacks = tell, self.stop.requested, self.terminal.detail
-            if files.is_stream(self.output):  # a stream has no folder for checkpoints
-                return Run(*callbacks)
-            choices = f"compare {job.codec} {goal!r} {job.workload!r}"
-            own = checkpoint.of_training(self.output, picture, job.device, choices)
-            self.checkpoints.append(own)
-            return Run(*callbacks, own)
+        callbacks = show_progress, self.stop.requested, self.terminal.detail
+        if files.is_stream(self.output):  # a stream has no folder for checkpoints
+            return Run(*callbacks)
+        choices = f"compare {comparison.codec} {goal!r} {comparison.workload!r}"
+        own = checkpoint.of_training(self.output, picture, comparison.device, choices)
+        self.checkpoints.append(own)
+        return Run(*callbacks, own)
 
-        return run_of
-
-    def write(self, job: Job) -> None:
+    def write(self) -> None:
         """Write the page, and remove the checkpoints unless a picture has failed.
 
         Raises OutputError.
         """
+        comparison = self.comparison()
         about = page.About(
-            codec=job.codec,
+            codec=comparison.codec,
             effort=self.options.effort,
-            device=job.device.info.describe(),
-            others=job.others,
-            rates=list(job.rates),
+            device=comparison.device.info.describe(),
+            others=comparison.others,
+            rates=list(comparison.rates),
             version=__version__,
             made=datetime.now().astimezone(),
         )
@@ -227,8 +231,8 @@ class _Report:
             hint = "the same command with --force continues from there"
             self.terminal.note(f"what was encoded is kept, as a picture failed: {hint}")
         else:
-            for own in self.checkpoints:
-                own.remove(self.output)
+            for saved in self.checkpoints:
+                saved.remove(self.output)
         if len(text) > MAX_PAGE_BYTES:
             advice = "browsers load it slowly; fewer pictures or rates make it smaller"
             self.terminal.note(f"the page is larger than {size(MAX_PAGE_BYTES)}: {advice}")

@@ -1,4 +1,4 @@
-"""`imgmlp decode`: files' pictures, at their own size or another."""
+"""`imgmlp decode`: writes the pictures that files hold, at their own size or another."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from imgmlp.metadata import Metadata
 from imgmlp.terminal import Terminal
 from imgmlp.text import duration, enumeration, quoted
 
-FORCE = "--force replaces it; -o and --out choose other names"
+FORCE_HINT = "--force replaces it; -o and --out choose other names"
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where pictures go, and how large they are."""
+    """Where pictures are written, and their size."""
 
     file: Path | None = None
     folder: Path | None = None
@@ -41,14 +41,14 @@ class Outputs:
     force: bool = False
 
     def check_choices(self) -> None:
-        """Refuse, as a UsageError, options that contradict each other."""
+        """Raise UsageError for options that contradict each other."""
         files.check_single_output(self.file, self.folder)
-        parsing.parse_scale(self.scale)
+        parsing.check_scale(self.scale)
         if self.scale is not None and parsing.parse_size(self.size) is not None:
             raise UsageError("--scale and --size are both given", hint="choose one of them")
 
     def check(self, sources: list[Path], as_json: bool) -> None:
-        """Raises UsageError for what cannot be meant."""
+        """Raise UsageError if the files cannot be decoded with these options."""
         files.check_names(sources, self.file)
         if (self.file or sources[0]) == STANDARD:
             source = "-" if sources[0] == STANDARD else quoted(sources[0])
@@ -56,19 +56,19 @@ class Outputs:
             files.check_json(as_json, "picture")
 
     def of(self, source: Path, stored: Stored) -> Path:
-        """The picture to write. Raises UsageError or OutputError if that is impossible."""
+        """The picture to write. Raises UsageError or OutputError if it cannot be written."""
         ending = ".decoded.png" if stored.exact else ".png"
         target = files.output_of(source, self.file, ending)
         if target != STANDARD:
             dimensions = self.dimensions(stored) or (stored.width, stored.height)
-            output_files.check_free(target, self.force, FORCE)
+            output_files.check_free(target, self.force, FORCE_HINT)
             if not output_files.is_special(target):
                 pictures.check_extension(target, stored.channels, dimensions)
-            output_files.check_output(target, self.force, FORCE)
+            output_files.check_output(target, self.force, FORCE_HINT)
         return target
 
     def dimensions(self, stored: Stored) -> tuple[int, int] | None:
-        """(width, height) that were asked for. Raises UsageError."""
+        """The requested (width, height); None for those of the file. Raises UsageError."""
         if self.scale is not None:
             return pictures.scaled(stored.width, stored.height, self.scale)
         return parsing.parse_size(self.size)
@@ -78,31 +78,35 @@ def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     """Write the pictures that files hold; to stdout if an output is `-`. Returns the exit code."""
     outputs.check_choices()
     if outputs.folder is not None or request.is_batch:
-        return _mirrored(terminal, request, outputs)
+        return _decode_into_folder(terminal, request, outputs)
     sources = request.sources
     outputs.check(sources, request.as_json)
-    device = cache(lambda: _opened(terminal, request.single_device))
-    written: list[Path] = []
-    tasks = [_Task(terminal, source, outputs, device, written) for source in sources]
+    device = cache(lambda: _open_device(terminal, request.single_device))
+    claimed: list[Path] = []
+    tasks = [_Task(terminal, source, outputs, device, claimed) for source in sources]
     jobs = [Job(task.entry, task.decode, task.check) for task in tasks]
     return files.one_by_one(terminal, jobs, request.as_json)
 
 
-def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
-    """Decode files into PNGs of a folder."""
+def _decode_into_folder(terminal: Terminal, request: Request, outputs: Outputs) -> int:
+    """Decode files to PNGs in a folder."""
     folders.check_out(request, outputs.folder)
     if outputs.folder is not None and store.is_stored(outputs.folder):
         hint = "give a local folder: only encode writes to object stores"
         raise UsageError(f"{store.url(outputs.folder)} is in an object store", hint=hint)
     work = DecodeFile(outputs.scale, parsing.parse_size(outputs.size))
     rules = Rules(
-        outputs.folder, stored.decoded_name, repr(work), outputs.force, weigh=stored.weigh
+        outputs.folder,
+        naming=stored.decoded_name,
+        settings=repr(work),
+        force=outputs.force,
+        weigh=stored.weigh,
     )
     search = Search(stored.ENDINGS, request.recursive)
     return folders.run(terminal, request, search, rules, work)
 
 
-def _opened(terminal: Terminal, spec: str) -> AnyDevice:
+def _open_device(terminal: Terminal, spec: str) -> AnyDevice:
     device = keep_open(open_device(spec))
     terminal.detail(devices.details(device))
     return device
@@ -110,36 +114,36 @@ def _opened(terminal: Terminal, spec: str) -> AnyDevice:
 
 @dataclass(eq=False)
 class _Task:
-    """A file on its way to its picture."""
+    """The decoding of one file."""
 
     terminal: Terminal
     source: Path
     outputs: Outputs
     device: Callable[[], AnyDevice]
-    taken: list[Path]  # names that this command gives, also to other pictures
-    once: Stored | None = None  # of what can be read only once
+    claimed: list[Path]  # outputs of all files of this command
+    stream_content: Stored | None = None  # of a stream, which can be read only once
 
     def __post_init__(self) -> None:
         self.entry: Entry = {"file": str(self.source), "output": None, "problem": None}
         self.entry["notes"] = self.notes = list[str]()
 
     def check(self) -> None:
-        """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
+        """Raise ImgmlpError, before any work begins, for what cannot be done."""
         stored = files.stored(self.source)
-        self.once = stored if files.is_stream(self.source) else None
+        self.stream_content = stored if files.is_stream(self.source) else None
         self.target = self.outputs.of(self.source, stored)
         self.entry["output"] = str(self.target)
         self.dimensions = self.outputs.dimensions(stored)
-        others = [self.source, *self.taken]
+        others = [self.source, *self.claimed]
         if self.target != STANDARD:
             hint = "decode it separately, with -o and another name"
             output_files.check_distinct([self.target], others, hint)
-            self.taken.append(self.target)
+            self.claimed.append(self.target)
 
     def decode(self) -> None:
         """Write the picture. Raises ImgmlpError."""
         began, target = time.perf_counter(), self.target
-        file = self.once or files.stored(self.source)
+        file = self.stream_content or files.stored(self.source)
         pixels = file.decode(self.device(), self.dimensions)
         if (note := stored.inexact(file, self.dimensions)) is not None:
             self._note(note)
@@ -147,9 +151,9 @@ class _Task:
         height, width, channels = pixels.shape
         self.entry |= {"width": width, "height": height, "channels": channels}
         if target != STANDARD:
-            what = facts.dimensions(width, height, channels)
-            seconds = duration(time.perf_counter() - began)
-            self.terminal.done(f"{target}  {what}   {seconds}")
+            size = facts.dimensions(width, height, channels)
+            took = duration(time.perf_counter() - began)
+            self.terminal.done(f"{target}  {size}   {took}")
 
     def _save(self, pixels: Any, metadata: Metadata) -> None:
         if self.target == STANDARD:

@@ -1,4 +1,4 @@
-"""`imgmlp devices`: what --device takes, the self-test, and what a command tells of its device."""
+"""`imgmlp devices`: lists and tests devices. Also messages on the device of other commands."""
 
 from __future__ import annotations
 
@@ -29,44 +29,45 @@ def details(device: AnyDevice) -> str:
     return f"device {info.spec}: {info.describe()}, driver {info.driver}, {info.version}"
 
 
-def tell_precision(terminal: Terminal, settings: Settings, device: AnyDevice) -> None:
-    """Say so where a device cannot compute with the precision that was asked for."""
+def note_precision(terminal: Terminal, settings: Settings, device: AnyDevice) -> None:
+    """Print a note if the device does not support the precision of the settings."""
     if settings.precision == "half" and not device.has_matrix_units:
         terminal.note(f"{device.info.name} has no matrix units for half precision: using float32")
 
 
 def run(terminal: Terminal, as_json: bool, check: bool = False, spec: str | None = None) -> None:
-    """Print the devices that --device takes; say how to mend it if none runs OpenCL.
+    """Print the devices that --device takes; if none runs OpenCL, also how to install a driver.
 
-    `check` runs the self-test of each, or of the one that `spec` names. Raises DeviceError
-    if one fails.
+    `check` runs the self-test of each device, or of the one that `spec` names. Raises DeviceError
+    if a test fails.
     """
     if check:
         _check_devices(terminal, as_json, spec)
         return
-    listed = list_devices() if spec is None else [open_device(spec).info]
-    print_data(json.dumps([asdict(d) for d in listed], indent=2) if as_json else _table(listed))
-    if spec is None and all(device.kind in ("numpy", "simulator") for device in listed):
-        for advice in missing_drivers(listed):
+    devices = list_devices() if spec is None else [open_device(spec).info]
+    print_data(json.dumps([asdict(d) for d in devices], indent=2) if as_json else _table(devices))
+    if spec is None and all(device.kind in ("numpy", "simulator") for device in devices):
+        for advice in missing_drivers(devices):
             terminal.note(advice)
 
 
 def _check_devices(terminal: Terminal, as_json: bool, spec: str | None) -> None:
     if spec is None:
-        forget_problems()  # only here: the processes that examine each doubt their own
-        tested = [(info, selftest.examine(info)) for info in list_devices()]
+        forget_problems()  # with a spec, open_untried() does so for its own devices only
+        results = [(info, selftest.examine(info)) for info in list_devices()]
     else:
         remove_damaged_kernels()
         device = open_untried(spec)
-        tested = [(device.info, check_device(device))]
-    failed = [info.spec for info, checks in tested if not all(c.passed for c in checks)]
+        results = [(device.info, check_device(device))]
+    failed = [info.spec for info, checks in results if not all(c.passed for c in checks)]
     if as_json:
         terminal.has_printed_json = True
-        print_data(json.dumps([selftest.report(*one) for one in tested], indent=2))
+        print_data(json.dumps([selftest.report(*result) for result in results], indent=2))
     else:
-        print_data("\n".join(selftest.render(*one) for one in tested))
-    for advice in missing_drivers([info for info, _ in tested]) if spec is None else ():
-        terminal.note(advice)
+        print_data("\n".join(selftest.render(*result) for result in results))
+    if spec is None:
+        for advice in missing_drivers([info for info, _ in results]):
+            terminal.note(advice)
     if failed:
         problem = f"the self-test failed on {', '.join(failed)}"
         raise DeviceError(problem, hint="the list above says what is wrong, and what to try")

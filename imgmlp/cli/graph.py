@@ -1,10 +1,10 @@
-"""`imgmlp graph`: a form of the compiled training step."""
+"""`imgmlp graph`: prints the compiled training step in one of several forms."""
 
 from __future__ import annotations
 
 import json
 
-from imgmlp.cli.devices import tell_precision
+from imgmlp.cli.devices import note_precision
 from imgmlp.cli.parsing import parse_size
 from imgmlp.codec.float_mlp import pipeline
 from imgmlp.codec.float_mlp.config import Settings
@@ -17,18 +17,18 @@ from imgmlp.text import print_data, size
 def run(
     terminal: Terminal,
     settings: Settings,
-    wanted: str,
+    picture_size: str,
     device_spec: str,
     form: str,
     as_json: bool,
     general: bool,
 ) -> None:
-    """Print a form of the training step for an RGB picture of a size; JSON gives its figures."""
-    width, height = parse_size(wanted) or (0, 0)
+    """Print a form of the training step for an RGB picture of a size, or its figures as JSON."""
+    width, height = parse_size(picture_size) or (0, 0)
     if as_json and form != "summary":
         raise UsageError("--json prints the step's figures only", hint="leave out --form or --json")
     device = open_device(device_spec)
-    tell_precision(terminal, settings, device)
+    note_precision(terminal, settings, device)
     program = pipeline.training_step(settings, device, width, height, 3, general)
     if as_json:
         figures = program.stages.figures() | {"note": program.stages.procedure.note}

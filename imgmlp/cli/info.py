@@ -1,4 +1,4 @@
-"""`imgmlp info`: what files say of themselves. Loads next to nothing beside the command line."""
+"""`imgmlp info`: describes files from their headers. It imports little, so that it is quick."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from imgmlp.text import print_data, printable
 
 
 def run(terminal: Terminal, paths: list[Path], as_json: bool) -> int:
-    """Print what files say of themselves; returns the exit code.
+    """Print descriptions of files; returns the exit code.
 
-    Of one file JSON is an object, of several a list of them, each with its file's name.
+    The JSON of one file is an object; that of several is a list of objects with the files' names.
     """
     if len(paths) == 1:
         file_facts = stored(paths[0]).facts
@@ -24,15 +24,15 @@ def run(terminal: Terminal, paths: list[Path], as_json: bool) -> int:
     jobs, texts = [], list[str]()
     for path in paths:
         job = Job({"file": str(path)}, lambda: None)
-        job.do = partial(_look, path, job, texts)
+        job.do = partial(_describe, path, job, texts)
         jobs.append(job)
     code = one_by_one(terminal, jobs, as_json)
-    if texts and not as_json:  # at the end: what cannot be shown is no file's fault
+    if texts and not as_json:  # at the end, as an error of stdout is not the error of a file
         print_data("\n".join(texts))
     return code
 
 
-def _look(path: Path, job: Job, texts: list[str]) -> None:
+def _describe(path: Path, job: Job, texts: list[str]) -> None:
     file_facts = stored(path).facts
     job.entry |= file_facts
     texts.append(f"{printable(named(path))}\n{facts.lines(file_facts)}\n")

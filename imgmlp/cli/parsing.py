@@ -17,12 +17,12 @@ from imgmlp.terminal import Terminal
 
 
 def training_settings(preset: str, **chosen: float | str | None) -> Settings:
-    """A preset in which the given settings replace its own. Raises UsageError."""
-    given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-    return replace(PRESETS[preset], **given)
+    """A preset, with its values replaced by those that are not None. Raises UsageError."""
+    values: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    return replace(PRESETS[preset], **values)
 
 
-def parse_scale(scale: float | None) -> None:
+def check_scale(scale: float | None) -> None:
     """Raise UsageError for a factor that is not above 0 and finite."""
     if scale is not None and not 0 < scale < math.inf:
         raise UsageError(f"--scale is {scale:g}", hint="use a number above 0, like 2 or 0.5")
@@ -44,9 +44,10 @@ def load_picture(
     terminal: Terminal, path: Path, alpha: bool, frame: int | None, strip: bool
 ) -> Picture:
     """A picture from a file, a pipe or standard input; prints notes on conversions."""
-    name, data = files.named(path), files.read(path) if files.is_stream(path) else None
+    name = files.named(path)
+    data = files.read(path) if files.is_stream(path) else None
     if data is not None:
-        check_not_compressed(path, files.named(path), data)
+        check_not_compressed(path, name, data)
     picture = load(name, alpha, data, frame, strip)
     for note in picture.notes:
         terminal.note(f"{name}: {note}")

@@ -47,8 +47,8 @@ class Outputs:
     @staticmethod
     def of_options(weights: Path, png: Path | None, live: Path | None) -> Outputs:
         """The outputs that options name; by default no picture beside standard output."""
-        usual = None if weights == STANDARD else Path("reconstruction.png")
-        return Outputs(weights, png or usual, live)
+        default_png = None if weights == STANDARD else Path("reconstruction.png")
+        return Outputs(weights, png or default_png, live)
 
     def final_files(self) -> list[Path]:
         """The files that are written at the end, without standard output."""
@@ -65,8 +65,8 @@ class Outputs:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
         if self.weights == STANDARD:
             files.check_terminal("weights", "imgmlp train photo.png -o - > weights.npz")
-        own = [path for path in self.paths() if not output_files.is_special(path)]
-        output_files.check_distinct(own, [source], "give each file a different name")
+        regular = [path for path in self.paths() if not output_files.is_special(path)]
+        output_files.check_distinct(regular, [source], "give each file a different name")
         for path in self.paths():
             output_files.check_output(path, path in replaced, hint)
 
@@ -77,10 +77,10 @@ class Outputs:
         """
         if self.weights != STANDARD:
             pictures.check_ending(self.weights, ".npz")
-        kind = () if picture is None else (picture.channels, (picture.width, picture.height))
+        layout = () if picture is None else (picture.channels, (picture.width, picture.height))
         for path in filter(None, (self.png, self.live)):
             if not output_files.is_special(path):
-                pictures.check_extension(path, *kind)
+                pictures.check_extension(path, *layout)
 
 
 def run(
@@ -119,11 +119,11 @@ def _size_and_time(path: Path) -> tuple[int, int] | None:
 
 def _announce(terminal: Terminal, source: Path, picture: Picture, settings: Settings) -> None:
     """Print picture and network before a device is opened, which may take seconds."""
-    network = settings.architecture(picture.channels)
-    what = dimensions(picture.width, picture.height, picture.channels)
-    parameters = f"MLP {network}, {network.parameters:,} parameters"
+    architecture = settings.architecture(picture.channels)
+    size_and_channels = dimensions(picture.width, picture.height, picture.channels)
+    network = f"MLP {architecture}, {architecture.parameters:,} parameters"
     name = files.named(source)
-    terminal.note(f"{name}  {what}   {parameters}   {settings.steps:,} steps")
+    terminal.note(f"{name}  {size_and_channels}   {network}   {settings.steps:,} steps")
 
 
 @dataclass(eq=False)
@@ -157,16 +157,17 @@ class _Training:
         """The outputs that an interrupted run has written and nobody has changed since."""
         if self.state_file is None or self.run.saved is None:
             return []
-        own = [path for path in self.outputs.final_files() if self._is_own(path)]
-        return own + live.left_by(self.outputs.live, self.state_file.key)
+        final_files = [path for path in self.outputs.final_files() if self._has_written(path)]
+        return final_files + live.left_by(self.outputs.live, self.state_file.key)
 
-    def _is_own(self, path: Path) -> bool:
+    def _has_written(self, path: Path) -> bool:
+        """Whether a file is as this run has written it."""
         digests = self.written.get(str(output_files.resolved(path)), [])
         with contextlib.suppress(OSError):  # it does not exist or is unreadable
             return path.is_file() and output_files.digest(path) in digests
         return False
 
-    def _note_digest(self, path: Path, digest: str) -> None:
+    def _save_digest(self, path: Path, digest: str) -> None:
         """Store the digest of a file about to be written, so that a resumed run may replace it.
 
         Earlier digests are kept, as this process may be killed before the file is replaced.
@@ -183,11 +184,11 @@ class _Training:
         replaced = self.outputs.paths() if self.force else self.own_outputs()
         hint = FORCE_HINT if self.run.saved is None else RESUME_HINT
         self.outputs.check(self.source, replaced, hint)
-        self._before = {path: _size_and_time(path) for path in self.outputs.final_files()}
+        self._status_at_check = {path: _size_and_time(path) for path in self.outputs.final_files()}
 
-    def _check_again(self, path: Path) -> None:
+    def _check_unchanged(self, path: Path) -> None:
         """Raise OutputError if another program has written the file since `check`."""
-        if self.force or _size_and_time(path) == self._before[path]:
+        if self.force or _size_and_time(path) == self._status_at_check[path]:
             return
         resume_hint = "the same command with --force replaces it and continues"
         problem = f"{path} was written by another program in the meantime"
@@ -201,14 +202,14 @@ class _Training:
             note = checkpoint.note_on_others(self.outputs.weights, self.state_file)
             if note is not None:
                 terminal.note(note)
-        devices.tell_precision(terminal, settings, device)
+        devices.note_precision(terminal, settings, device)
         terminal.detail(devices.details(device))
         terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
-        done = 0
+        steps_done = 0
         if self.run.saved is not None:
-            done = int(self.run.saved.arrays["count"])
-            terminal.note(f"continuing after {done:,} of {settings.steps:,} steps")
-        work = pipeline.work(self.picture, settings, done)
+            steps_done = int(self.run.saved.arrays["count"])
+            terminal.note(f"continuing after {steps_done:,} of {settings.steps:,} steps")
+        work = pipeline.work(self.picture, settings, steps_done)
         terminal.note(f"about {duration(work.seconds(device))}")
 
     def train(self) -> Trained:
@@ -216,65 +217,68 @@ class _Training:
         with StopRequest() as stop, self._view() as view:
             with self.terminal.training(self.settings.steps) as show:
 
-                def tell(progress: Progress) -> None:
+                def show_progress(progress: Progress) -> None:
                     stop.requested()  # from now on there is something to save
                     show(progress)
 
-                self.run.tell, self.run.should_stop = view.after(tell), stop.requested
+                self.run.tell, self.run.should_stop = view.after(show_progress), stop.requested
                 trained = pipeline.train(self.picture, self.settings, self.device, self.run)
             self._write(trained)
-            how = "Done" if trained.stopped is None else trained.stopped.capitalize()
-            done = f"{trained.steps:,} of {self.settings.steps:,} steps"
-            view.end(f"{how}: {done}, {trained.psnr:.2f} dB", trained.pixels)
+            outcome = "Done" if trained.stopped is None else trained.stopped.capitalize()
+            steps = f"{trained.steps:,} of {self.settings.steps:,} steps"
+            view.end(f"{outcome}: {steps}, {trained.psnr:.2f} dB", trained.pixels)
         if self.state_file is not None and trained.stopped != "interrupted":
             self.state_file.remove(self.outputs.weights)
         return trained
 
     def _write(self, trained: Trained) -> None:
-        archive, target = io.BytesIO(), self.outputs.weights
+        archive, path = io.BytesIO(), self.outputs.weights
         npz.save(trained.weights, archive)
         data = archive.getbuffer()
-        self._bytes = len(data)
-        if target == STANDARD:
+        self._weights_bytes = len(data)
+        if path == STANDARD:
             files.write_standard(data)
         else:
-            self._check_again(target)
-            announce = partial(self._note_digest, target)
-            output_files.write_atomically(target, lambda out: out.write(data), True, announce)
-        if (png := self.outputs.png) is None:
-            return
+            self._check_unchanged(path)
+            announce = partial(self._save_digest, path)
+            output_files.write_atomically(path, lambda out: out.write(data), True, announce)
+        if self.outputs.png is not None:
+            self._write_reconstruction(trained, self.outputs.png)
+
+    def _write_reconstruction(self, trained: Trained, path: Path) -> None:
+        weights = self.outputs.weights
         try:
-            self._check_again(png)
-            announce = partial(self._note_digest, png)
-            pictures.save_named(trained.pixels, png, self.picture.metadata, True, announce)
+            self._check_unchanged(path)
+            announce = partial(self._save_digest, path)
+            pictures.save_named(trained.pixels, path, self.picture.metadata, True, announce)
         except OutputError as error:
-            if target == STANDARD:
+            if weights == STANDARD:
                 raise
-            command = f"imgmlp decode {quoted(target)} -o picture.png"
-            hint = f"the weights are in {target}; `{command}` writes the picture to another place"
+            command = f"imgmlp decode {quoted(weights)} -o picture.png"
+            hint = f"the weights are in {weights}; `{command}` writes the picture to another place"
             raise OutputError(str(error), hint=hint) from error
 
     def _view(self) -> LiveView:
         title = files.named(self.source)
-        run = "" if self.state_file is None else self.state_file.key
-        return LiveView(self.outputs.live, title, self.picture.metadata, self.terminal.note, run)
+        run_key = "" if self.state_file is None else self.state_file.key
+        metadata = self.picture.metadata
+        return LiveView(self.outputs.live, title, metadata, self.terminal.note, run_key)
 
     def report(self, trained: Trained) -> None:
         """Print the result. Raises Interrupted or TrainingError if training ended early."""
         output, settings = self.outputs.weights, self.settings
         name = "standard output" if output == STANDARD else str(output)
         progress = f"{trained.steps:,} of {settings.steps:,} steps"
-        where = f"the best weights so far are in {name}"
+        weights_hint = f"the best weights so far are in {name}"
         if trained.stopped == "interrupted":
-            more = (
-                "start it again"
-                if self.state_file is None
-                else "the same command continues from there"
-            )
-            raise Interrupted(f"stopped after {progress}", hint=f"{where}; {more}")
+            resume = "the same command continues from there"
+            if self.state_file is None:
+                resume = "start it again"
+            raise Interrupted(f"stopped after {progress}", hint=f"{weights_hint}; {resume}")
         if trained.stopped == "diverged":
             problem = f"the loss diverged after {progress}, even at an eighth of the learning rate"
-            raise TrainingError(problem, hint=f"{where}; try a smaller --lr than {settings.lr:g}")
+            hint = f"{weights_hint}; try a smaller --lr than {settings.lr:g}"
+            raise TrainingError(problem, hint=hint)
         png = "" if self.outputs.png is None else f"{self.outputs.png} "
-        figures = f"{size(self._bytes)}   {png}{trained.psnr:.1f} dB"
+        figures = f"{size(self._weights_bytes)}   {png}{trained.psnr:.1f} dB"
         self.terminal.done(f"{name} {figures}   {duration(trained.seconds)}")

@@ -1,4 +1,4 @@
-"""`imgmlp verify`: are files what they were when they were written?"""
+"""`imgmlp verify`: checks that files are intact and decode to what was encoded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(terminal: Terminal, request: Request) -> int:
     if request.is_batch:
         rules, search = Rules(None, Path, weigh=weigh), Search(ENDINGS, request.recursive)
         return folders.run(terminal, request, search, rules, VerifyFile())
-    device = cache(lambda: keep_open(open_device(request.single_device)))  # archives need none
+    device = cache(lambda: keep_open(open_device(request.single_device)))  # .npz files need none
     files.check_names(request.sources, None)
     jobs = []
     for path in request.sources:
@@ -35,7 +35,7 @@ def run(terminal: Terminal, request: Request) -> int:
 
 
 def _verify(terminal: Terminal, path: Path, entry: Entry, device: Callable[[], AnyDevice]) -> None:
-    """Say that a file is sound. Raises ImgmlpError if it is not."""
+    """Print that a file is intact. Raises ImgmlpError if it is not."""
     line = sound(stored(path), device, named(path))
     entry["sound"] = True
     terminal.done(line)

@@ -77,7 +77,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Job:
+class Comparison:
     """What to compare, and how imgmlp is to encode."""
 
     codec: Codec
@@ -93,44 +93,44 @@ class Job:
 
 
 def measure(
-    job: Job,
+    comparison: Comparison,
     name: str,
     picture: Picture,
-    run_of: Callable[[float, Goal], Run],
+    start_run: Callable[[float, Goal], Run],
 ) -> Measured:
-    """Make and measure every file of a picture. `run_of` gives the Run of each encoding by imgmlp.
+    """Make and measure every file of a picture. `start_run` gives the Run of each encoding.
 
     Raises Interrupted after the state is saved if a run is asked to stop, and PictureError for a
     picture that is too large for one of the codecs.
     """
-    _check_side(job, name, max(picture.width, picture.height))
-    searches = {key: SizeSearch(codec, picture.pixels) for key, codec in job.others.items()}
+    _check_side(comparison, name, max(picture.width, picture.height))
+    searches = {key: SizeSearch(codec, picture.pixels) for key, codec in comparison.others.items()}
     results = []
-    for rate, goal in job.goals(picture):
-        run = run_of(rate, goal)
-        ours = _ours(job, picture, rate, goal, run)
+    for rate, goal in comparison.goals(picture):
+        run = start_run(rate, goal)
+        ours = _ours(comparison, picture, rate, goal, run)
         results.append(ours)
         for key, search in searches.items():
             if run.stopping():
                 raise run.interrupted(f"{name} at {rate:g} bits per pixel")
-            results.append(_theirs(key, job.others[key], search, picture, rate, ours.size))
+            results.append(_theirs(key, comparison.others[key], search, picture, rate, ours.size))
     original = copies.of(picture.pixels, copies.ORIGINAL_QUALITIES)
     return Measured(name, picture.width, picture.height, original, results)
 
 
-def _check_side(job: Job, name: str, side: int) -> None:
+def _check_side(comparison: Comparison, name: str, side: int) -> None:
     """Raise PictureError if a side is too long for a format that the page needs."""
-    for form in (*(codec.format for codec in job.others.values()), copies.copy_format()):
+    for form in (*(codec.format for codec in comparison.others.values()), copies.copy_format()):
         max_side = limits_of(form).max_side
         if side > max_side:
             problem = f"{name} has a side of {side:,} pixels, and {form} at most {max_side:,}"
             raise PictureError(problem, hint="compare a part of it, or a smaller copy")
 
 
-def _ours(job: Job, picture: Picture, rate: float, goal: Goal, run: Run) -> Result:
-    data, figures = _encoded(job, picture, goal, run)
+def _ours(comparison: Comparison, picture: Picture, rate: float, goal: Goal, run: Run) -> Result:
+    data, figures = _encoded(comparison, picture, goal, run)
     began = time.perf_counter()
-    pixels = open_stored(data).decode(job.device)
+    pixels = open_stored(data).decode(comparison.device)
     decode_seconds = time.perf_counter() - began
     return Result(
         OURS,
@@ -146,12 +146,16 @@ def _ours(job: Job, picture: Picture, rate: float, goal: Goal, run: Run) -> Resu
     )
 
 
-def _encoded(job: Job, picture: Picture, goal: Goal, run: Run) -> tuple[bytes, dict[str, Any]]:
+def _encoded(
+    comparison: Comparison, picture: Picture, goal: Goal, run: Run
+) -> tuple[bytes, dict[str, Any]]:
     """The bytes of a file and its figures, also from the checkpoint of an interrupted run."""
     if run.saved is not None and (result := run.saved.result()) is not None:
         return result
     began = time.perf_counter()
-    made = encoder.encode(picture, goal, job.workload, job.device, run, job.codec)
+    made = encoder.encode(
+        picture, goal, comparison.workload, comparison.device, run, comparison.codec
+    )
     seconds = time.perf_counter() - began
     if made.resumed:  # most of the work was done before
         seconds = max(seconds, float(made.metrics["seconds"]))

@@ -167,7 +167,7 @@ def test_a_file_in_the_way_of_a_folder_stops_no_other(tree: Path, capsys: Shown)
     [
         ({"device": "9:9,numpy"}, DeviceError),
         ({"jobs": 0}, UsageError),
-        ({"listed": Path("missing")}, UsageError),
+        ({"files_from": Path("missing")}, UsageError),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_work(

@@ -78,7 +78,7 @@ def test_a_driver_that_does_not_answer_is_given_up(
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(selftest, "TIMEOUT", 0.1)
+    monkeypatch.setattr(selftest, "TIMEOUT_SECONDS", 0.1)
     (found,) = selftest.examine(numpy_info())
     assert "no answer" in found.problem
 
