@@ -1,4 +1,4 @@
-"""Runs over folders of small pictures that this process encodes, for tests of them."""
+"""Helpers for tests of runs over folders, which encode small pictures in this process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from imgmlp.cli.folders import Request
 from imgmlp.engine import open_device
 from imgmlp.terminal import Terminal
 
-LOSSLESS = EncodeOptions(psnr=40)  # of one colour, which takes no training
+LOSSLESS = EncodeOptions(psnr=40)  # pictures of one colour need no training
 NAMES = ("a.png", "b.png", "sub/c.png")
 
 
-class Here:
-    """Stands for the processes of a run, and does their files in this one."""
+class InProcessPool:
+    """Replaces the process pool of a run: files are processed in this process."""
 
     def __init__(self, work: Work, devices: list[str], note: object) -> None:
         self.work, self.device = work, devices[0]
@@ -40,14 +40,16 @@ class Here:
         for task in tasks:
             if stopping():
                 return
-            yield (record := attempt(self.work, task, lambda: open_device(self.device), Quiet()))
+            yield (
+                record := attempt(self.work, task, lambda: open_device(self.device), SilentWatch())
+            )
             tick()
             if record.disk_full:
                 return
 
 
-class Quiet:
-    """Stands for the watch of a process."""
+class SilentWatch:
+    """A watch that shows nothing and never stops."""
 
     def note(self, text: str) -> None: ...
 
@@ -64,8 +66,8 @@ class Quiet:
 
 
 def make_tree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three pictures of one colour each, in a folder of the current one, which is `folder`."""
-    monkeypatch.setattr(folders, "Pool", Here)
+    """Change to `folder` and write three pictures of one colour each into a folder `in`."""
+    monkeypatch.setattr(folders, "Pool", InProcessPool)
     monkeypatch.chdir(folder)
     for number, name in enumerate(NAMES):
         path = Path("in") / name
@@ -81,23 +83,23 @@ def encode(
     skip: bool = False,
     **more: Any,
 ) -> int:
-    given = {"recursive": True, "device": "numpy"} | more
-    request = Request([Path(source) for source in sources], **given)
+    chosen = {"recursive": True, "device": "numpy"} | more
+    request = Request([Path(source) for source in sources], **chosen)
     return encoding.run(
         Terminal(), request, encoding.Outputs(None, Path("out"), force, skip), options
     )
 
 
-def made(folder: str = "out") -> set[str]:
-    """The files of a folder, but the journal."""
-    found = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*"))
-    return {name for name in found if Path(folder, name).is_file()} - {NAME}
+def output_names(folder: str = "out") -> set[str]:
+    """The names of all files in a folder except the journal."""
+    paths = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*"))
+    return {name for name in paths if Path(folder, name).is_file()} - {NAME}
 
 
-ALL = {"a.imlp", "b.imlp", "sub/c.imlp"}
-Shown = pytest.CaptureFixture[str]
+ALL_OUTPUTS = {"a.imlp", "b.imlp", "sub/c.imlp"}
+Captured = pytest.CaptureFixture[str]
 
 
-def lines(shown: Shown) -> dict[str, dict[str, Any]]:
-    found = (json.loads(line) for line in shown.readouterr().out.splitlines())
-    return {entry["file"]: entry for entry in found}
+def json_entries(shown: Captured) -> dict[str, dict[str, Any]]:
+    entries = (json.loads(line) for line in shown.readouterr().out.splitlines())
+    return {entry["file"]: entry for entry in entries}

@@ -1,4 +1,4 @@
-"""What tests of several commands ask of their outputs."""
+"""Assertions on outputs that tests of several commands share."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def pixels_of(path: Path) -> np.ndarray:
         return np.asarray(image)
 
 
-def names(picture: Path, states: bool = True) -> set[str]:
-    """What lies beside the picture, temporary files included, and checkpoints if wanted."""
-    found = {path.name for path in picture.parent.iterdir()} - {picture.name}
-    return {name for name in found if states or not name.endswith(".checkpoint")}
+def names_beside(picture: Path, with_checkpoints: bool = True) -> set[str]:
+    """The names of all other files in a picture's folder, with or without checkpoints."""
+    paths = {path.name for path in picture.parent.iterdir()} - {picture.name}
+    return {name for name in paths if with_checkpoints or not name.endswith(".checkpoint")}
 
 
 def assert_whole(picture: Path) -> None:
-    """The weights can be decoded, and the reconstruction is what they decode to."""
+    """Assert that both outputs are complete and the weights decode to the reconstruction."""
     folder = picture.parent
-    assert names(picture, states=False) == set(OUTPUTS)
+    assert names_beside(picture, with_checkpoints=False) == set(OUTPUTS)
     decoded = open_stored(folder / "weights.npz").decode(open_device("numpy"))
     np.testing.assert_array_equal(pixels_of(folder / "reconstruction.png"), decoded)
 
 
 def assert_error(text: str, *expected: str) -> None:
-    """The last two lines are an error and a hint, and nothing is a traceback."""
+    """Assert that the last two lines are an error and a hint with these texts; no traceback."""
     *_, error, hint = text.splitlines()
     assert error.startswith("error: ")
     assert hint.startswith("hint: ")

@@ -1,4 +1,4 @@
-"""The command line as its users meet it, on a pipe; where it matters in a process of its own."""
+"""The command line as users run it, with pipes; where it matters in its own process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import QUICK, Command, environment, imgmlp_command
-from outputs import assert_error, names
+from outputs import assert_error, names_beside
 
 from imgmlp import terminal, text
 from imgmlp.cli import devices, typer_runner
@@ -23,15 +23,15 @@ from imgmlp.engine import list_devices
 from imgmlp.errors import OutputError
 
 
-def test_info_and_verify_take_compact_files(in_process: Command, compact: Path) -> None:
+def test_info_and_verify_read_imlp_files(in_process: Command, compact: Path) -> None:
     assert "picture   24×7 RGB and alpha" in in_process("info", compact.name).stdout
     assert in_process("verify", compact.name).stderr == "✓ a.imlp  24×7 RGB and alpha   287 B\n"
 
 
-# Looking at files and devices
+# info, verify and devices
 
 
-def test_info_is_json_or_lines_on_stdout(imgmlp: Command, weights: Path) -> None:
+def test_info_prints_json_or_lines_to_stdout(imgmlp: Command, weights: Path) -> None:
     done = imgmlp("info", weights.name, "--json")
     facts = json.loads(done.stdout)
     assert (facts["width"], facts["height"], facts["parameters"]) == (31, 24, 96)
@@ -41,9 +41,7 @@ def test_info_is_json_or_lines_on_stdout(imgmlp: Command, weights: Path) -> None
     assert done.stderr == plain.stderr == ""
 
 
-def test_verify_is_quiet_about_sound_files_but_for_a_line(
-    in_process: Command, weights: Path
-) -> None:
+def test_verify_prints_one_line_for_an_intact_file(in_process: Command, weights: Path) -> None:
     done = in_process("verify", weights.name, weights.name)
     assert done.stdout == ""
     assert len(re.findall(r"✓ weights\.npz  31×24 RGB   .* kB", done.stderr)) == 2
@@ -52,7 +50,7 @@ def test_verify_is_quiet_about_sound_files_but_for_a_line(
     assert done.stderr == ""
 
 
-def test_verify_goes_on_after_a_damaged_file(in_process: Command, weights: Path) -> None:
+def test_verify_continues_after_a_damaged_file(in_process: Command, weights: Path) -> None:
     data = weights.read_bytes()
     (weights.parent / "cut.npz").write_bytes(data[:-1])
     done = in_process("verify", "cut.npz", weights.name, "--json", check=1)
@@ -63,14 +61,14 @@ def test_verify_goes_on_after_a_damaged_file(in_process: Command, weights: Path)
     assert_error(in_process("verify", check=2).stderr, "name files or folders")
 
 
-def test_devices_lists_what_the_option_takes(in_process: Command) -> None:
-    found = json.loads(in_process("devices", "--json").stdout)
-    assert found[-1]["spec"] == "numpy"
+def test_devices_lists_the_values_of_the_device_option(in_process: Command) -> None:
+    devices = json.loads(in_process("devices", "--json").stdout)
+    assert devices[-1]["spec"] == "numpy"
     lines = in_process("devices").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["--device", *(d["spec"] for d in found)]
+    assert [line.split()[0] for line in lines] == ["--device", *(d["spec"] for d in devices)]
 
 
-def test_a_home_that_cannot_be_written_keeps_completion_out(
+def test_unwritable_home_is_reported_by_install_completion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def app(**_: object) -> None:
@@ -78,14 +76,14 @@ def test_a_home_that_cannot_be_written_keeps_completion_out(
 
     monkeypatch.setattr(sys, "argv", ["imgmlp", "--install-completion"])
     monkeypatch.setattr(typer_runner, "app", app)
-    with pytest.raises(OutputError) as told:
+    with pytest.raises(OutputError) as error:
         typer_runner.run(terminal.Terminal())
     problem = "cannot install completion: Read-only file system: /home/u/.bashrc"
-    assert str(told.value) == problem
-    assert "--show-completion" in told.value.hint
+    assert str(error.value) == problem
+    assert "--show-completion" in error.value.hint
 
 
-def test_devices_says_how_to_mend_what_is_missing(
+def test_devices_advises_how_to_install_a_missing_driver(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only_numpy = [device for device in list_devices() if device.kind == "numpy"]
@@ -97,7 +95,7 @@ def test_devices_says_how_to_mend_what_is_missing(
     assert shown.err == "no driver; install one\n"
 
 
-def test_the_device_may_come_from_the_environment(in_process: Command, weights: Path) -> None:
+def test_device_defaults_to_the_environment_variable(in_process: Command, weights: Path) -> None:
     done = in_process("decode", weights.name, env={"IMGMLP_DEVICE": "9:9"}, check=6)
     assert_error(done.stderr, "9:9")
     in_process("decode", weights.name, "--device", "numpy", env={"IMGMLP_DEVICE": "9:9"})
@@ -130,24 +128,22 @@ def test_the_device_may_come_from_the_environment(in_process: Command, weights: 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_error_has_its_exit_code_and_two_lines(
+def test_errors_have_an_exit_code_and_a_line_with_a_hint(
     in_process: Command, picture: Path, arguments: tuple[str, ...], code: int, part: str
 ) -> None:
     (picture.parent / "text.png").write_text("no picture")
     before = picture.read_bytes()
     done = in_process(*arguments, check=code)
     assert_error(done.stderr, part)
-    understood = 1 if "--device" in arguments else 0  # said before it is looked for
-    assert len(done.stderr.splitlines()) == 2 + understood  # before any work
+    header_lines = 1 if "--device" in arguments else 0  # printed before the device is opened
+    assert len(done.stderr.splitlines()) == 2 + header_lines  # before any work
     assert done.stdout == ""
-    assert names(picture) == {"text.png"}
+    assert names_beside(picture) == {"text.png"}
     assert picture.read_bytes() == before
 
 
 @pytest.mark.parametrize("arguments", [("info", "weights.npz"), ("--version",)])
-def test_a_full_stdout_is_exit_8(
-    imgmlp: Command, weights: Path, arguments: tuple[str, ...]
-) -> None:
+def test_full_stdout_is_exit_8(imgmlp: Command, weights: Path, arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             imgmlp_command(arguments),
@@ -163,36 +159,36 @@ def test_a_full_stdout_is_exit_8(
     assert_error(done.stderr, "stdout")
 
 
-def test_a_traceback_is_shown_with_vv_only(in_process: Command) -> None:
+def test_tracebacks_are_printed_only_with_vv(in_process: Command) -> None:
     assert "Traceback" not in in_process("decode", "missing.npz", "-v", check=2).stderr
     assert "Traceback" in in_process("decode", "missing.npz", "-vv", check=2).stderr
 
 
-def test_no_arguments_show_the_help(in_process: Command) -> None:
+def test_help_is_printed_without_arguments(in_process: Command) -> None:
     done = in_process(check=2)
     assert "Usage: imgmlp" in done.stdout
     assert "..." not in done.stdout.partition("Commands:")[2]  # no line is cut
     assert done.stderr == ""
 
 
-# What is shown
+# Messages and progress
 
 
-def test_quiet_is_silent(in_process: Command, picture: Path) -> None:
+def test_quiet_prints_nothing(in_process: Command, picture: Path) -> None:
     done = in_process("train", picture.name, *QUICK, "-q")
     assert done.stdout == done.stderr == ""
 
 
-def test_no_progress_leaves_the_header_and_the_result(in_process: Command, picture: Path) -> None:
+def test_no_progress_still_prints_header_and_result(in_process: Command, picture: Path) -> None:
     done = in_process("train", picture.name, *QUICK, "--no-progress")
-    picture_said, device, time, result = done.stderr.splitlines()
-    assert picture_said.startswith(picture.name)
+    header, device, time, result = done.stderr.splitlines()
+    assert header.startswith(picture.name)
     assert device.startswith("NumPy")
     assert time.startswith("about ")
     assert result.startswith("✓")
 
 
-def test_other_encodings_get_ascii(imgmlp: Command, picture: Path) -> None:
+def test_output_is_ascii_for_other_encodings(imgmlp: Command, picture: Path) -> None:
     environment = {"PYTHONIOENCODING": "ascii"}
     done = imgmlp("train", picture.name, *QUICK, env=environment)
     assert "31x24 RGB" in done.stderr
@@ -202,7 +198,9 @@ def test_other_encodings_get_ascii(imgmlp: Command, picture: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["[bold]x.png", ":smile:.png", "ü λ.png", os.fsdecode(b"\xff")])
-def test_names_are_shown_as_they_are(in_process: Command, picture: Path, name: str) -> None:
+def test_file_names_are_printed_without_interpreting_markup(
+    in_process: Command, picture: Path, name: str
+) -> None:
     picture.rename(picture.parent / name)
     done = in_process("train", name, *QUICK)
     assert done.stderr.startswith(name.encode("utf-8", "backslashreplace").decode())
@@ -217,8 +215,10 @@ def test_names_are_shown_as_they_are(in_process: Command, picture: Path, name: s
         ("a\u202egnp.png", r"a\u202egnp.png"),
     ],
 )
-def test_names_move_no_cursor(in_process: Command, picture: Path, name: str, shown: str) -> None:
-    """A file's name that clears the terminal or ends the line is text like any other."""
+def test_control_characters_in_file_names_are_escaped(
+    in_process: Command, picture: Path, name: str, shown: str
+) -> None:
+    """A file's name cannot move the cursor, end the line or change the writing direction."""
     assert_error(in_process("encode", name, check=2).stderr, shown)
     picture.rename(picture.parent / name)
     (picture.parent / "text.png").write_text("no picture")
@@ -229,53 +229,55 @@ def test_names_move_no_cursor(in_process: Command, picture: Path, name: str, sho
     assert_error(done.stderr, shown)
 
 
-def test_plain_lines_come_at_once_and_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_lines_are_printed_first_at_once_then_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    said: list[str] = []
-    lines = terminal._Lines(said.append)
-    for step in range(1, 31):  # a step a second
+    printed: list[str] = []
+    lines = terminal._Lines(printed.append)
+    for step in range(1, 31):  # one step per second
         now = float(step)
         lines.show(Progress(step, 100, 0.01, 20.0, 1.0, 100.0 - step))
     lines.finish()
-    assert [line.split()[1] for line in said] == ["1/100", "11/100", "21/100", "30/100"]
-    assert said[0] == "training  1/100  loss 0.01  20.0 dB  1 steps/s  1:39 left"
+    assert [line.split()[1] for line in printed] == ["1/100", "11/100", "21/100", "30/100"]
+    assert printed[0] == "training  1/100  loss 0.01  20.0 dB  1 steps/s  1:39 left"
 
 
-def test_until_the_first_of_them_lines_say_that_it_goes_on(
+def test_preparing_lines_are_printed_until_training_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(terminal, "LINE_INTERVAL", 0.01)
-    several = threading.Event()
-    said: list[str] = []
+    has_several = threading.Event()
+    printed: list[str] = []
 
     def note(line: str) -> None:
-        said.append(line)
-        if len(said) > 2:
-            several.set()
+        printed.append(line)
+        if len(printed) > 2:
+            has_several.set()
 
     lines = terminal._Lines(note)
-    assert several.wait(60)
+    assert has_several.wait(60)
     lines.show(Progress(1, 100, 0.01, 20.0, 1.0, 99.0))
     lines.finish()
     lines._waiting.join(60)
-    *before, last = said
+    *before, last = printed
     assert all(line.startswith("preparing  0.") for line in before)
     assert last.startswith("training  1/100")
 
 
 @pytest.mark.parametrize("command", [(), ("train",), ("bench", "kernels")])
-def test_the_version_is_that_of_the_package(in_process: Command, command: tuple[str, ...]) -> None:
+def test_version_option_prints_the_version(in_process: Command, command: tuple[str, ...]) -> None:
     assert re.fullmatch(r"imgmlp \d+\.\d+\.\d+\n", in_process(*command, "--version").stdout)
 
 
-def test_shells_can_complete(in_process: Command) -> None:
+def test_completion_offers_matching_commands(in_process: Command) -> None:
     request = {"_IMGMLP_COMPLETE": "complete_bash", "COMP_WORDS": "imgmlp de", "COMP_CWORD": "1"}
     assert set(in_process(env=request).stdout.split()) == {"decode", "devices"}
 
 
 @pytest.mark.parametrize("home", [None, "/proc/none", ""])
-def test_a_missing_home_does_not_matter(picture: Path, home: str | None) -> None:
+def test_devices_works_without_a_home_folder(picture: Path, home: str | None) -> None:
     changed = environment(IMGMLP_DEVICE="auto")
     changed = {k: v for k, v in changed.items() if k not in ("HOME", "XDG_CACHE_HOME")}
     if home is not None:
@@ -292,18 +294,18 @@ def test_a_missing_home_does_not_matter(picture: Path, home: str | None) -> None
     assert "numpy" in done.stdout
 
 
-def test_an_empty_argument_is_no_folder(in_process: Command) -> None:
-    """As of a variable that is not set, which would be the folder that one is in."""
-    for words in (
+def test_empty_arguments_are_refused(in_process: Command) -> None:
+    """They come from unset shell variables; a Path would take them for the current folder."""
+    for arguments in (
         ["encode", "", "--out", "out"],
         ["decode", "x.imlp", "-o", ""],
         ["encode", "x.png", "--out="],
     ):
-        assert "an argument is empty" in in_process(*words, check=2).stderr
+        assert "an argument is empty" in in_process(*arguments, check=2).stderr
     assert "--out= does not exist" in in_process("encode", "--", "--out=", check=2).stderr
 
 
-# Names in commands that people are to copy
+# File names in suggested commands
 
 
 @pytest.mark.parametrize(
@@ -314,38 +316,41 @@ def test_an_empty_argument_is_no_folder(in_process: Command) -> None:
         ("-", "-"),  # standard input
         ("it's.png", "'it'\"'\"'s.png'"),
         ("a\n'b.png", r"$'a\n\'b.png'"),
-        ("\udcff\\udcff.png", r"$'\xff\\udcff.png'"),  # a byte that is no UTF-8, and such a text
+        (
+            "\udcff\\udcff.png",
+            r"$'\xff\\udcff.png'",
+        ),  # a byte that is not UTF-8, and text that looks like one
     ],
 )
-def test_a_name_in_a_command_can_be_copied(name: str, expected: str) -> None:
+def test_quoted_file_name_is_valid_in_a_shell(name: str, expected: str) -> None:
     assert text.quoted(name) == expected
     echoed = ["bash", "-c", f"printf %s {text.quoted(name)}"]
     assert subprocess.run(echoed, capture_output=True, check=True).stdout == os.fsencode(name)
 
 
-def test_a_name_that_looks_like_an_option_is_a_file_with_its_folder(
+def test_file_name_that_looks_like_an_option_is_suggested_with_its_folder(
     in_process: Command, picture: Path
 ) -> None:
     assert text.quoted("-x y.png") == "'./-x y.png'"
     (picture.parent / "-x.png").write_bytes(b"no picture")
-    told = in_process("encode", "-x.png", check=2).stderr
-    assert_error(told, "No such option", "use `./-x.png` for the file of this name")
+    stderr = in_process("encode", "-x.png", check=2).stderr
+    assert_error(stderr, "No such option", "use `./-x.png` for the file of this name")
     assert "magick ./-x.png" in in_process("encode", "--", "-x.png", check=3).stderr
-    told = in_process("encode", "-z.png", check=2).stderr
-    assert_error(told, "No such option", "see `imgmlp encode --help`")
+    stderr = in_process("encode", "-z.png", check=2).stderr
+    assert_error(stderr, "No such option", "see `imgmlp encode --help`")
 
 
-def test_an_option_that_would_be_passed_over_is_refused(in_process: Command) -> None:
+def test_options_before_a_bench_subcommand_are_refused(in_process: Command) -> None:
     for option in ("--quick", "-q"):
-        told = in_process("bench", option, "kernels", check=2).stderr
-        assert_error(told, "options were given before 'kernels'", "imgmlp bench kernels --help")
+        stderr = in_process("bench", option, "kernels", check=2).stderr
+        assert_error(stderr, "options were given before 'kernels'", "imgmlp bench kernels --help")
 
 
-def test_an_option_without_its_value_leads_to_the_help_of_its_command(in_process: Command) -> None:
-    told = in_process("encode", "a.png", "-o", check=2).stderr
-    assert_error(told, "'-o' requires an argument", "see `imgmlp encode --help`")
-    told = in_process("bench", "kernels", "--csv", check=2).stderr
-    assert_error(told, "'--csv' requires an argument", "see `imgmlp bench kernels --help`")
+def test_option_without_a_value_names_the_help_of_its_command(in_process: Command) -> None:
+    stderr = in_process("encode", "a.png", "-o", check=2).stderr
+    assert_error(stderr, "'-o' requires an argument", "see `imgmlp encode --help`")
+    stderr = in_process("bench", "kernels", "--csv", check=2).stderr
+    assert_error(stderr, "'--csv' requires an argument", "see `imgmlp bench kernels --help`")
     shown = in_process("bench", "--json", "--device", check=2).stdout
     assert json.loads(shown)["hint"] == "see `imgmlp bench --help`"
 
@@ -359,13 +364,15 @@ def test_an_option_without_its_value_leads_to_the_help_of_its_command(in_process
         ["encode", "{folder}", "--out", "o"],
     ],
 )
-def test_a_working_folder_that_was_removed_is_no_fault(picture: Path, command: list[str]) -> None:
-    gone = picture.parent / "gone"
-    gone.mkdir()
-    words = [word.format(picture=picture, folder=picture.parent) for word in command]
+def test_removed_working_folder_is_reported_as_output_error(
+    picture: Path, command: list[str]
+) -> None:
+    removed = picture.parent / "gone"
+    removed.mkdir()
+    arguments = [word.format(picture=picture, folder=picture.parent) for word in command]
     done = subprocess.run(
-        ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *imgmlp_command(words)],
-        cwd=gone,
+        ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *imgmlp_command(arguments)],
+        cwd=removed,
         env=environment(),
         capture_output=True,
         text=True,

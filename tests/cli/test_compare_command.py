@@ -1,4 +1,4 @@
-"""`imgmlp compare`: one page about pictures by imgmlp and by others."""
+"""`imgmlp compare`: the page that compares imgmlp with other codecs, and resuming."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import Command, small_pixels
 from html_document import Document
-from outputs import assert_error, names
+from outputs import assert_error, names_beside
 from PIL import Image
 
 from imgmlp import output_files
@@ -31,27 +31,30 @@ RATES = (4.0, 8.0)
 
 @pytest.fixture
 def two(tmp_path: Path, brief: None) -> list[Path]:
-    """Two pictures that take a moment to encode."""
+    """Two pictures that encode quickly."""
     paths = [tmp_path / f"{name}.png" for name in "ab"]
     for turn, path in enumerate(paths):
         Image.fromarray(np.roll(small_pixels()[:16, :16], turn, axis=0)).save(path)
     return paths
 
 
-class Counted:
-    """The encoder, which counts what it does and asks to stop in one of them, before or after the
-    first look."""
+class CountingEncoder:
+    """An encoder that counts its files and sends SIGINT in one of them.
+
+    The signal comes after the first poll for stop requests if `is_polled`, else before.
+    """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, stop_in: int = 0, looked: bool = True
+        self, monkeypatch: pytest.MonkeyPatch, stop_in: int = 0, is_polled: bool = True
     ) -> None:
-        self.files, self.stop_in, self.looked, self.encode = 0, stop_in, looked, encoder.encode
+        self.files, self.stop_in, self.is_polled = 0, stop_in, is_polled
+        self.encode = encoder.encode
         monkeypatch.setattr(encoder, "encode", self)
 
     def __call__(self, *arguments: Any) -> Encoded:
         self.files += 1
         if self.files == self.stop_in:
-            assert not (self.looked and arguments[4].stopping())
+            assert not (self.is_polled and arguments[4].stopping())
             signal.raise_signal(signal.SIGINT)
         return self.encode(*arguments)
 
@@ -63,19 +66,19 @@ def run(
     return compare.run(Terminal(), sources, page, options, "numpy", force, as_json)
 
 
-def test_a_picture_too_long_for_a_codec_is_refused_before_training(
+def test_picture_too_large_for_a_codec_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counted, wide = Counted(monkeypatch), tmp_path / "wide.png"
+    counted, wide = CountingEncoder(monkeypatch), tmp_path / "wide.png"
     Image.new("RGB", (16_384, 1)).save(wide)
     assert run([wide]) == PictureError.exit_code
-    told = capsys.readouterr().err
-    assert "has a side of 16,384 pixels, and WEBP at most 16,383" in told
+    stderr = capsys.readouterr().err
+    assert "has a side of 16,384 pixels, and WEBP at most 16,383" in stderr
     assert counted.files == 0
 
 
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
-def test_a_page_has_every_picture_at_every_rate(
+def test_page_has_every_picture_at_every_rate(
     two: list[Path],
     codec: Codec,
     capsys: pytest.CaptureFixture[str],
@@ -88,9 +91,9 @@ def test_a_page_has_every_picture_at_every_rate(
     document = Document((folder / "report.html").read_text("utf-8"))
     shown = document.text()
     assert f"codec {codec}, effort 1" in shown
-    found = json.loads(capsys.readouterr().out)
-    assert [entry["file"] for entry in found] == [str(path) for path in two]
-    for entry in found:
+    entries = json.loads(capsys.readouterr().out)
+    assert [entry["file"] for entry in entries] == [str(path) for path in two]
+    for entry in entries:
         assert entry["problem"] is None
         assert {one["codec"] for one in entry["files"]} == {"imgmlp", *compare.classic.CODECS}
         assert [one["rate"] for one in entry["files"]] == [*[4.0] * 6, *[8.0] * 6]
@@ -101,37 +104,39 @@ def test_a_page_has_every_picture_at_every_rate(
             assert one["decode_seconds"] > 0
 
 
-def test_what_was_done_is_not_done_again(two: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_compare_resumes_without_repeating_files(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
-        Counted(patch, stop_in=4)
+        CountingEncoder(patch, stop_in=4)
         with pytest.raises(Interrupted, match="stopped after") as raised:
             run(two)
     assert "same command continues" in raised.value.hint
     assert not (two[0].parent / "report.html").exists()
-    counted = Counted(monkeypatch)
+    counted = CountingEncoder(monkeypatch)
     assert run(two) == 0
     assert counted.files == 1
     assert {path.name for path in two[0].parent.iterdir()} == {"a.png", "b.png", "report.html"}
 
 
-def test_a_request_to_stop_is_heard_before_each_file_of_others(
+def test_stop_request_is_polled_before_each_file_of_other_codecs(
     two: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, made = measure._theirs, list[str]()
+    encode_theirs, encoded_codecs = measure._theirs, list[str]()
 
     def stopping(key: str, *arguments: Any) -> measure.Result:
-        made.append(key)
-        if len(made) == 1:
+        encoded_codecs.append(key)
+        if len(encoded_codecs) == 1:
             signal.raise_signal(signal.SIGINT)
-        return theirs(key, *arguments)
+        return encode_theirs(key, *arguments)
 
     monkeypatch.setattr(measure, "_theirs", stopping)
     with pytest.raises(Interrupted, match="at 4 bits per pixel"):
         run(two)
-    assert len(made) == 1  # of five
+    assert len(encoded_codecs) == 1  # of five
 
 
-def test_a_training_that_went_on_took_as_long_as_all_of_it(
+def test_encode_seconds_of_a_resumed_training_include_the_earlier_run(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encode = encoder.encode
@@ -142,28 +147,28 @@ def test_a_training_that_went_on_took_as_long_as_all_of_it(
 
     monkeypatch.setattr(encoder, "encode", resumed)
     assert run(two[:1], as_json=True) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    took = [one["encode_seconds"] for one in found["files"] if one["codec"] == "imgmlp"]
+    (entry,) = json.loads(capsys.readouterr().out)
+    took = [one["encode_seconds"] for one in entry["files"] if one["codec"] == "imgmlp"]
     assert took == [1e6, 1e6]
 
 
-def test_while_a_picture_is_compiled_for_a_signal_ends_it_at_once(
+def test_signal_before_training_interrupts_and_keeps_finished_files(
     two: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after looks for others, whose files are kept."""
+    """Also if earlier files were polled; these are kept."""
     with monkeypatch.context() as patch:
-        Counted(patch, stop_in=4, looked=False)
+        CountingEncoder(patch, stop_in=4, is_polled=False)
         with pytest.raises(KeyboardInterrupt):
             run(two)
-    counted = Counted(monkeypatch)
+    counted = CountingEncoder(monkeypatch)
     assert run(two) == 0
     assert counted.files == 1
 
 
-def test_a_page_that_cannot_be_written_loses_no_encoding(
+def test_failed_write_of_the_page_keeps_encoded_files(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And JSON says of each of its pictures that nothing came of it."""
+    """JSON reports the error for each picture of the page."""
     write = output_files.write_atomically
 
     def full(path: Path, fill: Any, *_: Any) -> None:
@@ -175,27 +180,27 @@ def test_a_page_that_cannot_be_written_loses_no_encoding(
         patch.setattr(output_files, "write_atomically", full)
         with pytest.raises(OutputError, match="disk full"):
             run([*two, two[0].parent / "gone.png"], as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert [entry["exit_code"] for entry in found] == [8, 8, 2]
-    assert found[0]["problem"] == "cannot write report.html: disk full"
-    assert found[0]["files"]
-    counted = Counted(monkeypatch)
+    entries = json.loads(capsys.readouterr().out)
+    assert [entry["exit_code"] for entry in entries] == [8, 8, 2]
+    assert entries[0]["problem"] == "cannot write report.html: disk full"
+    assert entries[0]["files"]
+    counted = CountingEncoder(monkeypatch)
     assert run(two) == 0
     assert counted.files == 0
 
 
-def test_nothing_is_kept_beside_a_page_that_is_no_file(
+def test_no_checkpoints_are_kept_beside_a_page_in_a_device_file(
     two: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     null = two[0].parent / "null"
     null.symlink_to("/dev/null")
-    monkeypatch.setattr(compare.page, "render", lambda *_: pytest.fail("as a full disk does"))
+    monkeypatch.setattr(compare.page, "render", lambda *_: pytest.fail("rendering fails"))
     with pytest.raises(pytest.fail.Exception):
         compare.run(Terminal(), two, null, CompareOptions(RATES, 1, "mlp"), "numpy", True, False)
     assert {path.name for path in null.parent.iterdir()} == {"a.png", "b.png", "null"}
 
 
-def test_a_page_that_somebody_writes_meanwhile_stays(
+def test_page_written_by_others_during_the_run_is_kept(
     two: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, render = two[0].parent / "report.html", compare.page.render
@@ -211,10 +216,10 @@ def test_a_page_that_somebody_writes_meanwhile_stays(
     assert page.read_bytes() == b"mine"
 
 
-def test_a_device_that_fails_loses_no_encoding(
+def test_device_error_keeps_encoded_files(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counted, count = Counted(monkeypatch), len(RATES)
+    counted, count = CountingEncoder(monkeypatch), len(RATES)
 
     def fails(*arguments: Any) -> Encoded:
         if counted.files == count:
@@ -230,11 +235,11 @@ def test_a_device_that_fails_loses_no_encoding(
     assert counted.files == 2 * count
 
 
-def test_a_picture_that_fails_midway_loses_no_encoding(
+def test_failure_of_a_picture_midway_keeps_encoded_files(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does the one before it, as the next page needs both."""
-    counted, count = Counted(monkeypatch), len(RATES)
+    """Also those of the picture before it, as the next page needs both."""
+    counted, count = CountingEncoder(monkeypatch), len(RATES)
 
     def fails(*arguments: Any) -> Encoded:
         if counted.files == count + 1:
@@ -250,10 +255,10 @@ def test_a_picture_that_fails_midway_loses_no_encoding(
     assert {path.name for path in two[0].parent.iterdir()} == {"a.png", "b.png", "report.html"}
 
 
-def test_where_all_pictures_fail_midway_what_is_kept_is_told(
+def test_kept_files_are_reported_if_all_pictures_fail_midway(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counted = Counted(monkeypatch)
+    counted = CountingEncoder(monkeypatch)
 
     def fails(*arguments: Any) -> Encoded:
         if counted.files == 1:
@@ -263,10 +268,10 @@ def test_where_all_pictures_fail_midway_what_is_kept_is_told(
     monkeypatch.setattr(encoder, "encode", fails)
     assert run(two[:1]) == PictureError.exit_code
     assert "no page was written; what was encoded is kept" in capsys.readouterr().err
-    assert len(list(two[0].parent.iterdir())) == 3  # a hidden one
+    assert len(list(two[0].parent.iterdir())) == 3  # with a checkpoint
 
 
-def test_one_bad_picture_does_not_stop_the_others(
+def test_bad_picture_does_not_stop_the_others(
     two: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad, clear = two[0].parent / "bad.png", two[0].parent / "clear.png"
@@ -275,19 +280,19 @@ def test_one_bad_picture_does_not_stop_the_others(
     pixels = np.zeros((9, 9, 4), np.uint8)
     Image.fromarray(pixels).save(clear)
     assert run([bad, clear, two[0]]) == 1
-    told = capsys.readouterr().err
-    assert "not a picture" in told
-    assert "transparent" in told
+    stderr = capsys.readouterr().err
+    assert "not a picture" in stderr
+    assert "transparent" in stderr
     document = Document((bad.parent / "report.html").read_text("utf-8"))
     assert [d["data-name"] for d in document.all("details")] == ["a"]
 
 
-def test_a_picture_of_two_names_is_compared_once(
+def test_picture_with_two_names_is_compared_once(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     link = two[0].with_name("link.png")
     link.symlink_to(two[0])
-    counted = Counted(monkeypatch)
+    counted = CountingEncoder(monkeypatch)
     assert run([two[0], link, two[0]], as_json=True) == 0
     assert counted.files == len(RATES)
     shown = capsys.readouterr()
@@ -295,11 +300,11 @@ def test_a_picture_of_two_names_is_compared_once(
     assert shown.err.count("is given twice but compared once") == 2
 
 
-def test_without_any_picture_there_is_no_page(in_process: Command, picture: Path) -> None:
+def test_no_page_is_written_if_all_pictures_fail(in_process: Command, picture: Path) -> None:
     picture.write_bytes(b"no picture")
     done = in_process("compare", picture.name, check=3)
     assert_error(done.stderr, "not a picture")
-    assert names(picture) == set()
+    assert names_beside(picture) == set()
 
 
 @pytest.mark.parametrize(
@@ -317,7 +322,7 @@ def test_without_any_picture_there_is_no_page(in_process: Command, picture: Path
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_arguments_of_compare_are_refused(
     in_process: Command,
     picture: Path,
     arguments: tuple[str, ...],
@@ -335,7 +340,7 @@ def test_what_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("library", ["no_such_library", "a_broken_library"])
-def test_without_its_library_it_says_which(
+def test_missing_metrics_library_is_named(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     folder = two[0].parent
@@ -348,7 +353,7 @@ def test_without_its_library_it_says_which(
 
 
 @pytest.mark.parametrize("setting", ["quiet", "progress"])
-def test_a_page_is_made_without_showing_how_far_it_is(two: list[Path], setting: str) -> None:
+def test_page_is_written_without_progress_output(two: list[Path], setting: str) -> None:
     terminal, page = Terminal(), two[0].parent / "page.html"
     setattr(terminal, setting, setting == "quiet")
     options = CompareOptions(RATES, 1, "mlp")
@@ -356,7 +361,7 @@ def test_a_page_is_made_without_showing_how_far_it_is(two: list[Path], setting: 
     assert page.exists()
 
 
-def test_a_large_page_is_told(
+def test_large_page_is_reported(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compare, "MAX_PAGE_BYTES", 1000)

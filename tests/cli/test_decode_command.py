@@ -1,4 +1,4 @@
-"""`imgmlp decode` as its users run it."""
+"""`imgmlp decode`: sizes, formats, existing outputs and refused options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from imgmlp.engine import open_device
 from imgmlp.errors import UsageError
 
 
-def test_decoding_gives_the_reconstruction_again(imgmlp: Command, weights: Path) -> None:
+def test_decode_equals_the_reconstruction_of_train(imgmlp: Command, weights: Path) -> None:
     done = imgmlp("decode", weights.name)
     assert done.stdout == ""
     decoded = pixels_of(weights.with_suffix(".png"))
@@ -33,7 +33,7 @@ def test_decoding_gives_the_reconstruction_again(imgmlp: Command, weights: Path)
         (("--scale", "0.001"), (1, 1)),
     ],
 )
-def test_a_picture_decodes_at_any_size(
+def test_weights_decode_at_any_size(
     in_process: Command, weights: Path, options: tuple[str, ...], size: tuple[int, int]
 ) -> None:
     in_process("decode", weights.name, *options, "-o", "other.webp")
@@ -44,17 +44,17 @@ def test_a_picture_decodes_at_any_size(
 @pytest.mark.parametrize(
     ("text", "size"), [("640x480", (640, 480)), ("1X2", (1, 2)), ("16384×16384", (2**14, 2**14))]
 )
-def test_a_size_is_width_by_height(text: str, size: tuple[int, int]) -> None:
+def test_parse_size_reads_width_by_height(text: str, size: tuple[int, int]) -> None:
     assert parsing.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "5", "5x", "0x5", "-1x5", "5x5x5", "1.5x2", "16385x16384"])
-def test_other_sizes_are_refused(text: str) -> None:
+def test_parse_size_refuses_invalid_sizes(text: str) -> None:
     with pytest.raises(UsageError):
         parsing.parse_size(text)
 
 
-def test_a_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:
+def test_output_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:
     target = weights.parent / "out.png"
     with target.open("wb") as stream:
         subprocess.run(
@@ -68,9 +68,7 @@ def test_a_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:
     )
 
 
-def test_a_compact_file_decodes_to_the_picture_beside_it(
-    in_process: Command, compact: Path
-) -> None:
+def test_imlp_file_decodes_to_a_png_beside_it(in_process: Command, compact: Path) -> None:
     done = in_process("decode", compact.name)
     assert done.stderr.startswith("✓ a.decoded.png  24×7 RGB and alpha   ")
     with Image.open(compact.with_name("a.decoded.png")) as image:
@@ -82,7 +80,7 @@ def test_a_compact_file_decodes_to_the_picture_beside_it(
     np.testing.assert_array_equal(pixels_of(compact.with_name("b.webp")), expected)
 
 
-def test_a_compact_file_is_not_decoded_where_something_would_be_lost(
+def test_damaged_file_or_format_without_transparency_is_refused(
     in_process: Command, compact: Path
 ) -> None:
     before = set(compact.parent.iterdir())
@@ -92,7 +90,7 @@ def test_a_compact_file_is_not_decoded_where_something_would_be_lost(
     assert set(compact.parent.iterdir()) == before
 
 
-def test_a_name_that_is_too_long_with_its_new_ending_is_told(
+def test_name_too_long_for_the_decoded_extension_is_reported(
     in_process: Command, compact: Path
 ) -> None:
     source = compact.rename(compact.with_name(f"{'a' * 245}.imlp"))
@@ -115,7 +113,7 @@ def test_a_name_that_is_too_long_with_its_new_ending_is_told(
     ],
     ids=" ".join,
 )
-def test_a_bad_option_of_decode_is_exit_2(
+def test_invalid_option_of_decode_is_exit_2(
     in_process: Command, weights: Path, options: tuple[str, ...]
 ) -> None:
     before = set(weights.parent.iterdir())
@@ -123,18 +121,18 @@ def test_a_bad_option_of_decode_is_exit_2(
     assert set(weights.parent.iterdir()) == before
 
 
-def test_pictures_are_not_decoded_into_a_store(in_process: Command, weights: Path) -> None:
+def test_decode_into_an_object_store_is_refused(in_process: Command, weights: Path) -> None:
     done = in_process("decode", weights.name, "--out", "s3://bucket/x", check=2)
     assert_error(done.stderr, "s3://bucket/x is in an object store")
     assert not (weights.parent / "s3:").exists()
 
 
-def test_a_folder_is_no_name_for_a_picture(in_process: Command, weights: Path) -> None:
+def test_decode_onto_a_folder_is_refused(in_process: Command, weights: Path) -> None:
     (weights.parent / "dd").mkdir()
     assert_error(in_process("decode", weights.name, "-o", "dd", check=8).stderr, "dd is a folder")
 
 
-def test_decode_leaves_an_existing_picture_untouched(in_process: Command, weights: Path) -> None:
+def test_decode_does_not_replace_an_existing_picture(in_process: Command, weights: Path) -> None:
     target = weights.with_suffix(".png")
     target.write_bytes(b"old")
     assert_error(in_process("decode", weights.name, check=8).stderr, "weights.png")

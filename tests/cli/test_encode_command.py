@@ -1,4 +1,4 @@
-"""`imgmlp encode` as its users run it."""
+"""`imgmlp encode` of single files: targets, options, JSON, resuming."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_picture_becomes_a_file_that_decodes(
+def test_encode_hits_a_byte_target_and_the_file_decodes(
     in_process: Command, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 16 * 400)
@@ -60,13 +60,13 @@ def test_a_picture_becomes_a_file_that_decodes(
     ]
 
 
-def test_files_are_of_latents_if_nobody_chooses(in_process: Command, picture: Path) -> None:
+def test_default_codec_is_latent(in_process: Command, picture: Path) -> None:
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
     in_process("encode", picture.name, "--lambda", "0.001", *QUICK)
     assert container.parse(picture.with_suffix(".imlp").read_bytes()).header.codec == "latent"
 
 
-def test_one_of_several_may_fail(in_process: Command, picture: Path) -> None:
+def test_encode_continues_after_pictures_that_fail(in_process: Command, picture: Path) -> None:
     (picture.parent / "bad.png").write_bytes(b"no picture")
     deep = Image.fromarray(np.zeros((4, 4), np.float32))
     deep.save(picture.parent / "deep.tif")
@@ -80,7 +80,9 @@ def test_one_of_several_may_fail(in_process: Command, picture: Path) -> None:
     assert not (picture.parent / "bad.imlp").exists()
 
 
-def test_a_missed_target_is_told_and_the_file_is_there(in_process: Command, picture: Path) -> None:
+def test_missed_target_is_exit_5_and_the_file_is_written(
+    in_process: Command, picture: Path
+) -> None:
     done = in_process("encode", picture.name, "--bytes", "50", *MLP, *QUICK, check=5)
     assert "instead of 50" in done.stderr
     assert "a file of this picture cannot be smaller" in done.stderr
@@ -88,37 +90,39 @@ def test_a_missed_target_is_told_and_the_file_is_there(in_process: Command, pict
 
 
 @CODECS
-def test_a_profile_that_leaves_no_room_is_told(
+def test_profile_larger_than_the_byte_target_is_reported(
     in_process: Command, picture: Path, codec: Codec
 ) -> None:
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     Image.fromarray(small_pixels()).save(picture, icc_profile=profile)
-    most = "300" if codec == "mlp" else "50"  # which no file has
-    arguments = ("encode", picture.name, "--codec", codec, "--bytes", most, *QUICK)
-    told = in_process(*arguments, check=5).stderr
-    beside = metadata_sections.size(load(picture).metadata)
-    taken = f"{beside} of {most} bytes are taken by colour profile and metadata"
-    assert taken in told  # before any work
-    assert_error(told, f"{beside} bytes of it", "--strip leaves out")
-    told = in_process(*arguments, "--strip", "--force", check=5 if codec == "latent" else 0).stderr
-    assert "--strip" not in told
+    target_bytes = "300" if codec == "mlp" else "50"  # smaller than any file
+    arguments = ("encode", picture.name, "--codec", codec, "--bytes", target_bytes, *QUICK)
+    stderr = in_process(*arguments, check=5).stderr
+    metadata_bytes = metadata_sections.size(load(picture).metadata)
+    message = f"{metadata_bytes} of {target_bytes} bytes are taken by colour profile and metadata"
+    assert message in stderr  # before any work
+    assert_error(stderr, f"{metadata_bytes} bytes of it", "--strip leaves out")
+    stderr = in_process(
+        *arguments, "--strip", "--force", check=5 if codec == "latent" else 0
+    ).stderr
+    assert "--strip" not in stderr
 
 
 @CODECS
-def test_an_existing_file_is_replaced_only_if_forced(
+def test_existing_file_is_replaced_only_with_force(
     in_process: Command, picture: Path, codec: Codec
 ) -> None:
-    there = picture.with_suffix(".imlp")
-    there.write_bytes(b"mine")
+    existing = picture.with_suffix(".imlp")
+    existing.write_bytes(b"mine")
     in_process("encode", picture.name, "--codec", codec, *QUICK, check=8)
-    assert there.read_bytes() == b"mine"
+    assert existing.read_bytes() == b"mine"
     in_process("encode", picture.name, "--codec", codec, "--quality", "10", "--force", *QUICK)
-    assert there.read_bytes().startswith(b"\x89IML")
+    assert existing.read_bytes().startswith(b"\x89IML")
 
 
 @CODECS
 @pytest.mark.parametrize("size", [(1, 1), (300, 1), (2, 2)])
-def test_the_smallest_pictures_have_files_too(
+def test_tiny_pictures_are_encoded(
     in_process: Command, picture: Path, size: tuple[int, int], codec: Codec
 ) -> None:
     values = np.linspace(0, 255, size[0] * size[1]).astype(np.uint8)
@@ -129,22 +133,26 @@ def test_the_smallest_pictures_have_files_too(
     in_process("verify", "tiny.imlp")
 
 
-def test_a_picture_whose_own_file_is_no_larger_is_told(in_process: Command, picture: Path) -> None:
+def test_source_file_no_larger_than_its_imlp_file_is_reported(
+    in_process: Command, picture: Path
+) -> None:
     folder = picture.parent / "in"
     folder.mkdir()
-    # no file of ours is as small, or as large
+    # The .imlp file of the first is larger than its source; that of the second is smaller.
     tiny, flat = folder / "tiny.pgm", folder / "flat.ppm"
     Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4) * 16).save(tiny)
     Image.new("RGB", (40, 30), (10, 200, 77)).save(flat)
-    told = f"{tiny.relative_to(picture.parent)} itself has only {tiny.stat().st_size} B, no more"
+    message = f"{tiny.relative_to(picture.parent)} itself has only {tiny.stat().st_size} B, no more"
     for arguments in (("in/tiny.pgm", "in/flat.ppm"), ("in", "--out", "made")):
-        found = in_process("encode", *arguments, *QUICK).stderr
-        assert told in found
-        assert found.count("itself") == 1
+        stderr = in_process("encode", *arguments, *QUICK).stderr
+        assert message in stderr
+        assert stderr.count("itself") == 1
 
 
 @CODECS
-def test_one_colour_reaches_any_quality(in_process: Command, picture: Path, codec: Codec) -> None:
+def test_single_colour_picture_is_lossless(
+    in_process: Command, picture: Path, codec: Codec
+) -> None:
     Image.new("RGB", (40, 30), (10, 200, 77)).save(picture.parent / "flat.png")
     done = in_process("encode", "flat.png", "--codec", codec, "--psnr", "40", "--json")
     assert "lossless" in done.stderr
@@ -153,14 +161,14 @@ def test_one_colour_reaches_any_quality(in_process: Command, picture: Path, code
     assert facts["psnr"] is None
     in_process("decode", "flat.imlp")
     assert (load(picture.parent / "flat.decoded.png").pixels == (10, 200, 77)).all()
-    told = in_process(
+    stderr = in_process(
         "encode", "flat.png", "--force", "--bytes", "9", "--codec", codec, check=5
     ).stderr
-    assert "a file of this picture cannot be smaller" in told
+    assert "a file of this picture cannot be smaller" in stderr
 
 
 @CODECS
-def test_transparency_is_kept(in_process: Command, picture: Path, codec: Codec) -> None:
+def test_transparency_is_encoded(in_process: Command, picture: Path, codec: Codec) -> None:
     pixels = np.dstack([small_pixels(), small_pixels(1)])
     Image.fromarray(pixels).save(picture.parent / "glass.png")
     in_process("encode", "glass.png", "--codec", codec, "--quality", "10", *QUICK)
@@ -183,7 +191,7 @@ def test_transparency_is_kept(in_process: Command, picture: Path, codec: Codec) 
         ("-o", "x.imlp", "small.png"),
     ],
 )
-def test_wrong_options_are_refused_before_any_work(
+def test_invalid_options_are_refused_before_encoding(
     in_process: Command, options: tuple[str, ...]
 ) -> None:
     code = 8 if "--force" in options else 2
@@ -191,18 +199,18 @@ def test_wrong_options_are_refused_before_any_work(
     assert "hint:" in done.stderr
 
 
-def test_a_number_that_is_none_is_refused_in_plain_words(in_process: Command) -> None:
-    told = in_process("encode", "small.png", "--effort", "1.5", check=2).stderr
-    assert_error(told, "'--effort': it is not a whole number")
+def test_invalid_numbers_are_reported_without_pydantic_wording(in_process: Command) -> None:
+    stderr = in_process("encode", "small.png", "--effort", "1.5", check=2).stderr
+    assert_error(stderr, "'--effort': it is not a whole number")
     assert_error(
         in_process("encode", "small.png", "--psnr", "x", check=2).stderr, "it is not a number"
     )
 
 
-def test_the_line_of_a_file_has_the_seconds_of_the_whole_command(
+def test_result_line_has_the_seconds_of_the_whole_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of training are among the figures."""
+    """The seconds of training alone are in the figures."""
     path = tmp_path / "even.png"
     Image.new("RGB", (8, 6)).save(path)
     terminal = Terminal(time.perf_counter() - 3600)
@@ -214,12 +222,12 @@ def test_the_line_of_a_file_has_the_seconds_of_the_whole_command(
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90", 90), ("60s", 60), ("1.5m", 90), ("2min", 120), ("2h", 7200)]
 )
-def test_times_are_written_as_people_do(text: str, seconds: float) -> None:
+def test_parse_time_accepts_units(text: str, seconds: float) -> None:
     assert parse_time(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1d", "99999h", "1000001"])
-def test_other_texts_are_no_times(text: str) -> None:
+def test_parse_time_refuses_invalid_times(text: str) -> None:
     with pytest.raises(UsageError, match="--time") as refused:
         parse_time(text)
     assert "up to a million seconds" in refused.value.hint
@@ -227,7 +235,7 @@ def test_other_texts_are_no_times(text: str) -> None:
 
 @CODECS
 @pytest.mark.usefixtures("brief")
-def test_a_stopped_command_goes_on_where_it_was(
+def test_interrupted_encode_resumes_to_identical_bytes(
     picture: Path,
     codec: Codec,
     monkeypatch: pytest.MonkeyPatch,
@@ -237,12 +245,12 @@ def test_a_stopped_command_goes_on_where_it_was(
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 40)
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
     options = EncodeOptions(size="300", effort=1, codec=codec)
-    whole, written = picture.parent / "whole.imlp", picture.with_suffix(".imlp")
-    code = encode([picture], Outputs(whole), options)
+    uninterrupted, written = picture.parent / "whole.imlp", picture.with_suffix(".imlp")
+    code = encode([picture], Outputs(uninterrupted), options)
     assert code in (0, TargetError.exit_code)
-    left = iter(range(20))
+    polls = iter(range(20))
     with monkeypatch.context() as patch:
-        patch.setattr(StopRequest, "requested", lambda _: next(left, None) is None)
+        patch.setattr(StopRequest, "requested", lambda _: next(polls, None) is None)
         with pytest.raises(Interrupted, match="stopped after"):
             encode([picture], Outputs(), options)
     assert not written.exists()
@@ -250,23 +258,23 @@ def test_a_stopped_command_goes_on_where_it_was(
     capsys.readouterr()
     assert encode([picture], Outputs(), options) == code
     assert "continuing after" in capsys.readouterr().err
-    assert written.read_bytes() == whole.read_bytes()
+    assert written.read_bytes() == uninterrupted.read_bytes()
     assert not left_beside(written)
 
 
-def test_json_has_what_notes_say(in_process: Command, picture: Path) -> None:
-    """The same of one file and of a run over many."""
+def test_json_entries_contain_the_notes(in_process: Command, picture: Path) -> None:
+    """For a single file and for a run over many files."""
     (picture.parent / "deep.pgm").write_bytes(b"P5 2 2 65535\n" + bytes(8))
-    asked = ("encode", "deep.pgm", "--psnr", "40", "--json")
-    (alone,) = json.loads(in_process(*asked).stdout)
-    one = json.loads(in_process(*asked, "--out", "out").stdout)
-    bits, smaller = alone["notes"]
+    arguments = ("encode", "deep.pgm", "--psnr", "40", "--json")
+    (single,) = json.loads(in_process(*arguments).stdout)
+    in_folder = json.loads(in_process(*arguments, "--out", "out").stdout)
+    bits, smaller = single["notes"]
     assert bits == "samples of 16 bits are reduced to their upper 8 bits"
     assert smaller.startswith("deep.pgm itself has only")
-    assert one["notes"] == alone["notes"]
+    assert in_folder["notes"] == single["notes"]
 
 
-def test_json_that_nobody_can_read_leaves_no_hidden_file(
+def test_checkpoints_are_removed_even_if_json_cannot_be_printed(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: str) -> None:
@@ -282,46 +290,46 @@ def test_json_that_nobody_can_read_leaves_no_hidden_file(
     assert not left_beside(written)
 
 
-def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
+def test_other_options_neither_resume_nor_remove_a_checkpoint(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 60)
     first = EncodeOptions(size="300", codec="mlp")
-    steps = iter(range(9))
+    polls = iter(range(9))
     with monkeypatch.context() as patch:
-        patch.setattr(StopRequest, "requested", lambda _: next(steps, None) is None)
+        patch.setattr(StopRequest, "requested", lambda _: next(polls, None) is None)
         with pytest.raises(Interrupted):
             encode([picture], Outputs(), first)
     capsys.readouterr()
     written = picture.with_suffix(".imlp")
-    (left,) = left_beside(written)
+    (checkpoint,) = left_beside(written)
     other = EncodeOptions(size="310", codec="mlp")
     assert encode([picture], Outputs(), other) == 0
-    told = capsys.readouterr().err
-    assert "continuing after" not in told
-    assert left.name in told.replace("\n", "")
-    assert left_beside(written) == [left]  # and the first can still go on
+    stderr = capsys.readouterr().err
+    assert "continuing after" not in stderr
+    assert checkpoint.name in stderr.replace("\n", "")
+    assert left_beside(written) == [checkpoint]  # the first command can still resume
     assert encode([picture], Outputs(force=True), first) == 0
     assert "continuing after" in capsys.readouterr().err
     assert left_beside(written) == []
 
 
-def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
+def test_stop_request_during_the_last_steps_prevents_the_next_picture(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As one whose last steps are done when the request comes."""
+    """The request comes after the last poll of the second picture."""
     names = [picture.parent / f"{name}.png" for name in "abc"]
     for path in names:
         Image.new("RGB", (8, 8), (10, 200, 77)).save(path)
     real, seen = encoder.encode, []
 
     def stopped(*arguments: Any) -> Encoded:
-        found = real(*arguments)
-        seen.append(found)
-        arguments[4].stopping()  # as training asks
+        encoded = real(*arguments)
+        seen.append(encoded)
+        arguments[4].stopping()  # as training polls
         if len(seen) == 2:
             signal.raise_signal(signal.SIGINT)
-        return found
+        return encoded
 
     monkeypatch.setattr(encoder, "encode", stopped)
     options = EncodeOptions(psnr=40)
@@ -331,7 +339,7 @@ def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
     assert capsys.readouterr().err.count("✓") == 2
 
 
-def test_before_a_picture_is_trained_ctrl_c_ends_the_command_and_what_is_done_is_passed_over(
+def test_ctrl_c_before_training_exits_and_a_rerun_skips_finished_pictures(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [picture.parent / f"{name}.png" for name in "ab"]
@@ -355,17 +363,17 @@ def test_before_a_picture_is_trained_ctrl_c_ends_the_command_and_what_is_done_is
     assert capsys.readouterr().err.count("done before") == 1
 
 
-def test_a_picture_that_memory_cannot_hold_does_not_end_the_others(
+def test_out_of_memory_in_one_picture_does_not_stop_the_others(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = picture.parent / "flat.png"
     Image.new("RGB", (8, 8)).save(small)
     real = encoder.encode
 
-    def large(found: Picture, *others: Any) -> Encoded:
-        if found.width > 8:
+    def large(picture: Picture, *others: Any) -> Encoded:
+        if picture.width > 8:
             raise MemoryError
-        return real(found, *others)
+        return real(picture, *others)
 
     monkeypatch.setattr(encoder, "encode", large)
     options = EncodeOptions(psnr=40)

@@ -1,4 +1,4 @@
-"""Folders are mirrored, what is done stays done, and one bad file does not stop the others."""
+"""Runs over folders: mirrored trees, lists of files, refused options, decode and verify."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 from conftest import GOLDEN, Command
-from folder_runs import ALL, LOSSLESS, NAMES, Shown, encode, lines, made, make_tree
+from folder_runs import (
+    ALL_OUTPUTS,
+    LOSSLESS,
+    NAMES,
+    Captured,
+    encode,
+    json_entries,
+    make_tree,
+    output_names,
+)
 from outputs import assert_error, pixels_of
 from PIL import Image
 
@@ -31,92 +40,96 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_tree(tmp_path, monkeypatch)
 
 
-def test_a_tree_is_mirrored_and_told_as_it_ends(tree: Path, capsys: Shown) -> None:
+def test_tree_is_mirrored_and_each_file_reported_as_json(tree: Path, capsys: Captured) -> None:
     assert encode(tree, as_json=True) == 0
-    assert made() == ALL
-    told = lines(capsys)
-    assert set(told) == {str(tree / name) for name in NAMES}
-    one = told["in/a.png"]
+    assert output_names() == ALL_OUTPUTS
+    entries = json_entries(capsys)
+    assert set(entries) == {str(tree / name) for name in NAMES}
+    one = entries["in/a.png"]
     assert one["output"] == "out/a.imlp"
     assert one["problem"] is one["psnr"] is None
     assert one["bytes"] == Path("out/a.imlp").stat().st_size
 
 
-def test_what_is_done_is_told_before_the_first_file_is(tree: Path, capsys: Shown) -> None:
+def test_run_is_announced_before_the_first_file(tree: Path, capsys: Captured) -> None:
     assert encode(tree, options=replace(LOSSLESS, effort=1)) == 0
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == f"{LOSSLESS.codec}, effort 1, into out"
     assert second == "3 files to do, 1 at a time on numpy"
 
 
-def test_a_name_with_no_room_for_another_ending_is_no_fault(tree: Path, capsys: Shown) -> None:
+def test_name_too_long_for_the_new_extension_is_an_output_error(
+    tree: Path, capsys: Captured
+) -> None:
     path = tree / f"{'n' * 251}.png"
     (tree / "a.png").rename(path)
     assert encode(path) == OutputError.exit_code
     assert_error(capsys.readouterr().err.partition("\n")[2], "too long", "a shorter name")
 
 
-def test_an_empty_list_is_nothing_to_do(tree: Path, capsys: Shown) -> None:
+def test_empty_list_of_files_is_no_error(tree: Path, capsys: Captured) -> None:
     Path("list").touch()
     assert encode(tree, files_from=Path("list"), as_json=True) == 0
-    told = capsys.readouterr()
-    assert told.err.splitlines()[1:] == ["the list names no files: there is nothing to do"]
-    assert told.out == ""  # a line for each file
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[1:] == ["the list names no files: there is nothing to do"]
+    assert printed.out == ""  # JSON has a line for each file
 
 
 @pytest.mark.parametrize("recursive", [False, True])
-def test_a_folder_without_pictures_is_refused_with_what_helps(recursive: bool, tree: Path) -> None:
+def test_folder_without_pictures_is_refused_with_a_hint(recursive: bool, tree: Path) -> None:
     (tree / "empty").mkdir()
     with pytest.raises(UsageError, match="no files were found") as caught:
         encode(tree / "empty", recursive=recursive)
     assert caught.value.hint.startswith("to use a file of any" if recursive else "--recursive")
 
 
-def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: Shown) -> None:
+def test_bad_file_does_not_stop_others_and_can_be_retried_from_the_list(
+    tree: Path, capsys: Captured
+) -> None:
     good = (tree / "b.png").read_bytes()
     (tree / "b.png").write_bytes(b"no picture")
     assert encode(tree) == 1
-    assert made() == ALL - {"b.imlp"} | {FAILED}
-    told = capsys.readouterr().err
-    assert "not a picture" in told
-    assert "2 files done, 1 failed" in told
-    assert f"--files-from out/{FAILED}" in told
+    assert output_names() == ALL_OUTPUTS - {"b.imlp"} | {FAILED}
+    stderr = capsys.readouterr().err
+    assert "not a picture" in stderr
+    assert "2 files done, 1 failed" in stderr
+    assert f"--files-from out/{FAILED}" in stderr
     assert Path("out", FAILED).read_text() == "in/b.png\n"
     (tree / "b.png").write_bytes(good)
-    (tree / "sub" / "d.png").write_bytes(good)  # which the list does not name
+    (tree / "sub" / "d.png").write_bytes(good)  # the list does not name it
     assert encode(tree, files_from=Path("out", FAILED)) == 0
-    assert made() == ALL
+    assert output_names() == ALL_OUTPUTS
     assert "1 file done" not in capsys.readouterr().err
 
 
-def test_where_all_failed_no_list_of_them_is_advised(tree: Path, capsys: Shown) -> None:
-    """It would do what the same command does."""
+def test_list_of_failed_files_is_not_suggested_if_all_failed(tree: Path, capsys: Captured) -> None:
+    """The same command would do just that."""
     for name in NAMES:
         (tree / name).write_bytes(b"no picture")
     assert encode(tree) == 1
     assert "--files-from" not in capsys.readouterr().err
 
 
-def test_nothing_is_said_to_begin_that_is_refused(tree: Path, capsys: Shown) -> None:
+def test_refused_run_is_not_announced(tree: Path, capsys: Captured) -> None:
     request = Request([STANDARD], device="numpy", jobs=2)
     with pytest.raises(UsageError, match="no name in a folder"):
         encoding.run(Terminal(), request, encoding.Outputs(None, Path("out")), LOSSLESS)
     assert "into out" not in capsys.readouterr().err
 
 
-def test_standard_output_is_no_folder(tree: Path) -> None:
+def test_out_folder_dash_is_refused(tree: Path) -> None:
     request = Request([tree], device="numpy")
     with pytest.raises(UsageError, match="standard output"):
         encoding.run(Terminal(), request, encoding.Outputs(None, Path("-")), LOSSLESS)
 
 
-def test_the_only_file_has_its_own_exit_code(tree: Path) -> None:
+def test_single_file_keeps_its_own_exit_code(tree: Path) -> None:
     (tree / "b.png").write_bytes(b"no picture")
     assert encode(tree / "b.png") == 3
     assert encode(tree / "missing.png") == 2
 
 
-def test_an_output_whose_name_is_too_long_is_told(tree: Path, capsys: Shown) -> None:
+def test_too_long_output_name_is_reported(tree: Path, capsys: Captured) -> None:
     long = (tree / "a.png").rename(tree / f"{'a' * 251}.png")
     for _ in range(2):
         assert encode(long) == OutputError.exit_code
@@ -124,21 +137,21 @@ def test_an_output_whose_name_is_too_long_is_told(tree: Path, capsys: Shown) -> 
         Path("out").mkdir(exist_ok=True)
 
 
-def test_a_list_from_standard_input_may_have_any_names(
+def test_list_of_files_may_contain_any_names(
     imgmlp: Command, picture: Path, tmp_path: Path
 ) -> None:
-    """Also such as are no UTF-8, in every message and in the list of those that failed."""
+    """Also names that are not UTF-8, in messages and in the list of failed files."""
     name = os.fsdecode(b"caf\xe9\n.png")
     (picture.parent / name).write_bytes(b"no picture")
     flat = picture.with_name(os.fsdecode(b"\xff.png"))
     Image.new("RGB", (8, 8)).save(flat)
-    listed = tmp_path / "list"
-    listed.write_bytes(b"\0".join(os.fsencode(one) for one in (name, flat.name)))
+    list_file = tmp_path / "list"
+    list_file.write_bytes(b"\0".join(os.fsencode(one) for one in (name, flat.name)))
     arguments = ("--out", "out", "--psnr", "40", "--json", "--device", "numpy,numpy")
-    done = imgmlp("encode", "--files-from", listed, *arguments, check=1)
+    done = imgmlp("encode", "--files-from", list_file, *arguments, check=1)
     assert "caf\\udce9\\n.png is not a picture" in done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {one["file"] for one in told} == {name, flat.name}
+    entries = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {one["file"] for one in entries} == {name, flat.name}
     out = picture.parent / "out"
     assert (out / os.fsdecode(b"\xff.imlp")).exists()
     assert (out / FAILED).read_bytes() == os.fsencode(name) + b"\0"
@@ -147,18 +160,20 @@ def test_a_list_from_standard_input_may_have_any_names(
     )
 
 
-def test_outputs_may_lie_inside_of_the_inputs(tree: Path, capsys: Shown) -> None:
+def test_out_folder_inside_the_inputs_is_skipped(tree: Path, capsys: Captured) -> None:
     Path("out").symlink_to("in/sub")
     assert encode(tree) == 0
-    assert made() - {"c.png"} == {"a.imlp", "b.imlp"}
+    assert output_names() - {"c.png"} == {"a.imlp", "b.imlp"}
     assert "is inside the inputs" in capsys.readouterr().err
 
 
-def test_a_file_in_the_way_of_a_folder_stops_no_other(tree: Path, capsys: Shown) -> None:
+def test_file_in_place_of_an_output_folder_does_not_stop_others(
+    tree: Path, capsys: Captured
+) -> None:
     Path("out").mkdir()
     Path("out/sub").write_bytes(b"mine")
     assert encode(tree) == 1
-    assert made() == {"a.imlp", "b.imlp", "sub", FAILED}
+    assert output_names() == {"a.imlp", "b.imlp", "sub", FAILED}
     assert "cannot read out/sub/c.imlp" in capsys.readouterr().err
 
 
@@ -170,7 +185,7 @@ def test_a_file_in_the_way_of_a_folder_stops_no_other(tree: Path, capsys: Shown)
         ({"files_from": Path("missing")}, UsageError),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_any_work(
+def test_invalid_options_of_a_folder_run_are_refused_before_any_work(
     tree: Path, more: dict[str, Any], error: type[ImgmlpError]
 ) -> None:
     with pytest.raises(error):
@@ -178,7 +193,7 @@ def test_what_cannot_be_meant_is_refused_before_any_work(
     assert not Path("out").exists()
 
 
-def test_a_place_where_no_folder_can_be_made_is_told_once(tree: Path) -> None:
+def test_out_folder_that_cannot_be_created_is_reported_once(tree: Path) -> None:
     Path("mine").symlink_to("nowhere/at-all")
     request = Request([tree], recursive=True, device="numpy")
     outputs = encoding.Outputs(None, Path("mine/out"))
@@ -187,26 +202,25 @@ def test_a_place_where_no_folder_can_be_made_is_told_once(tree: Path) -> None:
     assert "--out" in caught.value.hint
 
 
-def test_a_folder_that_cannot_be_looked_at_is_told(tree: Path) -> None:
+def test_out_folder_with_too_long_name_is_reported(tree: Path) -> None:
     outputs = encoding.Outputs(None, Path("a" * 300))
     with pytest.raises(OutputError, match=r"cannot write .*too long"):
         encoding.run(Terminal(), Request([tree], recursive=True), outputs, LOSSLESS)
 
 
 @pytest.mark.parametrize("spec", ["numpy,numpy:uops", "all"])
-def test_several_devices_of_the_environment_are_for_many_files(
+def test_single_file_uses_one_of_the_devices_in_the_environment(
     in_process: Command, picture: Path, spec: str
 ) -> None:
-    """One picture is done on one of them, beside it."""
     Image.new("RGB", (8, 8)).save(picture)
-    several = {"IMGMLP_DEVICE": spec}
-    assert "✓ small.imlp" in in_process("encode", "small.png", "--psnr", "40", env=several).stderr
-    assert "✓ small.imlp" in in_process("verify", "small.imlp", env=several).stderr
-    devices = in_process("graph", "--json", env=several)
-    assert json.loads(devices.stdout)
+    env = {"IMGMLP_DEVICE": spec}
+    assert "✓ small.imlp" in in_process("encode", "small.png", "--psnr", "40", env=env).stderr
+    assert "✓ small.imlp" in in_process("verify", "small.imlp", env=env).stderr
+    graph = in_process("graph", "--json", env=env)
+    assert json.loads(graph.stdout)
 
 
-def test_what_has_no_place_is_refused(in_process: Command, picture: Path) -> None:
+def test_sources_without_a_definite_output_are_refused(in_process: Command, picture: Path) -> None:
     folder = str(picture.parent)
     for arguments in (
         ("encode", folder),
@@ -214,7 +228,7 @@ def test_what_has_no_place_is_refused(in_process: Command, picture: Path) -> Non
         ("decode", "*.imlp"),
         ("encode", "--out", "x"),
         ("encode", "-", "--out", "x"),
-        ("decode", folder, "--out", "x"),  # which has no such files
+        ("decode", folder, "--out", "x"),  # it has no compressed files
     ):
         assert_error(in_process(*arguments, check=2).stderr)
     assert_error(in_process("encode", folder, "--out", picture, check=8).stderr, "is not a folder")
@@ -232,13 +246,13 @@ def test_what_has_no_place_is_refused(in_process: Command, picture: Path) -> Non
         (("--cluster", "local"), 2, "--cluster is for many files"),
     ],
 )
-def test_what_is_for_many_files_is_refused_for_one(
+def test_options_for_many_files_are_refused_for_one(
     in_process: Command, picture: Path, options: tuple[str, ...], code: int, words: str
 ) -> None:
     assert_error(in_process("encode", picture, *options, check=code).stderr, words)
 
 
-def test_without_a_folder_the_request_is_looked_at_first(
+def test_invalid_options_are_reported_before_a_missing_out_option(
     in_process: Command, picture: Path
 ) -> None:
     for options, words in ((("--jobs", "0"), "--jobs is 0"), ((), "where should the outputs")):
@@ -246,7 +260,7 @@ def test_without_a_folder_the_request_is_looked_at_first(
 
 
 @pytest.mark.parametrize("scheme", ["file", "local"])
-def test_an_address_of_this_machine_is_no_store(
+def test_local_urls_are_refused_as_object_stores(
     in_process: Command, picture: Path, scheme: str
 ) -> None:
     folder = picture.parent
@@ -256,13 +270,13 @@ def test_an_address_of_this_machine_is_no_store(
         ("decode", ".", "--out", f"{scheme}://{folder}/out"),
         ("verify", f"{scheme}://{folder}"),
     ):
-        told = in_process(*arguments, check=2).stderr
-        assert f"{scheme}:// is not an object store" in told
-        assert "plain path" in told
+        stderr = in_process(*arguments, check=2).stderr
+        assert f"{scheme}:// is not an object store" in stderr
+        assert "plain path" in stderr
     assert list(folder.iterdir()) == [picture]
 
 
-# Compressed files
+# decode and verify
 
 
 @pytest.fixture
@@ -277,13 +291,13 @@ def stored(tree: Path) -> Path:
 
 def decode(*sources: Path, **outputs: Any) -> int:
     request = Request(list(sources), recursive=True, device="numpy")
-    chosen = decoding.Outputs(folder=Path("out"), **outputs)
-    return decoding.run(Terminal(), request, chosen)
+    all_outputs = decoding.Outputs(folder=Path("out"), **outputs)
+    return decoding.run(Terminal(), request, all_outputs)
 
 
-def test_decode_mirrors_a_tree(stored: Path, capsys: Shown) -> None:
+def test_decode_mirrors_a_folder_tree(stored: Path, capsys: Captured) -> None:
     assert decode(stored) == 1
-    assert made() == {"x.decoded.png", "deep/y.decoded.png", FAILED}
+    assert output_names() == {"x.decoded.png", "deep/y.decoded.png", FAILED}
     assert "cut.imlp" in capsys.readouterr().err
     (stored / "cut.imlp").unlink()
     assert decode(stored) == 0
@@ -292,31 +306,31 @@ def test_decode_mirrors_a_tree(stored: Path, capsys: Shown) -> None:
     assert decode(stored, scale=2) == 0
     assert "x.imlp: rendered at another size" in capsys.readouterr().err
     assert pixels_of(Path("out/x.decoded.png")).shape == (2 * small[0], 2 * small[1])
-    (Path("out") / NAME).unlink()  # as if it had been killed before it remembered
+    (Path("out") / NAME).unlink()  # as after a kill before the journal was written
     assert decode(stored, scale=2) == 0
     (Path("out") / NAME).unlink()
-    assert decode(stored) == 1  # another size is another picture
+    assert decode(stored) == 1  # the existing output has another size
 
 
-def test_the_entry_of_a_picture_is_that_of_one_alone(stored: Path, capsys: Shown) -> None:
+def test_json_entry_is_the_same_with_and_without_out_option(stored: Path, capsys: Captured) -> None:
     request = Request([stored / "x.imlp"], device="numpy", as_json=True)
-    found = []
+    both = []
     for folder in (None, Path("out")):
         outputs = decoding.Outputs(folder=folder, scale=2)
         assert decoding.run(Terminal(), request, outputs) == 0
         entries = json.loads(capsys.readouterr().out)
-        found.append(entries[0] if isinstance(entries, list) else entries)
-    alone, one = found
-    assert one.keys() == alone.keys() | {"device"}
-    assert one["channels"] == alone["channels"] == 1
-    assert one["notes"] == alone["notes"]
-    assert alone["notes"][0].startswith("rendered at another size")
+        both.append(entries[0] if isinstance(entries, list) else entries)
+    single, in_folder = both
+    assert in_folder.keys() == single.keys() | {"device"}
+    assert in_folder["channels"] == single["channels"] == 1
+    assert in_folder["notes"] == single["notes"]
+    assert single["notes"][0].startswith("rendered at another size")
 
 
-def test_verify_looks_into_folders(stored: Path, capsys: Shown) -> None:
+def test_verify_searches_folders(stored: Path, capsys: Captured) -> None:
     request = Request([stored], recursive=True, device="numpy", as_json=True)
     assert verifying.run(Terminal(), request) == 1
-    sound = {name: entry["sound"] for name, entry in lines(capsys).items()}
+    sound = {name: entry["sound"] for name, entry in json_entries(capsys).items()}
     assert sound == {
         "stored/x.imlp": True,
         "stored/deep/y.imlp": True,
@@ -325,13 +339,15 @@ def test_verify_looks_into_folders(stored: Path, capsys: Shown) -> None:
     assert {path.name for path in stored.iterdir()} == {"x.imlp", "deep", "cut.imlp"}
 
 
-def test_several_devices_share_a_folder(imgmlp: Command, picture: Path) -> None:
+def test_files_of_a_folder_are_distributed_to_several_devices(
+    imgmlp: Command, picture: Path
+) -> None:
     for number in range(3):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(picture.with_name(f"{number}.png"))
     picture.unlink()
     arguments = ("encode", ".", "--out", "out", "--psnr", "40", "--device", "numpy,numpy:uops")
     done = imgmlp(*arguments, "--json")
     devices = {json.loads(line)["device"] for line in done.stdout.splitlines()}
-    assert devices == {"numpy", "numpy:uops"}  # each is given one before any has ended
+    assert devices == {"numpy", "numpy:uops"}  # each gets a file before any has ended
     assert "3 files done" in done.stderr
     assert imgmlp("verify", "out").stderr.count("✓") == 3

@@ -24,14 +24,16 @@ SMALL = ("--batch", "50", "--hidden", "8", "--layers", "1", "--features", "8", "
         ("source", ["__kernel", "lowbias32", "tile_product"]),
     ],
 )
-def test_each_form_shows_what_it_is(in_process: Command, form: str, words: list[str]) -> None:
+def test_each_form_of_graph_contains_its_terms(
+    in_process: Command, form: str, words: list[str]
+) -> None:
     assert form in FORMS
     shown = in_process("graph", *SMALL, "--form", form).stdout
     for word in words:
         assert word in shown
 
 
-def test_the_default_step_keeps_its_promises(in_process: Command) -> None:
+def test_default_step_stays_within_launch_and_memory_limits(in_process: Command) -> None:
     figures = json.loads(in_process("graph", "--json").stdout)
     assert figures["launches"] <= 5
     assert figures["kernels"] <= figures["launches"]
@@ -44,7 +46,7 @@ def test_the_default_step_keeps_its_promises(in_process: Command) -> None:
     assert general["saved"] >= 0.7
 
 
-def test_times_are_those_of_the_kernels_that_ran(imgmlp: Command) -> None:
+def test_times_form_lists_every_launch(imgmlp: Command) -> None:
     shown = imgmlp(
         "graph", *SMALL, "--form", "times", "--general", "--device", OPENCL["device"]
     ).stdout
@@ -56,17 +58,17 @@ def test_times_are_those_of_the_kernels_that_ran(imgmlp: Command) -> None:
     assert sum("_product" in line or "_fused" in line for line in launches) >= 4
 
 
-def test_numpy_has_no_kernels_to_time(in_process: Command) -> None:
+def test_times_form_is_refused_on_numpy(in_process: Command) -> None:
     assert "NumPy" in in_process("graph", *SMALL, "--form", "times", check=6).stderr
 
 
-def test_half_precision_is_shown_where_there_are_matrix_units(in_process: Command) -> None:
+def test_half_precision_without_matrix_units_falls_back_to_float32(in_process: Command) -> None:
     done = in_process("graph", *SMALL, "--precision", "half", "--device", "numpy")
     assert "has no matrix units for half precision: using float32" in done.stderr
     assert done.stdout == in_process("graph", *SMALL, "--device", "numpy").stdout
 
 
-def test_what_the_general_scheduler_gives_has_the_same_figures(in_process: Command) -> None:
+def test_general_schedule_has_the_same_figures_in_json(in_process: Command) -> None:
     general = in_process("graph", *SMALL, "--json", "--general").stdout
     assert (
         json.loads(general).keys()
@@ -74,15 +76,15 @@ def test_what_the_general_scheduler_gives_has_the_same_figures(in_process: Comma
     )
 
 
-def test_debug_shows_the_step_on_stderr_and_leaves_stdout_alone(in_process: Command) -> None:
+def test_debug_prints_the_step_to_stderr_only(in_process: Command) -> None:
     done = in_process("graph", *SMALL, "--json", env={"DEBUG": "1"})
     assert done.stdout == in_process("graph", *SMALL, "--json").stdout
     assert "writes" in done.stderr
 
 
-def test_an_unknown_form_is_a_usage_error(in_process: Command) -> None:
+def test_unknown_form_is_a_usage_error(in_process: Command) -> None:
     assert "error:" in in_process("graph", "--form", "picture", check=2).stderr
 
 
-def test_figures_have_no_other_form(in_process: Command) -> None:
+def test_json_with_another_form_is_refused(in_process: Command) -> None:
     assert "--form" in in_process("graph", *SMALL, "--json", "--form", "dot", check=2).stderr

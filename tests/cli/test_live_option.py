@@ -1,4 +1,4 @@
-"""`--live`: what it shows, and that files are the same bits with and without it."""
+"""`--live`: what the preview shows, and that files have the same bytes with and without it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A picture that takes a moment to encode, and is shown at every chance."""
+    """A picture that encodes quickly, with previews as often as possible."""
     monkeypatch.setattr(target, "DEFAULT_EFFORT_STEPS", 16 * 200)
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 30)
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
@@ -50,7 +50,7 @@ def run(sources: list[Path], codec: Codec, file: str, **outputs: object) -> int:
 
 
 @CODECS
-def test_the_picture_grows_and_the_file_is_the_same(
+def test_preview_improves_and_does_not_change_the_file(
     source: Path, codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[np.ndarray] = []
@@ -71,14 +71,14 @@ def test_the_picture_grows_and_the_file_is_the_same(
     assert len(seen) > 5
     first, *_, last, file = seen
     np.testing.assert_array_equal(file, decoded)
-    assert psnr(decoded, last) > psnr(decoded, first) + 3  # what it shows becomes the file
+    assert psnr(decoded, last) > psnr(decoded, first) + 3  # previews approach the file
     assert psnr(decoded, last) > 20
     document = Document((folder / "live.html").read_text("utf-8"))
     assert "Done: " in document.text()
     assert len(document.all("svg")) == (2 if codec == "latent" else 1)
 
 
-def test_a_stopped_command_goes_on_over_what_it_showed(
+def test_resumed_encode_replaces_only_its_own_preview(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = source.parent
@@ -91,7 +91,7 @@ def test_a_stopped_command_goes_on_over_what_it_showed(
     (folder / "other.html").write_text("somebody's")
     assert run([source], "mlp", "a.imlp", live=folder / "other.png") == 8
     assert (folder / "other.html").read_text() == "somebody's"
-    for name in ("live.png", "live.html"):  # also where it was written since
+    for name in ("live.png", "live.html"):  # other programs have replaced them since
         own = (folder / name).read_bytes()
         (folder / name).write_bytes(b"mine")
         assert run([source], "mlp", "a.imlp", live=folder / "live.png") == 8
@@ -101,7 +101,7 @@ def test_a_stopped_command_goes_on_over_what_it_showed(
     assert "Done: " in (folder / "live.html").read_text("utf-8")
 
 
-def test_it_shows_one_picture(source: Path) -> None:
+def test_live_option_is_refused_for_several_pictures_or_wrong_names(source: Path) -> None:
     folder = source.parent
     Image.fromarray(small_pixels()).save(folder / "b.png")
     options, shown = EncodeOptions(lmbda=0.01, effort=1), folder / "live.png"
@@ -113,7 +113,7 @@ def test_it_shows_one_picture(source: Path) -> None:
         request, outputs = Request(sources, device="numpy"), Outputs(None, out, live=shown)
         with pytest.raises(UsageError, match="--live shows one picture only"):
             encoding.run(Terminal(), request, outputs, options)
-    for name in ("live.txt", "live.html"):  # the page's own name
+    for name in ("live.txt", "live.html"):  # the name of the page
         with pytest.raises(UsageError, match=f"{name} has the extension"):
             run([source], "mlp", "a.imlp", live=folder / name)
     with pytest.raises(OutputError, match="another file"):

@@ -1,4 +1,4 @@
-"""`imgmlp encode a b c`: what is done stays done, and one picture does not stop the others."""
+"""`imgmlp encode a b c`: reruns skip finished pictures; one failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 
 @pytest.fixture
 def three(tmp_path: Path, brief: None) -> list[Path]:
-    """Three pictures that take a moment to encode."""
+    """Three pictures that encode quickly."""
     paths = [tmp_path / f"{name}.png" for name in "abc"]
     for turn, path in enumerate(paths):
         Image.fromarray(np.roll(small_pixels()[:9, :9], turn, axis=0)).save(path)
     return paths
 
 
-class Counted:
-    """The encoder, which counts its pictures and asks to stop in one of them."""
+class CountingEncoder:
+    """An encoder that counts its pictures and sends SIGINT in one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, stop_in: int = 0) -> None:
         self.pictures, self.stop_in, self.encode = 0, stop_in, encoder.encode
@@ -46,7 +46,7 @@ class Counted:
     def __call__(self, *arguments: Any) -> Encoded:
         self.pictures += 1
         if self.pictures == self.stop_in:
-            arguments[4].stopping()  # as training asks: before that the command ends at once
+            arguments[4].stopping()  # as training polls; without a poll the command ends at once
             signal.raise_signal(signal.SIGINT)
         return self.encode(*arguments)
 
@@ -57,41 +57,41 @@ def run(sources: list[Path], codec: Codec = "mlp", as_json: bool = False, **outp
     return encoding.run(Terminal(), request, Outputs(**outputs), options)
 
 
-def test_a_time_limit_counts_from_when_the_command_began_and_then_from_each_picture(
+def test_time_limit_counts_from_process_start_then_from_each_picture(
     three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the clock: where others keep the processor busy, Python takes seconds to start."""
-    moments, encode = list[float](), encoder.encode
+    """On a busy machine, Python may take seconds to start."""
+    starts, encode = list[float](), encoder.encode
 
     def noted(*arguments: Any) -> Encoded:
-        moments.append(arguments[4].began)
+        starts.append(arguments[4].began)
         return encode(*arguments)
 
     monkeypatch.setattr(encoder, "encode", noted)
     now, options = time.perf_counter(), EncodeOptions(lmbda=0.01, time="1s", codec="latent")
     request = Request(three[:2], device="numpy")
     assert encoding.run(Terminal(now - 50), request, Outputs(), options) == 0
-    assert moments[0] == now - 50
-    assert moments[1] > now
+    assert starts[0] == now - 50
+    assert starts[1] > now
 
 
-def interrupted(
+def interrupt_third_picture(
     monkeypatch: pytest.MonkeyPatch, sources: list[Path], codec: Codec = "mlp", **outputs: Any
 ) -> None:
-    """Stop the command in its third picture."""
+    """Interrupt the command in its third picture."""
     with monkeypatch.context() as patch:
-        Counted(patch, stop_in=3)
+        CountingEncoder(patch, stop_in=3)
         with pytest.raises(Interrupted, match="stopped after"):
             run(sources, codec, **outputs)
 
 
-def left(folder: Path) -> list[str]:
+def checkpoint_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".checkpoint")
 
 
 @CODECS
 @pytest.mark.parametrize("force", [False, True])
-def test_the_same_command_passes_over_what_it_has_done(
+def test_rerun_skips_finished_pictures(
     three: list[Path],
     codec: Codec,
     force: bool,
@@ -99,12 +99,12 @@ def test_the_same_command_passes_over_what_it_has_done(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = three[0].parent
-    interrupted(monkeypatch, three, codec, force=force)
+    interrupt_third_picture(monkeypatch, three, codec, force=force)
     before = {name: (folder / name).read_bytes() for name in ("a.imlp", "b.imlp")}
     times = {name: (folder / name).stat().st_mtime_ns for name in before}
     assert not (folder / "c.imlp").exists()
     capsys.readouterr()
-    counted = Counted(monkeypatch)
+    counted = CountingEncoder(monkeypatch)
     assert run(three, codec, as_json=True, force=force) == 0
     assert counted.pictures == 1  # c alone
     shown = capsys.readouterr()
@@ -115,43 +115,43 @@ def test_the_same_command_passes_over_what_it_has_done(
     for name, data in before.items():
         assert (folder / name).read_bytes() == data
         assert (folder / name).stat().st_mtime_ns == times[name]
-    assert left(folder) == []  # and what is done is forgotten: it is the user's
+    assert checkpoint_names(folder) == []  # once all are done, outputs belong to the user
     assert run(three[:1], codec) == OutputError.exit_code
 
 
-def test_what_others_have_written_since_is_not_passed_over(
+def test_rerun_keeps_files_that_others_have_written_since(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = three[0].parent
-    interrupted(monkeypatch, three)
+    interrupt_third_picture(monkeypatch, three)
     ours = (folder / "b.imlp").read_bytes()
     (folder / "a.imlp").write_bytes(b"mine")
     (folder / "b.imlp").unlink()
-    counted = Counted(monkeypatch)
+    counted = CountingEncoder(monkeypatch)
     assert run(three) == 1
     assert "a.imlp exists already" in capsys.readouterr().err
     assert (folder / "a.imlp").read_bytes() == b"mine"
-    assert (folder / "b.imlp").read_bytes() == ours  # without training it once more
+    assert (folder / "b.imlp").read_bytes() == ours  # without another training
     assert counted.pictures == 1
 
 
-def test_other_settings_or_pictures_are_not_passed_over(
+def test_rerun_with_other_settings_or_pictures_does_not_skip(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    interrupted(monkeypatch, three)
+    interrupt_third_picture(monkeypatch, three)
     before = [path.with_suffix(".imlp").read_bytes() for path in three[:2]]
     Image.fromarray(255 - small_pixels()[:9, :9]).save(three[0])
     options = EncodeOptions(lmbda=0.02, effort=1)
     request = Request(three[1:2], device="numpy")
     assert encoding.run(Terminal(), request, Outputs(), options) == 8
     assert run(three) == 1  # a is another picture; b and c are as they were
-    told = capsys.readouterr().err
-    assert told.count("a.imlp exists already") == 1
-    assert told.count("b.imlp exists already") == 1  # with the other lambda
+    stderr = capsys.readouterr().err
+    assert stderr.count("a.imlp exists already") == 1
+    assert stderr.count("b.imlp exists already") == 1  # with the other lambda
     assert [path.with_suffix(".imlp").read_bytes() for path in three[:2]] == before
 
 
-def test_a_file_that_appears_meanwhile_is_kept_and_so_is_the_work(
+def test_output_that_appears_during_encoding_is_kept_and_so_is_the_result(
     three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = three[0].with_suffix(".imlp")
@@ -165,17 +165,17 @@ def test_a_file_that_appears_meanwhile_is_kept_and_so_is_the_work(
         patch.setattr(encoder, "encode", slow)
         assert run(three[:1]) == OutputError.exit_code
     assert path.read_bytes() == b"mine"
-    counted = Counted(monkeypatch)
+    counted = CountingEncoder(monkeypatch)
     assert run(three[:1], force=True) == 0
     assert counted.pictures == 0
     assert path.read_bytes().startswith(b"\x89IML")
-    assert left(path.parent) == []
+    assert checkpoint_names(path.parent) == []
 
 
-def test_a_kill_between_the_file_and_the_end_is_no_loss(
+def test_kill_after_or_before_writing_the_file_loses_no_result(
     three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the file has its name already or not."""
+    """The kill comes after or before the file has its final name."""
     path = three[0].with_suffix(".imlp")
     for written in (True, False):
         with monkeypatch.context() as patch:
@@ -191,43 +191,43 @@ def test_a_kill_between_the_file_and_the_end_is_no_loss(
                 run(three[:1])
         assert path.exists() == written
         with monkeypatch.context() as patch:
-            counted = Counted(patch)
+            counted = CountingEncoder(patch)
             assert run(three[:1]) == 0
             assert counted.pictures == 0
-        assert left(path.parent) == []
+        assert checkpoint_names(path.parent) == []
         path.unlink()
 
 
-def test_a_device_that_fails_ends_the_command_and_loses_nothing(
+def test_device_error_ends_the_command_but_keeps_finished_pictures(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    encode, seen = encoder.encode, []
+    encode, calls = encoder.encode, []
 
     def broken(*arguments: Any) -> Encoded:
-        seen.append(arguments)
-        if len(seen) == 2:
+        calls.append(arguments)
+        if len(calls) == 2:
             raise DeviceError("it is gone")
         return encode(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(encoder, "encode", broken)
         assert run(three, as_json=True) == DeviceError.exit_code
-    assert len(seen) == 2
+    assert len(calls) == 2
     shown = capsys.readouterr()
     assert shown.err.count("it is gone") == 1
     problems = [one["problem"] for one in json.loads(shown.out)]
     assert problems == [None, "it is gone", "not done"]
-    counted = Counted(monkeypatch)
+    counted = CountingEncoder(monkeypatch)
     assert run(three) == 0
     assert counted.pictures == 2
-    assert left(three[0].parent) == []
+    assert checkpoint_names(three[0].parent) == []
 
 
-def test_of_what_ctrl_c_ends_json_says_so(
+def test_json_reports_the_picture_that_ctrl_c_interrupted(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: Any) -> Encoded:
-        raise KeyboardInterrupt  # as before there is anything to save
+        raise KeyboardInterrupt  # as before the first step
 
     monkeypatch.setattr(encoder, "encode", stopped)
     with pytest.raises(KeyboardInterrupt):
@@ -237,7 +237,7 @@ def test_of_what_ctrl_c_ends_json_says_so(
     assert [one["problem"] for one in others] == ["not done"] * 2
 
 
-def test_a_fault_in_one_picture_does_not_stop_the_others(
+def test_unexpected_exception_in_one_picture_does_not_stop_the_others(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encode = encoder.encode
@@ -255,7 +255,7 @@ def test_a_fault_in_one_picture_does_not_stop_the_others(
     assert [path.with_suffix(".imlp").exists() for path in three] == [False, True, True]
 
 
-def test_one_existing_or_missing_file_does_not_stop_the_others(
+def test_existing_output_or_missing_source_does_not_stop_the_others(
     three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b, c = three
@@ -268,64 +268,66 @@ def test_one_existing_or_missing_file_does_not_stop_the_others(
     assert "--png" not in one["hint"]
     assert c.with_suffix(".imlp").exists()
     assert a.with_suffix(".imlp").read_bytes() == b"mine"
-    told = shown.err.splitlines()
-    assert [line for line in told if "error:" in line] == told[0:4:2]  # before any work
+    stderr_lines = shown.err.splitlines()
+    assert [line for line in stderr_lines if "error:" in line] == stderr_lines[
+        0:4:2
+    ]  # before any work
 
 
-def test_the_same_command_passes_over_what_it_has_done_before_an_error(
+def test_rerun_after_an_error_skips_finished_pictures(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Until there is a file of each picture, whatever the others have; of others it takes none."""
+    """Until every picture has a file. Files of other programs are not replaced."""
     a, b, c = (path.with_suffix(".imlp") for path in three)
-    kept = three[2].read_bytes()
+    content_of_c = three[2].read_bytes()
     three[2].unlink()
     assert run(three) == 1
     assert "skips the files that it has written" in capsys.readouterr().err
     ours = a.read_bytes()
     b.write_bytes(b"mine")
-    second = a.with_name(f".{a.name}.01234567.tmp")  # which a kill may leave just then
-    second.hardlink_to(a)
-    counted = Counted(monkeypatch)
+    temporary = a.with_name(f".{a.name}.01234567.tmp")  # a second name that a kill may leave
+    temporary.hardlink_to(a)
+    counted = CountingEncoder(monkeypatch)
     assert run(three) == 1
-    assert (counted.pictures, second.exists()) == (0, False)
-    told = capsys.readouterr().err
-    assert told.count("done before") == told.count("b.imlp exists already") == 1
+    assert (counted.pictures, temporary.exists()) == (0, False)
+    stderr = capsys.readouterr().err
+    assert stderr.count("done before") == stderr.count("b.imlp exists already") == 1
     assert (a.read_bytes(), b.read_bytes()) == (ours, b"mine")
     b.unlink()
-    three[2].write_bytes(kept)
+    three[2].write_bytes(content_of_c)
     assert run(three) == 0
     assert counted.pictures == 1  # c: b was made once already
     assert c.exists()
     assert "skips" not in capsys.readouterr().err
-    assert left(a.parent) == []
-    assert run(three) == 1  # they are the user's now
+    assert checkpoint_names(a.parent) == []
+    assert run(three) == 1  # the outputs belong to the user now
     assert capsys.readouterr().err.count("exists already") == 3
 
 
-def test_a_missed_target_leaves_nothing_to_go_on_with(three: list[Path]) -> None:
+def test_missed_target_leaves_no_checkpoint(three: list[Path]) -> None:
     options = EncodeOptions(size="50", effort=1, codec="mlp")
     assert encoding.run(Terminal(), Request(three[:2], device="numpy"), Outputs(), options) == 1
     assert all(path.with_suffix(".imlp").exists() for path in three[:2])
-    assert left(three[0].parent) == []
+    assert checkpoint_names(three[0].parent) == []
 
 
-def test_pictures_of_one_output_do_not_stop_the_others(
+def test_pictures_with_the_same_output_do_not_stop_the_others(
     three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first has it, also where one picture is named twice."""
-    same = three[0].with_suffix(".bmp")
-    Image.open(three[0]).save(same)
-    assert run([three[0], same, three[1], three[1]], as_json=True) == 1
-    said = capsys.readouterr()
-    first, second, third, fourth = (entry["problem"] for entry in json.loads(said.out))
+    """The first of them is encoded, also if one picture is named twice."""
+    other = three[0].with_suffix(".bmp")
+    Image.open(three[0]).save(other)
+    assert run([three[0], other, three[1], three[1]], as_json=True) == 1
+    printed = capsys.readouterr()
+    first, second, third, fourth = (entry["problem"] for entry in json.loads(printed.out))
     assert first is third is None
-    taken = three[0].with_suffix(".imlp")
-    assert second == f"{three[0]} and {same} would both be written to {taken}"
+    output = three[0].with_suffix(".imlp")
+    assert second == f"{three[0]} and {other} would both be written to {output}"
     assert fourth == f"{three[1]} is given twice"
-    assert "-o and another name" in said.err
+    assert "-o and another name" in printed.err
 
 
-def test_existing_files_can_be_skipped(
+def test_skip_existing_skips_existing_files(
     three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     three[0].with_suffix(".imlp").write_bytes(b"mine")
@@ -339,20 +341,20 @@ def test_existing_files_can_be_skipped(
         run(three, force=True, skip=True)
 
 
-def test_skipping_leaves_no_state_of_what_was_done(
+def test_skip_existing_leaves_no_checkpoints(
     three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted(monkeypatch, three, skip=True)
-    assert len(left(three[0].parent)) >= 2
+    interrupt_third_picture(monkeypatch, three, skip=True)
+    assert len(checkpoint_names(three[0].parent)) >= 2
     assert run(three, skip=True) == 0
-    assert left(three[0].parent) == []
+    assert checkpoint_names(three[0].parent) == []
 
 
-def test_files_go_into_a_folder(
+def test_out_option_writes_into_a_folder(
     three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "out"
-    assert run(three[:1], folder=folder) == 0  # which is made
+    assert run(three[:1], folder=folder) == 0  # the folder is created
     assert run(three[:1], folder=folder) == 0
     assert "1 file done before" in capsys.readouterr().err
     other = tmp_path / "other"
@@ -361,14 +363,14 @@ def test_files_go_into_a_folder(
     same = three[2].rename(other / "a.png")
     assert run([three[0], same], folder=folder, force=True) == 1
     assert f"of {same}, would overwrite another file" in capsys.readouterr().err
-    assert (folder / "a.imlp").read_bytes() == before  # not of whichever came last
+    assert (folder / "a.imlp").read_bytes() == before  # not replaced by the last one
     assert run([same], folder=folder) == OutputError.exit_code
     assert (folder / "a.imlp").read_bytes() == before
     with pytest.raises(UsageError, match="--out"):
         run(three[1:], folder=folder, file=tmp_path / "x.imlp")
 
 
-def test_a_compressed_file_is_told_from_a_picture(
+def test_encoding_an_imlp_file_is_refused(
     three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(three[:1]) == 0
@@ -376,12 +378,12 @@ def test_a_compressed_file_is_told_from_a_picture(
     compact = three[0].with_suffix(".imlp")
     before = compact.read_bytes()
     assert run([compact, three[1]]) == 1
-    told = capsys.readouterr().err
-    assert "a.imlp is compressed already" in told
-    assert "imgmlp decode" in told
+    stderr = capsys.readouterr().err
+    assert "a.imlp is compressed already" in stderr
+    assert "imgmlp decode" in stderr
     assert run([compact], force=True) == 3
     assert compact.read_bytes() == before
     picture = three[2].rename(three[2].with_suffix(".imlp"))
     before = picture.read_bytes()
-    assert run([picture], force=True) == OutputError.exit_code  # not over the picture itself
+    assert run([picture], force=True) == OutputError.exit_code  # the output would be the source
     assert picture.read_bytes() == before

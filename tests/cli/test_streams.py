@@ -1,4 +1,4 @@
-"""Standard streams that are full, closed, pipes or files; and Ctrl-C while the process begins."""
+"""Standard streams that are full, closed, pipes or files; Ctrl-C during imports; help."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ from imgmlp.engine import open_device
 from imgmlp.errors import problem_of
 from imgmlp.terminal import Terminal
 
-SHORT = ("--codec", "mlp", "--time", "0.3s", "--lambda", "0.01")
+SHORT_ENCODE = ("--codec", "mlp", "--time", "0.3s", "--lambda", "0.01")
 COMPACT = str(GOLDEN / "rgb-alpha.imlp")
 
 
 def run(
     folder: Path, *arguments: str, shell: str = "", **streams: Any
 ) -> subprocess.CompletedProcess[bytes]:
-    """The command with streams of one's own, or with what a shell makes of them."""
+    """Run the command with the given streams, or with those that a shell script redirects.
+
+    In the script, `"$0" "$@"` stands for the command.
+    """
     command: Any = imgmlp_command(arguments)
     if shell:
         command = ["bash", "-c", f"set -o pipefail; {shell}", *command]
-    kept = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.run(
-        command, cwd=folder, env=environment(), timeout=600, check=False, **kept | streams
+        command, cwd=folder, env=environment(), timeout=600, check=False, **defaults | streams
     )
 
 
 @pytest.mark.parametrize(
     ("command", "what"), [("encode", "file"), ("decode", "picture"), ("compare", "page")]
 )
-def test_json_is_not_printed_into_an_output(
+def test_json_and_an_output_cannot_both_go_to_stdout(
     in_process: Command, picture: Path, command: str, what: str
 ) -> None:
     if command == "compare":
@@ -52,14 +55,14 @@ def test_json_is_not_printed_into_an_output(
     assert_error(done.stderr, f"--json and the {what} cannot both go to standard output")
 
 
-# Full and closed
+# Full and closed streams
 
 
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["encode", "--help"], ["info", COMPACT, "-q"], ["info", COMPACT, COMPACT]],
 )
-def test_what_cannot_be_shown_is_exit_8(tmp_path: Path, arguments: list[str]) -> None:
+def test_output_that_cannot_be_printed_is_exit_8(tmp_path: Path, arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = run(tmp_path, *arguments, stdout=full)
     assert done.returncode == 8
@@ -67,30 +70,32 @@ def test_what_cannot_be_shown_is_exit_8(tmp_path: Path, arguments: list[str]) ->
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["info", COMPACT], ["info", COMPACT, "-q"]])
-def test_a_reader_may_have_seen_enough(tmp_path: Path, arguments: list[str]) -> None:
+def test_reader_that_closes_the_pipe_early_is_no_error(
+    tmp_path: Path, arguments: list[str]
+) -> None:
     done = run(tmp_path, *arguments, shell='"$0" "$@" | true')
     assert done.returncode == 0
     assert done.stderr == b""
 
 
-def test_a_picture_that_nobody_reads_is_exit_8(tmp_path: Path) -> None:
+def test_decode_to_a_closed_pipe_is_exit_8(tmp_path: Path) -> None:
     done = run(tmp_path, "decode", COMPACT, "-o", "-", shell='"$0" "$@" | true')
     assert done.returncode == 8
     assert_error(done.stderr.decode(), "stdout")
 
 
-@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "2> >(true)"])
-def test_messages_that_cannot_be_written_stop_no_work(picture: Path, where: str) -> None:
-    arguments = ("encode", picture.name, *SHORT)
-    done = run(picture.parent, *arguments, shell=f'"$0" "$@" {where}')
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2> >(true)"])
+def test_unwritable_stderr_does_not_stop_encoding(picture: Path, redirection: str) -> None:
+    arguments = ("encode", picture.name, *SHORT_ENCODE)
+    done = run(picture.parent, *arguments, shell=f'"$0" "$@" {redirection}')
     assert done.returncode == 0
     assert open_stored(picture.with_suffix(".imlp")).width == 31
-    again = run(picture.parent, *arguments, shell=f'"$0" "$@" {where}')
-    assert again.returncode == 8
+    repeated = run(picture.parent, *arguments, shell=f'"$0" "$@" {redirection}')
+    assert repeated.returncode == 8
 
 
-def test_a_closed_stream_is_no_place_for_a_file(picture: Path) -> None:
-    """The first file that is opened would be it, and get what is printed."""
+def test_output_files_do_not_take_descriptors_of_closed_streams(picture: Path) -> None:
+    """The first file that is opened would get the descriptor, and with it printed messages."""
     run(picture.parent, "train", picture.name, *QUICK, shell='"$0" "$@" 0<&- 1>&- 2>&-')
     weights = open_stored(picture.parent / "weights.npz")
     assert weights.width == 31
@@ -100,20 +105,18 @@ def test_a_closed_stream_is_no_place_for_a_file(picture: Path) -> None:
         assert_error(done.stderr.decode(), "stdout is closed")
 
 
-def test_files_are_written_whether_or_not_stdout_is_there(tmp_path: Path) -> None:
+def test_decode_to_a_file_works_with_closed_stdout(tmp_path: Path) -> None:
     done = run(tmp_path, "decode", COMPACT, "-o", "a.png", shell='"$0" "$@" 1>&-')
     assert done.returncode == 0, done.stderr
     assert b"error" not in done.stderr
     assert (tmp_path / "a.png").exists()
-    nowhere = run(tmp_path, "decode", COMPACT, "-o", "-", shell='"$0" "$@" 1>&-')
-    assert nowhere.returncode == 8
-    assert nowhere.stderr.count(b"error:") == 1
+    failed = run(tmp_path, "decode", COMPACT, "-o", "-", shell='"$0" "$@" 1>&-')
+    assert failed.returncode == 8
+    assert failed.stderr.count(b"error:") == 1
 
 
-def test_names_that_the_encoding_lacks_are_shown_as_well_as_it_can(
-    imgmlp: Command, compact: Path
-) -> None:
-    """On stdout as on stderr; pictures that go there are no text."""
+def test_file_names_outside_the_encoding_are_escaped(imgmlp: Command, compact: Path) -> None:
+    """On stdout as well as on stderr."""
     compact.rename(compact.with_name("Ж.imlp"))
     latin = {"PYTHONIOENCODING": "latin-1"}
     done = imgmlp("info", "Ж.imlp", "missing.imlp", env=latin, check=1)
@@ -124,8 +127,8 @@ def test_names_that_the_encoding_lacks_are_shown_as_well_as_it_can(
 # Standard input and output
 
 
-def test_a_picture_comes_by_standard_input(picture: Path) -> None:
-    arguments = ("encode", "-", *SHORT, "-o", "a.imlp")
+def test_encode_reads_a_picture_from_standard_input(picture: Path) -> None:
+    arguments = ("encode", "-", *SHORT_ENCODE, "-o", "a.imlp")
     done = run(picture.parent, *arguments, stdin=picture.open("rb"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.decode().startswith("standard input  31×24 RGB")
@@ -133,14 +136,14 @@ def test_a_picture_comes_by_standard_input(picture: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
-def test_encode_and_decode_are_filters(picture: Path, codec: str) -> None:
+def test_encode_and_decode_work_as_filters(picture: Path, codec: str) -> None:
     encoded = run(
         picture.parent,
         "encode",
         "-",
         "--codec",
         codec,
-        *SHORT,
+        *SHORT_ENCODE,
         input=picture.read_bytes(),
         stdin=None,
     )
@@ -155,42 +158,40 @@ def test_encode_and_decode_are_filters(picture: Path, codec: str) -> None:
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
 
-def test_a_dash_with_its_folder_is_the_file_of_this_name(
-    in_process: Command, picture: Path
-) -> None:
-    """Whichever way a command is read; alone it is standard input and output."""
+def test_dot_slash_dash_is_a_file_named_dash(in_process: Command, picture: Path) -> None:
+    """With and without Typer. A dash without a folder is standard input or output."""
     dash = picture.parent / "-"
     dash.write_bytes(Path(COMPACT).read_bytes())
     for arguments in (("info", "./-"), ("info", "./-", "-q"), ("verify", ".//-", "./-")):
         in_process(*arguments)
     in_process("decode", "./-", "-o", "a.png")
     in_process("decode", "./-", "-o", "b.png", "-q")
-    plain, typed = (picture.parent / f"{name}.png" for name in "ab")
-    assert plain.read_bytes() == typed.read_bytes()
+    fast, with_typer = (picture.parent / f"{name}.png" for name in "ab")
+    assert fast.read_bytes() == with_typer.read_bytes()
     in_process("decode", "./-")
-    assert (picture.parent / "-.decoded.png").read_bytes() == plain.read_bytes()
+    assert (picture.parent / "-.decoded.png").read_bytes() == fast.read_bytes()
     dash.unlink()
-    assert in_process("encode", picture.name, *SHORT, "-o", "./-").stdout == ""
+    assert in_process("encode", picture.name, *SHORT_ENCODE, "-o", "./-").stdout == ""
     assert open_stored(dash).width == 31
     for option in ("--output=./-", "-o./-"):
         assert_error(in_process("encode", picture.name, option, check=8).stderr, "/- exists")
 
 
-def test_a_file_goes_to_standard_output(picture: Path) -> None:
-    done = run(picture.parent, "encode", picture.name, *SHORT, "-o", "-")
+def test_encode_writes_the_file_to_standard_output(picture: Path) -> None:
+    done = run(picture.parent, "encode", picture.name, *SHORT_ENCODE, "-o", "-")
     assert open_stored(done.stdout).width == 31
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
-    done = run(picture.parent, "encode", picture.name, *SHORT, "-o", "-", "--json")
+    done = run(picture.parent, "encode", picture.name, *SHORT_ENCODE, "-o", "-", "--json")
     assert done.returncode == 2
     assert json.loads(done.stdout)["exit_code"] == 2
 
 
-def test_weights_go_to_standard_output_and_no_picture_beside_them(picture: Path) -> None:
-    made = run(picture.parent, "train", "-", *QUICK, "-o", "-", stdin=picture.open("rb"))
-    assert made.returncode == 0, made.stderr
-    assert open_stored(made.stdout).width == 31
-    assert b"standard output" in made.stderr
-    assert b"reconstruction" not in made.stderr
+def test_train_writes_weights_to_standard_output_without_a_picture(picture: Path) -> None:
+    done = run(picture.parent, "train", "-", *QUICK, "-o", "-", stdin=picture.open("rb"))
+    assert done.returncode == 0, done.stderr
+    assert open_stored(done.stdout).width == 31
+    assert b"standard output" in done.stderr
+    assert b"reconstruction" not in done.stderr
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
     run(picture.parent, "train", picture.name, *QUICK, "-o", "-", "--png", "a.png")
     assert {path.name for path in picture.parent.iterdir()} == {picture.name, "a.png"}
@@ -198,16 +199,16 @@ def test_weights_go_to_standard_output_and_no_picture_beside_them(picture: Path)
     assert unread.returncode == 8
 
 
-def test_nothing_is_kept_beside_what_is_no_file(picture: Path) -> None:
-    """A failed output would be gone on with, but for a device or a pipe."""
+def test_no_checkpoint_is_kept_beside_a_device_file(picture: Path) -> None:
+    """A failed write to a file would leave a checkpoint, to resume from."""
     full = picture.parent / "full"
     full.symlink_to("/dev/full")
-    done = run(picture.parent, "encode", picture.name, *SHORT, "-o", full.name)
+    done = run(picture.parent, "encode", picture.name, *SHORT_ENCODE, "-o", full.name)
     assert done.returncode == 8, done.stderr
     assert {path.name for path in picture.parent.iterdir()} == {picture.name, full.name}
 
 
-def test_what_is_no_file_gets_the_picture_that_standard_output_gets(tmp_path: Path) -> None:
+def test_decode_to_dev_stdout_equals_decode_to_dash(tmp_path: Path) -> None:
     named, dashed = (run(tmp_path, "decode", COMPACT, "-o", to) for to in ("/dev/stdout", "-"))
     assert named.returncode == 0, named.stderr
     assert named.stdout == dashed.stdout
@@ -215,7 +216,7 @@ def test_what_is_no_file_gets_the_picture_that_standard_output_gets(tmp_path: Pa
 
 
 @pytest.mark.parametrize("command", ["info", "verify"])
-def test_files_are_looked_at_by_standard_input(tmp_path: Path, command: str) -> None:
+def test_info_and_verify_read_standard_input(tmp_path: Path, command: str) -> None:
     with Path(COMPACT).open("rb") as stream:
         done = run(tmp_path, command, "-", stdin=stream)
     assert done.returncode == 0
@@ -225,11 +226,11 @@ def test_files_are_looked_at_by_standard_input(tmp_path: Path, command: str) -> 
     assert_error(cut.stderr.decode(), "standard input: truncated")
 
 
-def test_pipes_are_read_like_files(picture: Path) -> None:
+def test_encode_and_info_read_pipes(picture: Path) -> None:
     done = run(
         picture.parent,
         "encode",
-        *SHORT,
+        *SHORT_ENCODE,
         "-o",
         "a.imlp",
         shell=f'"$0" "$@" <(cat {picture.name})',
@@ -249,14 +250,14 @@ def test_pipes_are_read_like_files(picture: Path) -> None:
         ("decode", COMPACT, "-o", "a.png", "--out", "."),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_contradictory_arguments_are_refused(
     in_process: Command, picture: Path, arguments: tuple[str, ...]
 ) -> None:
     assert_error(in_process(*arguments, check=2).stderr)
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
 
 
-def test_standard_input_that_brings_nothing_is_refused(picture: Path) -> None:
+def test_empty_standard_input_is_refused(picture: Path) -> None:
     done = run(picture.parent, "encode", "-")
     assert done.returncode == 3
     assert_error(done.stderr.decode())
@@ -266,13 +267,13 @@ def test_standard_input_that_brings_nothing_is_refused(picture: Path) -> None:
 # Several files
 
 
-def test_decode_takes_several_files(in_process: Command, compact: Path, tmp_path: Path) -> None:
+def test_decode_processes_several_files(in_process: Command, compact: Path, tmp_path: Path) -> None:
     (compact.parent / "cut.imlp").write_bytes(compact.read_bytes()[:-1])
     (compact.parent / "b.imlp").write_bytes(compact.read_bytes())
     done = in_process("decode", "cut.imlp", "missing.imlp", "a.imlp", "b.imlp", check=1)
     assert done.stderr.count("error:") == 2
-    found = pixels_of(compact.with_name("a.decoded.png"))
-    np.testing.assert_array_equal(found, pixels_of(compact.with_name("b.decoded.png")))
+    decoded = pixels_of(compact.with_name("a.decoded.png"))
+    np.testing.assert_array_equal(decoded, pixels_of(compact.with_name("b.decoded.png")))
     out = tmp_path / "out"
     out.mkdir()
     in_process("decode", "a.imlp", "b.imlp", "--out", str(out))
@@ -285,7 +286,7 @@ def test_decode_takes_several_files(in_process: Command, compact: Path, tmp_path
     assert "1 file done before" in done.stderr
 
 
-def test_info_takes_several_files(in_process: Command, compact: Path) -> None:
+def test_info_describes_several_files(in_process: Command, compact: Path) -> None:
     done = in_process("info", "a.imlp", "missing.imlp", "a.imlp", check=1)
     assert done.stdout.count("a.imlp\nformat    imgmlp-compact") == 2
     assert_error(done.stderr, "missing.imlp does not exist")
@@ -295,7 +296,7 @@ def test_info_takes_several_files(in_process: Command, compact: Path) -> None:
     assert two["exit_code"] == 2
 
 
-def test_pictures_are_written_as_their_names_say(in_process: Command, picture: Path) -> None:
+def test_extension_selects_the_picture_format(in_process: Command, picture: Path) -> None:
     in_process("train", picture.name, *QUICK, "--png", "a.jpg", "--live", "b.webp")
     with Image.open(picture.parent / "a.jpg") as image:
         assert image.format == "JPEG"
@@ -306,34 +307,34 @@ def test_pictures_are_written_as_their_names_say(in_process: Command, picture: P
             in_process("train", picture.name, "--png", name, "--force", check=2).stderr, name
         )
         assert_error(in_process("decode", "weights.npz", "-o", name, check=2).stderr, name)
-    for command in ("encode", "train"):  # what they make is no picture
-        told = in_process(command, picture.name, "-o", "made.jpg", check=2).stderr
-        assert_error(told, "a picture's extension")
+    for command in ("encode", "train"):  # their output is not a picture
+        stderr = in_process(command, picture.name, "-o", "made.jpg", check=2).stderr
+        assert_error(stderr, "a picture's extension")
     for command, name in (("encode", "made.npz"), ("train", "made.imlp")):
-        told = in_process(command, picture.name, "-o", name, check=2).stderr
-        assert_error(told, "another kind of file")
+        stderr = in_process(command, picture.name, "-o", name, check=2).stderr
+        assert_error(stderr, "another kind of file")
     gray = picture.parent / "gray.png"
     Image.fromarray(small_pixels(1)[:, :, 0]).save(gray)
     in_process("train", gray.name, *QUICK, "-o", "g.npz", "--png", "g.pgm")
     assert (picture.parent / "g.pgm").read_bytes().startswith(b"P5")
 
 
-def test_what_standard_input_holds_is_looked_at_as_a_file_is(tmp_path: Path) -> None:
+def test_standard_input_is_checked_like_a_file(tmp_path: Path) -> None:
     for command in ("encode", "train"):
         with open(COMPACT, "rb") as stream:
-            told = run(tmp_path, command, "-", stdin=stream).stderr.decode()
-        assert_error(told, "standard input is compressed already")
-        assert "imgmlp decode -" in told
-    told = run(tmp_path, "encode", "-", "-o", "a.imlp").stderr.decode()
-    assert_error(told, "standard input is empty", "give a PNG")
-    assert "magick" not in told
+            stderr = run(tmp_path, command, "-", stdin=stream).stderr.decode()
+        assert_error(stderr, "standard input is compressed already")
+        assert "imgmlp decode -" in stderr
+    stderr = run(tmp_path, "encode", "-", "-o", "a.imlp").stderr.decode()
+    assert_error(stderr, "standard input is empty", "give a PNG")
+    assert "magick" not in stderr
     data = hostile.png(9, 7, rows=7)
     for_iphones = tmp_path / "a.png"
     for_iphones.write_bytes(data[:8] + hostile.chunk(b"CgBI", bytes(4)) + data[8:])
     with for_iphones.open("rb") as stream:
-        told = run(tmp_path, "encode", "-", "-o", "a.imlp", stdin=stream).stderr.decode()
-    assert_error(told, "standard input is a PNG for iPhones")
-    assert "ffmpeg" not in told
+        stderr = run(tmp_path, "encode", "-", "-o", "a.imlp", stdin=stream).stderr.decode()
+    assert_error(stderr, "standard input is a PNG for iPhones")
+    assert "ffmpeg" not in stderr
 
 
 # Errors as JSON
@@ -352,61 +353,66 @@ def test_what_standard_input_holds_is_looked_at_as_a_file_is(tmp_path: Path) -> 
         (("graph", "--size", "many"), 2),
     ],
 )
-def test_errors_are_json_where_it_is_asked_for(
+def test_json_option_prints_errors_as_json(
     in_process: Command, arguments: tuple[str, ...], code: int
 ) -> None:
     done = in_process(*arguments, "--json", check=code)
-    found = json.loads(done.stdout)
-    (facts,) = found if isinstance(found, list) else [found]
+    report = json.loads(done.stdout)
+    (facts,) = report if isinstance(report, list) else [report]
     assert facts["exit_code"] == code
     assert facts["problem"] in done.stderr
     assert facts["hint"] in done.stderr
     assert "{" not in in_process(*arguments, check=code).stdout
 
 
-def test_a_value_for_json_is_an_error_in_json(in_process: Command) -> None:
+def test_json_option_with_a_value_is_an_error_in_json(in_process: Command) -> None:
     done = in_process("verify", COMPACT, "--json=1", check=2)
     assert json.loads(done.stdout)["exit_code"] == 2
 
 
-def test_decode_tells_its_pictures_as_json(in_process: Command, tmp_path: Path) -> None:
+def test_decode_reports_pictures_as_json(in_process: Command, tmp_path: Path) -> None:
     done = in_process("decode", COMPACT, "-o", tmp_path / "a.png", "--device", "numpy", "--json")
-    (found,) = json.loads(done.stdout)
-    assert found["output"] == str(tmp_path / "a.png")
-    assert (found["problem"], found["channels"]) == (None, 4)
+    (entry,) = json.loads(done.stdout)
+    assert entry["output"] == str(tmp_path / "a.png")
+    assert (entry["problem"], entry["channels"]) == (None, 4)
     assert_error(
         in_process("decode", COMPACT, "-o", "-", "--json", check=2).stderr, "cannot both go to"
     )
 
 
-def test_a_choice_that_is_none_is_told_plainly(in_process: Command) -> None:
-    told = in_process("encode", "a.png", "--codec", "foo", check=2).stderr
-    assert_error(told, "'foo' is not one of")
-    assert "Value error" not in told
+def test_unknown_codec_is_reported_without_pydantic_wording(in_process: Command) -> None:
+    stderr = in_process("encode", "a.png", "--codec", "foo", check=2).stderr
+    assert_error(stderr, "'foo' is not one of")
+    assert "Value error" not in stderr
 
 
-# Ctrl-C at the beginning
+# Ctrl-C during imports
 
-EARLY = """
+# Runs a command and sends SIGINT when it imports a module.
+INTERRUPTED_IMPORT_SCRIPT = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-class Pressed:
+class Interrupter:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Pressed())
+sys.meta_path.insert(0, Interrupter())
 sys.argv = ["imgmlp", *{arguments!r}]
 from imgmlp.__main__ import main
 main()
 """
 
 
-def stopped_early(
+def run_with_interrupted_import(
     picture: Path, module: str, arguments: list[str]
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command beside a picture, with Ctrl-C as it loads a module."""
+    """Run a command in the folder of a picture, with Ctrl-C when it imports a module."""
     return subprocess.run(
-        [sys.executable, "-c", EARLY.format(module=module, arguments=arguments)],
+        [
+            sys.executable,
+            "-c",
+            INTERRUPTED_IMPORT_SCRIPT.format(module=module, arguments=arguments),
+        ],
         cwd=picture.parent,
         env=environment(),
         capture_output=True,
@@ -429,22 +435,21 @@ def stopped_early(
         ("imgmlp.cli.encode", ["encode", "small.png"]),
     ],
 )
-def test_ctrl_c_while_modules_are_loaded_is_quiet(
+def test_ctrl_c_during_imports_exits_silently(
     picture: Path, module: str, arguments: list[str]
 ) -> None:
-    done = stopped_early(picture, module, arguments)
+    done = run_with_interrupted_import(picture, module, arguments)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 @pytest.mark.parametrize("module", ["imgmlp.cli", "numpy"])
-def test_it_is_told_as_json_where_that_is_asked_for(picture: Path, module: str) -> None:
-    """As later on."""
-    done = stopped_early(picture, module, ["encode", picture.name, "--json"])
+def test_ctrl_c_during_imports_is_reported_as_json(picture: Path, module: str) -> None:
+    done = run_with_interrupted_import(picture, module, ["encode", picture.name, "--json"])
     assert (done.returncode, done.stderr) == (130, b"")
     assert json.loads(done.stdout) == problem_of(KeyboardInterrupt()).facts()
 
 
-def test_ctrl_c_while_standard_input_is_waited_for(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_wait_for_standard_input(tmp_path: Path) -> None:
     process = subprocess.Popen(
         imgmlp_command(["encode", "-"]),
         cwd=tmp_path,
@@ -456,9 +461,9 @@ def test_ctrl_c_while_standard_input_is_waited_for(tmp_path: Path) -> None:
         process.wait(4)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=600)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert b"Traceback" not in told
+    assert b"Traceback" not in stderr
 
 
 # Help
@@ -466,17 +471,17 @@ def test_ctrl_c_while_standard_input_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("columns", ["0", "1", "40", "80", "200", "many"])
 @pytest.mark.parametrize("command", ["encode", "train", "bench"])
-def test_help_names_every_option_however_narrow(
+def test_help_names_every_option_at_any_width(
     in_process: Command, columns: str, command: str
 ) -> None:
     shown = in_process(command, "--help", env={"COLUMNS": columns}).stdout
-    wanted = {"encode": "--skip-existing", "train": "--features", "bench": "--no-progress"}
-    assert {"--device", "--verbose", wanted[command]} <= set(shown.replace(",", " ").split())
+    last_options = {"encode": "--skip-existing", "train": "--features", "bench": "--no-progress"}
+    assert {"--device", "--verbose", last_options[command]} <= set(shown.replace(",", " ").split())
     assert "bool" not in shown
-    assert "<" not in shown  # no types of Python
+    assert "<" not in shown  # no Python types
 
 
-def test_help_is_the_same_where_python_strips_docstrings(tmp_path: Path) -> None:
+def test_help_is_the_same_without_docstrings(tmp_path: Path) -> None:
     for words in ([], ["encode"], ["bench"], ["bench", "kernels"]):
         full, stripped = (
             subprocess.run(
@@ -496,7 +501,7 @@ COMMANDS = "train", "encode", "decode", "info", "verify", "compare", "devices", 
 
 
 @pytest.mark.parametrize("command", [(), *((one,) for one in COMMANDS), ("bench", "kernels")])
-def test_help_is_no_wider_than_the_terminal_and_says_as_much_in_a_narrow_one(
+def test_help_fits_the_terminal_and_has_the_same_text_at_any_width(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)

@@ -1,4 +1,4 @@
-"""The command on a terminal and without one: what is shown, and what Ctrl-C and kill do."""
+"""The command on a terminal and without one: bars and messages, Ctrl-C and other signals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from conftest import QUICK, Command, environment, imgmlp_command
-from outputs import OUTPUTS, assert_error, assert_whole, names
+from outputs import OUTPUTS, assert_error, assert_whole, names_beside
 from rich.console import Console
 
 from imgmlp import cli, interrupt, terminal
@@ -35,19 +35,19 @@ TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
 class Running:
     """The command on a pseudo-terminal."""
 
-    def __init__(self, folder: Path, *args: str, **changes: str) -> None:
-        control, its_end = pty.openpty()
+    def __init__(self, folder: Path, *args: str, **variables: str) -> None:
+        control, terminal_end = pty.openpty()
         self._control, self.shown = control, ""
         self.process = subprocess.Popen(
             imgmlp_command(args),
             cwd=folder,
-            env=environment(**TERMINAL | changes),
-            stdin=its_end,
-            stdout=its_end,
-            stderr=its_end,
+            env=environment(**TERMINAL | variables),
+            stdin=terminal_end,
+            stdout=terminal_end,
+            stderr=terminal_end,
             start_new_session=True,
         )
-        os.close(its_end)
+        os.close(terminal_end)
 
     def until(self, text: str) -> None:
         deadline = time.monotonic() + 600
@@ -56,7 +56,7 @@ class Running:
             assert self._read(), self.shown
 
     def end(self) -> int:
-        """Read what is left; the exit code."""
+        """Read the remaining output; returns the exit code."""
         while self._read():
             pass
         return self.process.wait(timeout=600)
@@ -72,7 +72,7 @@ class Running:
             return False
         try:
             data = os.read(self._control, 65536)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # on Linux: the other end is closed
             return False
         self.shown += data.decode("utf-8", "replace")
         return bool(data)
@@ -91,17 +91,17 @@ def on_terminal(picture: Path) -> Iterator[object]:
         running.close()
 
 
-def test_a_terminal_gets_a_bar(on_terminal: type[Running], picture: Path) -> None:
+def test_training_shows_a_bar_terminal_in_memory(on_terminal: type[Running], picture: Path) -> None:
     running = on_terminal("train", picture.name, *QUICK)
     assert running.end() == 0
     assert "━" in running.shown
     for part in ("20/20", "loss", "dB", "steps/s", "left", "✓"):
         assert part in running.shown
-    assert "\x1b[?25h" in running.shown  # the cursor is back
+    assert "\x1b[?25h" in running.shown  # the cursor is shown again
 
 
 @pytest.mark.parametrize(("changes", "options"), [({"TERM": "dumb"}, ()), ({}, ("--no-progress",))])
-def test_not_every_terminal_gets_a_bar(
+def test_no_bar_on_dumb_terminals_or_with_no_progress(
     on_terminal: type[Running], picture: Path, changes: dict[str, str], options: tuple[str, ...]
 ) -> None:
     running = on_terminal("train", picture.name, *QUICK, *options, **changes)
@@ -110,7 +110,7 @@ def test_not_every_terminal_gets_a_bar(
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "20"])
-def test_messages_are_whole_however_narrow(
+def test_messages_are_not_cut_on_narrow_terminals(
     on_terminal: type[Running], picture: Path, columns: str
 ) -> None:
     running = on_terminal("train", picture.name, *QUICK, COLUMNS=columns)
@@ -121,14 +121,14 @@ def test_messages_are_whole_however_narrow(
 
 @pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
 @pytest.mark.parametrize("size", ["²", "many", "", "-1"])
-def test_a_size_of_the_terminal_that_is_no_number_is_none(
+def test_invalid_terminal_size_in_the_environment_is_ignored(
     name: str, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, size)
     assert terminal.Terminal()._console.size == Console().size
 
 
-def test_nothing_is_bold_where_no_colours_are_wanted(on_terminal: type[Running]) -> None:
+def test_no_color_also_disables_bold(on_terminal: type[Running]) -> None:
     for changes in ({}, {"NO_COLOR": "1"}):
         running = on_terminal("info", "missing.imlp", **changes)
         assert running.end() == 2
@@ -136,7 +136,7 @@ def test_nothing_is_bold_where_no_colours_are_wanted(on_terminal: type[Running])
         assert ("\x1b" in running.shown) is not bool(changes)
 
 
-def test_no_png_is_sent_to_a_terminal(on_terminal: type[Running], weights: Path) -> None:
+def test_binary_output_to_a_terminal_is_refused(on_terminal: type[Running], weights: Path) -> None:
     running = on_terminal("decode", weights.name, "-o", "-")
     assert running.end() == 2
     assert "terminal" in running.shown
@@ -146,7 +146,7 @@ def test_no_png_is_sent_to_a_terminal(on_terminal: type[Running], weights: Path)
     assert "imgmlp train photo.png -o - > weights.npz" in running.shown
 
 
-def test_ctrl_c_on_a_terminal_writes_the_best_so_far(
+def test_ctrl_c_on_a_terminal_writes_the_best_weights_so_far(
     on_terminal: type[Running], picture: Path
 ) -> None:
     running = on_terminal("train", picture.name, *ENDLESS)
@@ -159,10 +159,10 @@ def test_ctrl_c_on_a_terminal_writes_the_best_so_far(
     assert_whole(picture)
 
 
-def test_ctrl_c_over_a_folder_saves_what_processes_have_reached(
+def test_ctrl_c_during_a_folder_run_saves_checkpoints(
     on_terminal: type[Running], picture: Path
 ) -> None:
-    """There is a bar for all files, and one for each process."""
+    """The terminal shows a bar for all files, and one for each process."""
     for name in ("b", "c"):
         shutil.copy(picture, picture.with_name(f"{name}.png"))
     arguments = ("encode", ".", "--out", "out", "--effort", "9", "--device", "numpy,numpy")
@@ -176,26 +176,26 @@ def test_ctrl_c_over_a_folder_saves_what_processes_have_reached(
     assert "the same command continues" in running.shown
     assert "Traceback" not in running.shown
     assert "\x1b[?25h" in running.shown
-    states = list((picture.parent / "out").iterdir())
-    assert states
-    assert {path.suffix for path in states} == {".checkpoint"}
-    again = on_terminal(*arguments)
-    again.until(" dB")
-    for _ in range(2):  # at once
-        os.killpg(again.process.pid, signal.SIGINT)
+    checkpoints = list((picture.parent / "out").iterdir())
+    assert checkpoints
+    assert {path.suffix for path in checkpoints} == {".checkpoint"}
+    rerun = on_terminal(*arguments)
+    rerun.until(" dB")
+    for _ in range(2):  # the second one ends the run at once
+        os.killpg(rerun.process.pid, signal.SIGINT)
         time.sleep(0.3)
-    assert again.end() == 130
+    assert rerun.end() == 130
     assert not list((picture.parent / "out").glob("*.imlp"))
 
 
 @pytest.mark.parametrize("number", interrupt.SIGNALS)
-def test_a_signal_without_a_terminal_writes_the_best_so_far(
+def test_a_signal_without_a_terminal_writes_the_best_weights_so_far(
     picture: Path, number: signal.Signals
 ) -> None:
-    """Also where these tests were started by `nohup`, which what they start would inherit."""
+    """The signal is reset first, as child processes of tests under `nohup` would ignore it."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
-        process = start(picture, *ENDLESS)
+        process = start_training(picture, *ENDLESS)
     finally:
         signal.signal(number, before)
     wait_for_training(process)
@@ -206,8 +206,8 @@ def test_a_signal_without_a_terminal_writes_the_best_so_far(
     assert_whole(picture)
 
 
-def test_a_second_ctrl_c_leaves_nothing_half_done(picture: Path) -> None:
-    process = start(picture, *ENDLESS)
+def test_a_second_ctrl_c_leaves_no_partial_files(picture: Path) -> None:
+    process = start_training(picture, *ENDLESS)
     wait_for_training(process)
     for _ in range(50):
         if process.poll() is None:
@@ -216,26 +216,28 @@ def test_a_second_ctrl_c_leaves_nothing_half_done(picture: Path) -> None:
     _, text = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in text
-    assert names(picture, states=False) <= set(OUTPUTS)  # no temporary file
+    assert names_beside(picture, with_checkpoints=False) <= set(OUTPUTS)  # no temporary file
     if (picture.parent / "weights.npz").exists():
         open_stored(picture.parent / "weights.npz")
 
 
-def test_the_first_signal_is_a_request_and_the_second_an_order() -> None:
-    before = signal.getsignal(signal.SIGINT)  # ignored in what a shell runs in the background
+def test_first_signal_requests_a_stop_and_the_second_interrupts() -> None:
+    before = signal.getsignal(
+        signal.SIGINT
+    )  # it is ignored if a shell runs the tests in background
     with interrupt.StopRequest() as stop:
         assert not stop.requested()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.requested()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-        for number in interrupt.SIGNALS:  # a third one would only disturb the cleaning up
+        for number in interrupt.SIGNALS:  # a third one would disturb the clean-up
             assert signal.getsignal(number) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_the_first_signal_is_an_order_while_nobody_asks_for_requests() -> None:
-    """As there is nothing to save yet, perhaps of the second picture of a command."""
+def test_first_signal_interrupts_before_the_first_poll() -> None:
+    """There is nothing to save yet, perhaps of the second picture of a command."""
     before = signal.getsignal(signal.SIGINT)
     stop = interrupt.StopRequest()
     for _ in range(2):
@@ -246,10 +248,10 @@ def test_the_first_signal_is_an_order_while_nobody_asks_for_requests() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_nothing_is_heard_after_an_order_where_that_ends_the_process(
+def test_signals_are_ignored_after_an_interrupt_that_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As another one would meet the command as it tells of the first."""
+    """Another signal would interrupt the command while it reports the first."""
     monkeypatch.setattr(interrupt, "_interrupting_signals", [])
     before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
     try:
@@ -264,14 +266,14 @@ def test_nothing_is_heard_after_an_order_where_that_ends_the_process(
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_ctrl_c_after_a_command_has_done_its_work_is_told_as_any_other(
+def test_ctrl_c_at_the_end_of_a_command_is_reported_as_interrupted(
     in_process: Command, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
-    """Before the signals are ignored, or while a failure is told."""
+    """Ctrl-C comes before signals are ignored, or while an error is reported."""
 
     def run(_: object) -> int:
         if failing:
-            raise OSError("as it may be")
+            raise OSError("any error")
         return 0
 
     def interrupted() -> None:
@@ -288,32 +290,32 @@ def test_ctrl_c_after_a_command_has_done_its_work_is_told_as_any_other(
     assert_error(in_process(check=130).stderr, "interrupted", "start it again")
 
 
-class Finalised:
-    """Sends a signal as it is freed, where an exception goes no further."""
+class SignalsWhenFreed:
+    """Sends a signal when it is freed; Python drops exceptions that are raised there."""
 
     def __del__(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("opened", [False, True])
-def test_an_order_that_a_finaliser_swallows_is_given_again_at_the_next_look(
-    monkeypatch: pytest.MonkeyPatch, opened: bool
+@pytest.mark.parametrize("is_within_context", [False, True])
+def test_interrupt_swallowed_by_a_finaliser_is_raised_at_the_next_poll(
+    monkeypatch: pytest.MonkeyPatch, is_within_context: bool
 ) -> None:
-    """Before a request to stop may be given, as a device is opened, and after that."""
+    """Before the context of a StopRequest, as when a device is opened, and within it."""
     monkeypatch.setattr(interrupt, "_interrupting_signals", [])
     before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
     stop = interrupt.StopRequest()
     try:
         interrupt.raise_on_signals()
-        if not opened:
-            Finalised()
+        if not is_within_context:
+            SignalsWhenFreed()
         with stop:
-            if opened:
-                Finalised()
+            if is_within_context:
+                SignalsWhenFreed()
             with pytest.raises(KeyboardInterrupt):
                 stop.requested()
-        interrupt.raise_on_signals()  # of the next command
+        interrupt.raise_on_signals()  # as the next command does
         with stop:
             assert not stop.requested()
     finally:
@@ -321,8 +323,8 @@ def test_an_order_that_a_finaliser_swallows_is_given_again_at_the_next_look(
             signal.signal(number, handler)
 
 
-def test_a_terminal_that_goes_away_ends_nothing_that_was_told_not_to_hear_of_it() -> None:
-    """As `nohup` tells a command."""
+def test_ignored_hangup_signal_stays_ignored() -> None:
+    """As under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interrupt.StopRequest() as stop:
@@ -338,14 +340,14 @@ def test_a_terminal_that_goes_away_ends_nothing_that_was_told_not_to_hear_of_it(
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_handler_that_python_cannot_put_back_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a program which Python is embedded in."""
+def test_signal_handlers_not_set_by_python_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of a program that embeds Python, which could not be restored."""
     handlers: dict[int, Any] = dict.fromkeys(interrupt.SIGNALS, signal.SIG_DFL)
-    host = handlers[signal.SIGTERM] = None  # how Python tells of it
+    host = handlers[signal.SIGTERM] = None  # a handler that Python has not set
 
     def replaced(number: int, handler: Any) -> Any:
         if handler is None:
-            raise TypeError("as Python's own does")
+            raise TypeError("as signal.signal does")
         before, handlers[number] = handlers[number], handler
         return before
 
@@ -358,7 +360,7 @@ def test_a_handler_that_python_cannot_put_back_stays(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["it is.imlp", "weights.npz"])
-def test_a_picture_is_not_shown_by_a_terminal_and_the_advice_is_of_its_file(
+def test_decode_to_a_terminal_suggests_a_redirection_with_the_file_name(
     tmp_path: Path, name: str
 ) -> None:
     running = Running(tmp_path, "decode", name, "-o", "-")
@@ -368,8 +370,8 @@ def test_a_picture_is_not_shown_by_a_terminal_and_the_advice_is_of_its_file(
     assert f"imgmlp decode {shlex.quote(name)} -o - > picture.png" in shown
 
 
-# A process that starts another one, as a driver does, when Ctrl-C is pressed on its terminal.
-SHIELDED = """
+# A process that has started another one, as a driver does, when Ctrl-C is pressed.
+SHIELDED_CHILD_SCRIPT = """
 import os, signal, subprocess, sys
 from imgmlp.interrupt import raise_on_signals, shield_children
 raise_on_signals()
@@ -386,9 +388,9 @@ print(child.wait())
 """
 
 
-def test_ctrl_c_does_not_end_compilers_that_a_driver_has_started() -> None:
+def test_ctrl_c_does_not_reach_child_processes_of_a_driver() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SHIELDED],
+        [sys.executable, "-c", SHIELDED_CHILD_SCRIPT],
         env=environment(),
         capture_output=True,
         text=True,
@@ -399,7 +401,7 @@ def test_ctrl_c_does_not_end_compilers_that_a_driver_has_started() -> None:
     assert done.stdout == "interrupted\n0\n"
 
 
-def start(picture: Path, *options: str) -> subprocess.Popen[str]:
+def start_training(picture: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         imgmlp_command(["train", picture.name, *options]),
         cwd=picture.parent,
@@ -412,12 +414,12 @@ def start(picture: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def wait_for_training(process: subprocess.Popen[str]) -> None:
-    """Return once the first steps are told: until then there is nothing to write."""
+    """Return once the first steps are reported: until then there is nothing to save."""
     assert process.stderr is not None
     assert any(line.startswith("training ") for line in process.stderr)
 
 
-def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_show_the_fraction_of_the_current_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[float, str]] = []
 
     class Bar(terminal.Progress):
@@ -427,10 +429,10 @@ def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TERM", TERMINAL["TERM"])
     monkeypatch.setattr(terminal, "Progress", Bar)
     monkeypatch.setattr(terminal, "REDRAW_INTERVAL", 0.0)
-    found = terminal.Terminal()
-    found._console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    monkeypatch.setattr(found._console.file, "isatty", lambda: True, raising=False)
-    with found.stages(4) as show:
+    own = terminal.Terminal()
+    own._console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr(own._console.file, "isatty", lambda: True, raising=False)
+    with own.stages(4) as show:
         show("a")
         show("b")
         show("b, half", 0.5)
@@ -438,101 +440,111 @@ def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch)
     assert shown == [(0, "a"), (1, "b"), (1.5, "b, half"), (2, "c")]
 
 
-SHOWN = re.compile(r"[\r\n]|\x1b\[\S*?[A-Za-z]")  # what parts the lines of a bar
+LINE_BREAK = re.compile(r"[\r\n]|\x1b\[\S*?[A-Za-z]")  # between the lines of a bar
 
 
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> terminal.Terminal:
-    """One in memory, whose bar is drawn at once."""
+def terminal_in_memory(
+    monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8"
+) -> terminal.Terminal:
+    """A terminal in memory, whose bar is redrawn at every update."""
     monkeypatch.setenv("TERM", TERMINAL["TERM"])
     monkeypatch.setattr(terminal, "REDRAW_INTERVAL", 0.0)
-    found = terminal.Terminal()
+    result = terminal.Terminal()
     file = io.TextIOWrapper(io.BytesIO(), encoding, write_through=True)
     monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
-    found._console = Console(file=file, force_terminal=True, color_system=None, width=120)
-    return found
+    result._console = Console(file=file, force_terminal=True, color_system=None, width=120)
+    return result
 
 
-def shown_on(console: Console) -> list[str]:
-    """The lines that a bar in memory had."""
+def lines_on(console: Console) -> list[str]:
+    """The lines that were drawn on a terminal in memory."""
     file = console.file
     assert isinstance(file, io.TextIOWrapper)
     assert isinstance(file.buffer, io.BytesIO)
-    return SHOWN.split(file.buffer.getvalue().decode(file.encoding))
+    return LINE_BREAK.split(file.buffer.getvalue().decode(file.encoding))
 
 
-# Names that Rich would take for markup, or a terminal for orders.
-ODD = {"d[/a].png": "d[/a].png", "a[b].png": "a[b].png", "\x1b[31mc\n.png": "\\x1b[31mc\\n.png"}
+# Names that contain Rich markup or control characters -> as they are shown.
+ESCAPED_NAMES = {
+    "d[/a].png": "d[/a].png",
+    "a[b].png": "a[b].png",
+    "\x1b[31mc\n.png": "\\x1b[31mc\\n.png",
+}
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_names_are_shown_as_they_are_and_order_nothing(
+@pytest.mark.parametrize("name", ESCAPED_NAMES)
+def test_names_in_bars_are_escaped_and_not_read_as_markup(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Of files at a stage of some work, and of files and devices in a run over folders."""
-    found = on_a_terminal(monkeypatch)
-    with found.stages(2) as show:
+    """Names of stages, and of files and devices in a run over a folder."""
+    own = terminal_in_memory(monkeypatch)
+    with own.stages(2) as show:
         show(name)
-    with found.files(3) as show_files:
+    with own.files(3) as show_files:
         show_files(1, 0, 0.5, [Seat("[bold]dev\x1bice[/]", name, 1, 2, 31.5)])
-    lines = shown_on(found._console)
-    assert any(line.rstrip().endswith(f" {ODD[name]}") for line in lines)
-    assert any(f"{ODD[name]}  31.5 dB" in line for line in lines)
+    lines = lines_on(own._console)
+    assert any(line.rstrip().endswith(f" {ESCAPED_NAMES[name]}") for line in lines)
+    assert any(f"{ESCAPED_NAMES[name]}  31.5 dB" in line for line in lines)
     assert any("[bold]dev\\x1bice[/]" in line for line in lines)
 
 
-OF_NETWORK = "6,412/10,000 loss 0.0093  20.4 dB"
-OF_LATENTS = "1,389/3,500 1.089 bpp  31.9 dB  D+λR 0.00155  101 steps/s  20.9 s left"
+NETWORK_STATE = "6,412/10,000 loss 0.0093  20.4 dB"
+LATENT_STATE = "1,389/3,500 1.089 bpp  31.9 dB  D+λR 0.00155  101 steps/s  20.9 s left"
 
 
 @pytest.mark.parametrize(
     ("width", "latents", "network"),
     [
         (40, "1,389/3,500 31.9 dB  20.9 s left", "6,412/10,000 20.4 dB  1.2 s left"),
-        (50, "1,389/3,500 1.089 bpp  31.9 dB  20.9 s left", f"{OF_NETWORK}  1.2 s left"),
+        (50, "1,389/3,500 1.089 bpp  31.9 dB  20.9 s left", f"{NETWORK_STATE}  1.2 s left"),
         (
             60,
             "training 1,389/3,500 1.089 bpp  31.9 dB  20.9 s left",
-            f"training {OF_NETWORK}  1.2 s left",
+            f"training {NETWORK_STATE}  1.2 s left",
         ),
         (
             70,
             "training 1,389/3,500 1.089 bpp  31.9 dB  101 steps/s  20.9 s left",
-            f"training {OF_NETWORK}  3,100 steps/s  1.2 s left",
+            f"training {NETWORK_STATE}  3,100 steps/s  1.2 s left",
         ),
-        (80, f"training {OF_LATENTS}", f"training ━ {OF_NETWORK}  3,100 steps/s  1.2 s left"),
-        (120, f"training ━ {OF_LATENTS}", f"training ━ {OF_NETWORK}  3,100 steps/s  1.2 s left"),
+        (80, f"training {LATENT_STATE}", f"training ━ {NETWORK_STATE}  3,100 steps/s  1.2 s left"),
+        (
+            120,
+            f"training ━ {LATENT_STATE}",
+            f"training ━ {NETWORK_STATE}  3,100 steps/s  1.2 s left",
+        ),
     ],
 )
-def test_a_narrow_bar_leaves_out_what_matters_least(
+def test_narrow_bar_omits_the_least_important_parts(
     width: int, latents: str, network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps, the quality and the time left are whole."""
+    """The steps, the quality and the remaining time are always shown."""
     states = [
         Progress(1389, 3500, 0.0015, 31.9, 101.0, 20.9, bpp=1.089, cost=0.00155),
         Progress(6412, 10_000, 0.0093, 20.4, 3100.0, 1.2),
     ]
     for state, line in zip(states, (latents, network), strict=True):
-        shown = bar_of(state, on_a_terminal(monkeypatch)._console, width)
+        shown = bar_of(state, terminal_in_memory(monkeypatch)._console, width)
         assert re.sub("[━╸]+ *", "━ ", shown) == line
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 86, 120])
-def test_a_bar_is_ascii_where_the_encoding_asks_for_it(
+def test_bar_is_ascii_if_the_encoding_is_not_unicode(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And has room for the longer words."""
+    """It has room for the longer spelling of lambda from 81 columns on."""
     state = Progress(1389, 3500, 0.0015, 31.9, 101.0, 20.9, bpp=1.089, cost=0.00155)
-    shown = bar_of(state, on_a_terminal(monkeypatch, "latin-1")._console, width)
+    shown = bar_of(state, terminal_in_memory(monkeypatch, "latin-1")._console, width)
     assert shown.isascii()
     assert ("D+lambda R 0.00155" in shown) is (width > 80)
     assert shown.endswith("  20.9 s left") is (width > 20)
 
 
-def test_long_names_are_cut_in_ascii_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = on_a_terminal(monkeypatch, "latin-1")
-    with found.stages(2) as show:
+def test_long_names_are_cropped_in_ascii_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = terminal_in_memory(monkeypatch, "latin-1")
+    with own.stages(2) as show:
         show("n" * 200)
-    assert any("nnn" in line for line in shown_on(found._console))
+    assert any("nnn" in line for line in lines_on(own._console))
 
 
 def bar_of(state: Progress, console: Console, width: int) -> str:
@@ -540,4 +552,4 @@ def bar_of(state: Progress, console: Console, width: int) -> str:
     console.width = width
     with terminal._bar(console, state.steps) as show:
         show(state)
-    return [text for text in shown_on(console) if text.strip()][-1].strip()
+    return [text for text in lines_on(console) if text.strip()][-1].strip()

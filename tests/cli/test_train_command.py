@@ -1,4 +1,4 @@
-"""`imgmlp train` as its users run it."""
+"""`imgmlp train`: outputs, options, and resuming an interrupted training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import OPENCL, QUICK, Command, small_pixels
-from outputs import OUTPUTS, assert_error, assert_whole, names, pixels_of
+from outputs import OUTPUTS, assert_error, assert_whole, names_beside, pixels_of
 from PIL import Image
 
 from imgmlp import interrupt, terminal
@@ -27,7 +27,9 @@ from imgmlp.engine import list_devices
 from imgmlp.errors import Interrupted, OutputError
 
 
-def test_training_writes_both_outputs_and_nothing_to_stdout(imgmlp: Command, picture: Path) -> None:
+def test_train_writes_weights_and_reconstruction_and_nothing_to_stdout(
+    imgmlp: Command, picture: Path
+) -> None:
     done = imgmlp("train", picture.name, *QUICK)
     assert done.stdout == ""
     header, device, *progress, last = done.stderr.splitlines()
@@ -39,7 +41,7 @@ def test_training_writes_both_outputs_and_nothing_to_stdout(imgmlp: Command, pic
     assert_whole(picture)
 
 
-def test_the_main_job_runs_on_the_processors_opencl(imgmlp: Command, picture: Path) -> None:
+def test_train_and_decode_run_on_opencl_on_the_cpu(imgmlp: Command, picture: Path) -> None:
     if not any(device.kind == "cpu" for device in list_devices()):
         pytest.skip("there is no OpenCL driver for the processor")
     imgmlp("train", picture.name, *QUICK, "--device", OPENCL["device"])
@@ -48,7 +50,7 @@ def test_the_main_job_runs_on_the_processors_opencl(imgmlp: Command, picture: Pa
     np.testing.assert_array_equal(decoded, pixels_of(picture.parent / "reconstruction.png"))
 
 
-def test_the_same_seed_gives_the_same_file(in_process: Command, picture: Path) -> None:
+def test_same_seed_gives_identical_weights(in_process: Command, picture: Path) -> None:
     files = []
     for seed in ("7", "7", "8"):
         in_process("train", picture.name, *QUICK, "--seed", seed, "--force", "-q")
@@ -64,22 +66,22 @@ def test_options_replace_values_of_the_preset(in_process: Command, picture: Path
     assert "preset seed  steps 3  batch 5  lr 0.01" in done.stderr
     facts = json.loads(in_process("info", "a.npz", "--json").stdout)
     assert facts["network"] == "16-12-12-3"
-    assert names(picture) == {"a.npz", "b.png"}
+    assert names_beside(picture) == {"a.npz", "b.png"}
 
 
-def test_gray_stays_gray(in_process: Command, picture: Path) -> None:
+def test_gray_picture_gives_a_gray_reconstruction(in_process: Command, picture: Path) -> None:
     Image.fromarray(small_pixels(1)[:, :, 0]).save(picture)
     assert "31×24 gray" in in_process("train", picture.name, *QUICK).stderr
     assert pixels_of(picture.parent / "reconstruction.png").ndim == 2
 
 
-def test_a_dropped_alpha_channel_is_mentioned(in_process: Command, picture: Path) -> None:
+def test_dropped_alpha_channel_is_reported(in_process: Command, picture: Path) -> None:
     Image.fromarray(small_pixels()).convert("RGBA").save(picture)
     done = in_process("train", picture.name, *QUICK)
     assert "small.png: the fully opaque alpha channel was dropped" in done.stderr
 
 
-def test_live_leaves_a_preview(in_process: Command, picture: Path) -> None:
+def test_live_option_leaves_preview_and_page(in_process: Command, picture: Path) -> None:
     in_process("train", picture.name, *QUICK, "--live", "live.png")
     live = pixels_of(picture.parent / "live.png")
     np.testing.assert_array_equal(live, pixels_of(picture.parent / "reconstruction.png"))
@@ -109,17 +111,17 @@ def test_live_leaves_a_preview(in_process: Command, picture: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_a_bad_option_of_train_is_exit_2(
+def test_invalid_option_of_train_is_exit_2(
     in_process: Command, picture: Path, options: tuple[str, ...]
 ) -> None:
     done = in_process("train", picture.name, *options, check=2)
     assert_error(done.stderr, options[0])
     assert done.stdout == ""
-    assert names(picture) == set()
+    assert names_beside(picture) == set()
 
 
 @pytest.mark.parametrize("name", ["live.html", "live.txt"])
-def test_what_is_shown_has_the_name_of_a_picture(
+def test_live_option_refuses_extensions_of_other_files(
     in_process: Command, picture: Path, name: str
 ) -> None:
     done = in_process("train", picture.name, *QUICK, "--live", name, check=2)
@@ -127,7 +129,7 @@ def test_what_is_shown_has_the_name_of_a_picture(
 
 
 @pytest.mark.parametrize("existing", [*OUTPUTS, "live.png", "live.html"])
-def test_an_existing_output_stays_untouched(
+def test_existing_output_is_replaced_only_with_force(
     in_process: Command, picture: Path, existing: str
 ) -> None:
     path = picture.parent / existing
@@ -135,28 +137,28 @@ def test_an_existing_output_stays_untouched(
     options = (*QUICK, "--live", "live.png")
     assert_error(in_process("train", picture.name, *options, check=8).stderr, "--force", existing)
     assert path.read_bytes() == b"old"
-    assert names(picture) == {existing}
+    assert names_beside(picture) == {existing}
     in_process("train", picture.name, *options, "--force")
     assert path.read_bytes() != b"old"
 
 
-def test_a_full_disk_is_exit_8(in_process: Command, picture: Path) -> None:
+def test_full_disk_is_exit_8(in_process: Command, picture: Path) -> None:
     done = in_process("train", picture.name, *QUICK, "-o", "/dev/full", check=8)
     assert_error(done.stderr, "/dev/full", "No space left")
-    assert names(picture) == set()
+    assert names_beside(picture) == set()
 
 
-def test_a_loss_that_explodes_is_exit_1_with_weights(imgmlp: Command, picture: Path) -> None:
+def test_diverged_loss_is_exit_1_and_weights_are_written(imgmlp: Command, picture: Path) -> None:
     done = imgmlp("train", picture.name, *QUICK, "--lr", "1e30", check=1)
     assert_error(done.stderr, "the loss diverged", "weights.npz", "--lr")
     assert "Warning" not in done.stderr
     assert_whole(picture)
 
 
-def test_weights_are_kept_whose_picture_cannot_be_written(
+def test_weights_are_kept_if_the_reconstruction_cannot_be_written(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the same command continues over them."""
+    """The same command then replaces its own weights."""
     folder, save = picture.parent, training.pictures.save_named
     chosen = {"steps": 300, "batch": 64, "hidden": 8, "layers": 1, "features": 8}
     settings = parsing.training_settings("default", **chosen)
@@ -180,24 +182,24 @@ def test_weights_are_kept_whose_picture_cannot_be_written(
     train("a")
     for end in ("npz", "png"):
         assert (folder / f"a.{end}").read_bytes() == (folder / f"whole.{end}").read_bytes()
-    assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
+    assert names_beside(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
 
 
-def test_a_stopped_training_goes_on_over_what_it_wrote(
+def test_resumed_training_replaces_only_its_own_outputs(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, show = picture.parent, terminal.Terminal()
+    folder, own_terminal = picture.parent, terminal.Terminal()
     chosen = {"batch": 64, "hidden": 8, "layers": 1, "features": 8}
 
     def train(name: str, steps: int = 300, png: str = "a", live: Path | None = None) -> None:
         settings = parsing.training_settings("default", steps=steps, **chosen)
         outputs = Outputs(folder / f"{name}.npz", folder / f"{png}.png", live)
-        training.run(show, picture, outputs, settings, "numpy", False)
+        training.run(own_terminal, picture, outputs, settings, "numpy", False)
 
     train("whole", png="whole")
-    left = iter(range(7))
+    polls = iter(range(7))
     with monkeypatch.context() as patch:
-        patch.setattr(interrupt.StopRequest, "requested", lambda _: next(left, None) is None)
+        patch.setattr(interrupt.StopRequest, "requested", lambda _: next(polls, None) is None)
         with pytest.raises(Interrupted, match="stopped after") as raised:
             train("a")
     assert "the same command continues" in raised.value.hint
@@ -208,7 +210,7 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
         train("a", png="whole")
     with pytest.raises(OutputError, match=r"whole\.png exists already"):
         train("a", live=folder / "whole.png")
-    for name in ("a.npz", "a.png"):  # nor if somebody else's is there by now, however old it is
+    for name in ("a.npz", "a.png"):  # nor files of other programs, however old
         own = (folder / name).read_bytes()
         (folder / name).write_bytes(b"mine")
         os.utime(folder / name, (0, 0))
@@ -216,16 +218,16 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
             train("a")
         assert "move it away" in refused.value.hint
         assert (folder / name).read_bytes() == b"mine"
-        (folder / name).write_bytes(own)  # which is as good as it was
+        (folder / name).write_bytes(own)  # restored
     capsys.readouterr()
     train("a")
     assert "continuing after" in capsys.readouterr().err
     for end in ("npz", "png"):
         assert (folder / f"a.{end}").read_bytes() == (folder / f"whole.{end}").read_bytes()
-    assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
+    assert names_beside(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
 
 
-def test_a_stopped_training_goes_on_over_what_it_showed_only(
+def test_resumed_training_replaces_only_its_own_preview(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, chosen = picture.parent, {"batch": 64, "hidden": 8, "layers": 1, "features": 8}
@@ -235,9 +237,9 @@ def test_a_stopped_training_goes_on_over_what_it_showed_only(
         outputs = Outputs(folder / "a.npz", folder / "a.png", folder / "live.png")
         training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
 
-    left = iter(range(7))
+    polls = iter(range(7))
     with monkeypatch.context() as patch:
-        patch.setattr(interrupt.StopRequest, "requested", lambda _: next(left, None) is None)
+        patch.setattr(interrupt.StopRequest, "requested", lambda _: next(polls, None) is None)
         with pytest.raises(Interrupted):
             train()
     for name in ("live.png", "live.html"):
@@ -251,46 +253,46 @@ def test_a_stopped_training_goes_on_over_what_it_showed_only(
     assert "Done: " in (folder / "live.html").read_text("utf-8")
 
 
-def test_before_the_first_step_ctrl_c_ends_training_and_leaves_what_there_is(
+def test_ctrl_c_before_the_first_step_leaves_files_unchanged(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As kernels are compiled then; and what was told of is there to be saved."""
-    folder, go_on = picture.parent, fit._Replay.enqueue_chunk
+    """Kernels are compiled then, and nothing can be saved. After a step, Ctrl-C saves it."""
+    folder, enqueue_chunk = picture.parent, fit._Replay.enqueue_chunk
     chosen = {"steps": 300, "batch": 64, "hidden": 8, "layers": 1, "features": 8}
     settings = parsing.training_settings("default", **chosen)
 
-    def train(step: Any = go_on) -> None:
+    def train(step: Any = enqueue_chunk) -> None:
         outputs = Outputs(folder / "a.npz", folder / "a.png")
         with monkeypatch.context() as patch:
             patch.setattr(fit._Replay, "enqueue_chunk", step)
             training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
 
-    def compiling(replay: Any) -> None:
+    def interrupt_before_step(replay: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        go_on(replay)
+        enqueue_chunk(replay)
 
-    def told(replay: Any) -> None:
-        go_on(replay)
+    def interrupt_after_step(replay: Any) -> None:
+        enqueue_chunk(replay)
         signal.raise_signal(signal.SIGINT)
 
-    def at_once() -> dict[str, bytes]:
+    def interrupted_at_once() -> dict[str, bytes]:
         with pytest.raises(KeyboardInterrupt):
-            train(compiling)
+            train(interrupt_before_step)
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    assert at_once().keys() == {picture.name}
+    assert interrupted_at_once().keys() == {picture.name}
     with pytest.raises(Interrupted, match="stopped after 1 of"):
-        train(told)
-    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert {"a.npz", "a.png"} < kept.keys()
-    assert at_once() == kept
+        train(interrupt_after_step)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"a.npz", "a.png"} < before.keys()
+    assert interrupted_at_once() == before
     capsys.readouterr()
     train()
     assert "continuing after 1 of 300 steps" in capsys.readouterr().err
-    assert names(picture) == {"a.npz", "a.png"}
+    assert names_beside(picture) == {"a.npz", "a.png"}
 
 
-def test_a_stopped_training_keeps_nothing_beside_what_is_no_file(
+def test_interrupted_training_to_a_device_file_keeps_no_checkpoint(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     null = picture.parent / "null"
@@ -302,12 +304,12 @@ def test_a_stopped_training_keeps_nothing_beside_what_is_no_file(
         training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
     assert "the best weights so far are in" in raised.value.hint
     assert "start it again" in raised.value.hint
-    assert names(picture) == {"null", "a.png"}
+    assert names_beside(picture) == {"null", "a.png"}
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.png"])
 @pytest.mark.parametrize("force", [False, True])
-def test_what_somebody_writes_while_it_trains_stays_unless_forced(
+def test_output_written_by_others_during_training_is_kept_without_force(
     picture: Path, name: str, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, train = picture.parent, training.pipeline.train
@@ -323,20 +325,20 @@ def test_what_somebody_writes_while_it_trains_stays_unless_forced(
     with nullcontext() if force else pytest.raises(OutputError, match=f"{name} was .* meantime"):
         training.run(terminal.Terminal(), picture, outputs, settings, "numpy", force)
     assert ((folder / name).read_bytes() == b"mine") is not force
-    if not force and name == "a.png":  # beside which the weights are written
+    if not force and name == "a.png":  # the weights are written all the same
         with (folder / "a.npz").open("rb") as file:
             assert npz.load(file).width == 31
 
 
-def test_weights_that_cannot_be_written_are_not_trained_again(
+def test_rerun_after_a_failed_write_does_not_train_again(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However short the run was."""
+    """Even after a short run, the result is in a checkpoint."""
     folder, steps = picture.parent, list[int]()
     settings = parsing.training_settings("default", steps=3, batch=64, hidden=8, layers=1)
     outputs = Outputs(folder / "a.npz", folder / "a.png")
 
-    write, go_on = training.output_files.write_atomically, fit._Replay.enqueue_chunk
+    write, enqueue_chunk = training.output_files.write_atomically, fit._Replay.enqueue_chunk
 
     def run() -> None:
         training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
@@ -347,7 +349,7 @@ def test_weights_that_cannot_be_written_are_not_trained_again(
         write(path, *rest)
 
     def counted(replay: Any) -> None:
-        go_on(replay)
+        enqueue_chunk(replay)
         steps.append(replay.done)
 
     monkeypatch.setattr(fit._Replay, "enqueue_chunk", counted)
@@ -359,4 +361,4 @@ def test_weights_that_cannot_be_written_are_not_trained_again(
     steps.clear()
     run()
     assert not steps
-    assert names(picture) == {"a.npz", "a.png"}
+    assert names_beside(picture) == {"a.npz", "a.png"}

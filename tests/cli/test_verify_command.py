@@ -1,4 +1,4 @@
-"""`imgmlp verify` tells files that are as they were written from those that are not."""
+"""`imgmlp verify`: intact files pass, damaged ones fail."""
 
 from __future__ import annotations
 
@@ -26,40 +26,36 @@ def sound(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_sound_file_has_a_line(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_intact_file_prints_one_line(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify([sound]) == 0
     shown = capsys.readouterr()
     assert shown.err == f"✓ {sound}  24×7 RGB and alpha   287 B\n"
     assert shown.out == ""
 
 
-def test_damaged_files_are_told_from_sound_ones(
+def test_damaged_files_fail_and_intact_files_pass(
     sound: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = sound.with_name("b.imlp")
     for data in [*mutations.mutants(sound.read_bytes(), 40, seed=2)][1::2]:
         bad.write_bytes(data)
-        same = data == sound.read_bytes()
+        is_intact = data == sound.read_bytes()
         code = verify([bad], as_json=True)
         (report,) = json.loads(capsys.readouterr().out)
-        assert (report["sound"], code) == (same, 0 if same else 4)
-        assert (report["problem"] is None) == same
+        assert (report["sound"], code) == (is_intact, 0 if is_intact else 4)
+        assert (report["problem"] is None) == is_intact
     assert verify([sound, bad, sound]) == 1
     assert capsys.readouterr().err.count(f"✓ {sound}") == 2
 
 
-def test_other_pixels_than_those_encoded_are_noticed(
-    sound: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = container.parse(sound.read_bytes())
-    header = replace(found.header, digest=bytes(8))
-    sound.write_bytes(container.write(header, found.sections))
+def test_wrong_digest_of_the_pixels_fails(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = container.parse(sound.read_bytes())
+    header = replace(file.header, digest=bytes(8))
+    sound.write_bytes(container.write(header, file.sections))
     assert verify([sound]) == 4
     assert f"{sound}: it decodes to another picture" in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there_is_exit_6(
-    sound: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_device_is_exit_6(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify([sound], "9:9") == 6
     assert "9:9" in capsys.readouterr().err
