@@ -32,7 +32,7 @@ def main() -> None:
     import gc
 
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-    text = plain_info(sys.argv[1:])
+    text = info_output(sys.argv[1:])
     if text is None:
         from imgmlp import cli
 
@@ -50,18 +50,19 @@ def main() -> None:
         sys.exit(Terminal().fail(error))
 
 
-def plain_info(arguments: list[str]) -> str | None:
+def info_output(arguments: list[str]) -> str | None:
     """The output of `info FILE [--json]`; None for other arguments, or if FILE cannot be read."""
-    command, rest = arguments[:1], [word for word in arguments[1:] if word != "--json"]
-    is_plain = command == ["info"] and len(rest) == 1 and not rest[0].startswith("-")
-    if not is_plain or len(arguments) > 3 or COMPLETION_VARIABLE in os.environ:
+    command = arguments[:1]
+    files = [argument for argument in arguments[1:] if argument != "--json"]
+    is_simple = command == ["info"] and len(files) == 1 and not files[0].startswith("-")
+    if not is_simple or len(arguments) > 3 or COMPLETION_VARIABLE in os.environ:
         return None
     from pathlib import Path
 
     from imgmlp import facts
 
     try:
-        return facts.text(Path(rest[0]), "--json" in arguments)
+        return facts.text(Path(files[0]), "--json" in arguments)
     except Exception:  # the command line repeats this and reports the error
         return None
 

@@ -1,5 +1,4 @@
-"""Python processes that run a module of this package, also from a checkout that is not
-installed."""
+"""Starts Python processes that run a module of this package, installed or not."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-# The environment variable with the most processes that may compile for a process in parallel.
+# Environment variable: the maximum number of processes that may compile for one process.
 COMPILERS_VARIABLE = "IMGMLP_COMPILERS"
 POLL_INTERVAL = 0.02  # seconds
 KILL_TIMEOUT = 10.0  # seconds that a killed process may take to end
@@ -28,8 +27,8 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """This process's environment variables, with a PYTHONPATH on which a child finds imgmlp."""
-    here = str(Path(__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    package_parent = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [package_parent, os.environ.get("PYTHONPATH", "")]))
     return os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
 
 
@@ -79,13 +78,13 @@ class Helper:
 
         `may_have_helpers` lets it start helpers of its own, for when cores are idle meanwhile.
         """
-        alone = {} if may_have_helpers else {COMPILERS_VARIABLE: "0"}
+        limit = {} if may_have_helpers else {COMPILERS_VARIABLE: "0"}
         self._process: subprocess.Popen[bytes] | None = None
         # OSError: no more processes may be started; TypeError: sys.executable is None.
         with suppress(OSError, TypeError):
             self._process = subprocess.Popen(
                 command(module, *arguments),
-                env=environment() | alone | variables,
+                env=environment() | limit | variables,
                 stdin=subprocess.PIPE,  # it is closed whenever and however this process ends
                 stdout=self._stdout,
                 stderr=subprocess.DEVNULL,

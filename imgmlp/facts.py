@@ -27,7 +27,7 @@ def lines(facts: dict[str, Any]) -> str:
         "picture": dimensions(facts["width"], facts["height"], facts["channels"]),
     }
     if "codec" in facts:
-        sections = (f"{one['type']} {size(one['bytes'])}" for one in facts["sections"])
+        sections = (f"{part['type']} {size(part['bytes'])}" for part in facts["sections"])
         rows["codec"] = facts["codec"]
         rows["digest"] = facts["digest"]
         rows["sections"] = f"{', '.join(sections)}, around them {size(facts['container_bytes'])}"

@@ -31,13 +31,13 @@ TEMPORARY_SUFFIX = ".tmp"
 LARGE_FOLDER_FILES = 2**10
 # Temporary files in each large folder when this process first listed it.
 _temporaries_of_large_folders: dict[Path, list[str]] = {}
-FORCE = "--force replaces it; or choose another name"
+FORCE_HINT = "--force replaces it; or choose another name"
 
 
-def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
-    """Refuse, as an OutputError, a file that cannot be written or must not be replaced.
+def check_output(path: Path, force: bool, hint: str = FORCE_HINT) -> None:
+    """Raise OutputError for a file that cannot be written or must not be replaced.
 
-    `hint` is used if it exists.
+    `hint` is the hint of the error if the file exists.
     """
     try:
         check_free(path, force, hint)
@@ -55,9 +55,8 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
         raise _unwritable(path, error) from error
 
 
-def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
-    """Refuse, as an OutputError, only what must not be replaced: a folder, or a file without
-    force."""
+def check_free(path: Path, force: bool, hint: str = FORCE_HINT) -> None:
+    """Raise OutputError for what must not be replaced: a folder, or a file without `force`."""
     existing = status(path)
     if existing is None:
         return
@@ -69,8 +68,7 @@ def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
 
 
 def status(path: Path) -> os.stat_result | None:
-    """The status of an existing output, or None. Raises OutputError if there is no telling, as with
-    a name that is too long."""
+    """The status of an existing output, or None. Raises OutputError, as for a name too long."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -93,8 +91,7 @@ def _follow_links(path: Path) -> Path:
 
 
 def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> None:
-    """Refuse, as an OutputError with this hint, outputs that would overwrite an input or each
-    other."""
+    """Raise OutputError with this hint if outputs would overwrite an input or each other."""
     seen = {resolved(path) for path in inputs}
     for path in paths:
         if resolved(path) in seen:
@@ -140,9 +137,8 @@ def write_atomically(
         target = _follow_links(path)  # a symbolic link stays one
         remove_leftovers(target, relist=False)
         with _temporary_beside(target) as (temporary, stream):
-            with contextlib.suppress(
-                OSError
-            ):  # no older file, or a file system without permissions
+            # There may be no older file, or the file system may not have permissions.
+            with contextlib.suppress(OSError):
                 shutil.copymode(target, temporary)
             write(stream)
             stream.flush()
@@ -160,8 +156,8 @@ def write_atomically(
         raise _unwritable(path, error) from error
 
 
-def _rename_without_replacing(temporary: Path, path: Path, given: Path) -> None:
-    """Give a file a name that no other file has. Raises OutputError, which quotes it as `given`."""
+def _rename_without_replacing(temporary: Path, path: Path, named_path: Path) -> None:
+    """Give a file a name that no other file has. Raises OutputError, which names `named_path`."""
     # The name is taken, or the file system (OSError) or Python (AttributeError) has no hard links.
     with contextlib.suppress(OSError, AttributeError):
         os.link(temporary, path)  # unlike a rename, it never replaces a file
@@ -170,7 +166,7 @@ def _rename_without_replacing(temporary: Path, path: Path, given: Path) -> None:
         # The same command may have been started twice and have written the same bytes.
         if filecmp.cmp(temporary, path, shallow=False):
             return
-    check_free(given, force=False)
+    check_free(named_path, force=False)
     temporary.replace(path)
 
 
@@ -187,9 +183,8 @@ def _temporary_beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
     """A new temporary file, locked while it is open, and removed at the end unless it was
     renamed."""
     while True:
-        temporary = (
-            path.parent / f"{_temporary_prefix(path)}{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
-        )
+        name = f"{_temporary_prefix(path)}{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+        temporary = path.parent / name
         try:  # includes the opening, as Ctrl-C may come right after it
             with temporary.open("x+b") as stream:
                 _lock(stream)
@@ -265,6 +260,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
     reason = error.strerror or str(error)
-    long = error.errno == errno.ENAMETOOLONG
-    hint = "choose a shorter name" if long else "choose another place"
+    is_too_long = error.errno == errno.ENAMETOOLONG
+    hint = "choose a shorter name" if is_too_long else "choose another place"
     return OutputError(f"cannot write {path}: {reason}", hint=hint)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LINE_INTERVAL = 10.0  # seconds between two progress lines where there is no terminal
 REDRAW_INTERVAL = 0.1  # seconds between two drawings of the bar
-FilesShown = Callable[[int, int, float, "Sequence[Seat]"], None]
+ShowFiles = Callable[[int, int, float, "Sequence[Seat]"], None]
 MIN_WIDTH = 8  # columns; a terminal that claims fewer is taken to have USUAL_WIDTH
 USUAL_WIDTH = 80  # columns
 TABLE_WIDTH = 120  # columns of a table that is not printed to a terminal
@@ -51,7 +51,7 @@ class Terminal:
         self.verbosity = 0
         self.progress = True
         self.has_printed_json = False  # JSON on stdout already reports the errors
-        self._console = _console(stderr=True)
+        self._console = _new_console(stderr=True)
 
     def note(self, text: str) -> None:
         """Print a message, unless -q was given."""
@@ -110,17 +110,19 @@ class Terminal:
             text = Text(ascii_only(text.plain))
         self._console.print(text, soft_wrap=True)
 
+    def _can_draw_bars(self) -> bool:
+        return self._console.file.isatty() and not self._console.is_dumb_terminal
+
     @contextmanager
     def training(self, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
         """Show the progress of a training; yields the function to call with each progress."""
-        terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
         if self.quiet or not self.progress:
             yield lambda _: None
-        elif terminal:
-            with _bar(self._console, steps) as show:
+        elif self._can_draw_bars():
+            with _training_bar(self._console, steps) as show:
                 yield show
         else:
-            lines = _Lines(self.note)
+            lines = _TrainingLines(self.note)
             try:
                 yield lines.show
             finally:
@@ -133,49 +135,26 @@ class Terminal:
         It takes the stage's name. With a fraction from 0 to 1 as well, it says how much of the
         current stage is done.
         """
-        terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
         if self.quiet or not self.progress:
             yield lambda *_: None
-        elif terminal:
-            columns = (BarColumn(), _text("{task.description}", self._console))
+        elif self._can_draw_bars():
+            columns = (BarColumn(), _text_column("{task.description}", self._console))
             # Redrawn only on news, so that no thread competes with what is measured.
             with Progress(*columns, console=self._console, auto_refresh=False) as bar:
-                task = bar.add_task("", total=total, completed=-1)
-
-                begun, drawn = -1, 0.0
-
-                def show(stage: str, fraction: float | None = None) -> None:
-                    nonlocal begun, drawn
-                    begun += fraction is None
-                    now = time.monotonic()
-                    if fraction is None or now - drawn >= REDRAW_INTERVAL:
-                        drawn, done = now, begun + (fraction or 0.0)
-                        name = printable(stage)
-                        bar.update(task, completed=done, description=name, refresh=True)
-
-                yield show
+                yield _StageBar(bar, total).show
         else:
-            began = time.monotonic()
-
-            def show_line(stage: str, fraction: float | None = None) -> None:
-                nonlocal began
-                if time.monotonic() >= began + LINE_INTERVAL:
-                    began = time.monotonic()
-                    self.note(stage)
-
-            yield show_line
+            yield _StageLines(self.note).show
 
     @contextmanager
-    def files(self, total: int) -> Iterator[FilesShown]:
+    def files(self, total: int) -> Iterator[ShowFiles]:
         """Show the progress of a run over many files; yields the function to call with news."""
-        terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
         if self.quiet or not self.progress:
             yield lambda *_: None
-        elif terminal:
+        elif self._can_draw_bars():
             columns = (
-                _text(" {task.description}", self._console),
+                _text_column(" {task.description}", self._console),
                 BarColumn(),
-                _text("{task.fields[state]}", self._console),
+                _text_column("{task.fields[state]}", self._console),
             )
             # Redrawn only on news, so that no thread competes with the work.
             with Progress(*columns, console=self._console, auto_refresh=False) as bars:
@@ -187,19 +166,21 @@ class Terminal:
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> None:
     """Print a table to stdout, with the first column left-aligned. Raises OutputError."""
     with standard_output() as stream:
-        plain = not encodes_unicode(stream)
-        console = _console(file=stream, emoji=False, markup=False)
+        is_ascii = not encodes_unicode(stream)
+        console = _new_console(file=stream, emoji=False, markup=False)
         if not stream.isatty():
             console.width = max(console.width, TABLE_WIDTH)
-        table = Table(box=ASCII if plain else SIMPLE_HEAD, caption=caption, caption_justify="left")
+        table = Table(
+            box=ASCII if is_ascii else SIMPLE_HEAD, caption=caption, caption_justify="left"
+        )
         for number, name in enumerate(heading):
             table.add_column(name, justify="right" if number else "left", no_wrap=True)
         for row in rows:
-            table.add_row(*(ascii_only(cell) if plain else cell for cell in row))
+            table.add_row(*(ascii_only(cell) if is_ascii else cell for cell in row))
         console.print(table)
 
 
-def _console(**options: Any) -> Console:
+def _new_console(**options: Any) -> Console:
     """A Rich console, corrected for environment variables that confuse Rich, such as COLUMNS=0."""
     if os.environ.get("NO_COLOR"):  # Rich alone would still print bold
         options["color_system"] = None
@@ -212,7 +193,7 @@ def _console(**options: Any) -> Console:
     return console
 
 
-def _text(form: str, console: Console) -> TextColumn:
+def _text_column(form: str, console: Console) -> TextColumn:
     """Literal text of a bar, as file names may look like Rich's markup.
 
     Text that does not fit ends with an ellipsis, if the encoding has that character.
@@ -222,12 +203,12 @@ def _text(form: str, console: Console) -> TextColumn:
 
 
 @contextmanager
-def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
+def _training_bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
     columns = {
-        "word": _text(TRAINING_LABEL, console),
+        "word": _text_column(TRAINING_LABEL, console),
         "bar": BarColumn(),
-        "done": _text("{task.completed:,.0f}/{task.total:,.0f}", console),
-        "state": _text("{task.fields[state]}", console),
+        "done": _text_column("{task.completed:,.0f}/{task.total:,.0f}", console),
+        "state": _text_column("{task.fields[state]}", console),
     }
     # Redrawn only on news, so that no thread competes with the training.
     bar = Progress(*columns.values(), console=console, auto_refresh=False)
@@ -238,10 +219,10 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
 
         def show(progress: TrainingProgress) -> None:
             nonlocal drawn
-            plain = not encodes_unicode(console.file)
-            without = _omitted_parts(progress, console.width, plain)
-            bar.columns = tuple(columns[name] for name in columns if name not in without)
-            state = _state(progress, without, plain)
+            is_ascii = not encodes_unicode(console.file)
+            omitted = _omitted_parts(progress, console.width, is_ascii)
+            bar.columns = tuple(columns[name] for name in columns if name not in omitted)
+            state = _state(progress, omitted, is_ascii)
             bar.update(task, completed=progress.step, total=progress.steps, state=state)
             now = time.monotonic()
             if now - drawn >= REDRAW_INTERVAL or progress.step == progress.steps:
@@ -249,6 +230,36 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
                 bar.refresh()
 
         yield show
+
+
+class _StageBar:
+    """The progress of work in stages, as a bar."""
+
+    def __init__(self, bar: Progress, total: int) -> None:
+        self._bar, self._task = bar, bar.add_task("", total=total, completed=-1)
+        self._stage_number = -1  # of the current stage, from 0
+        self._drawn = 0.0  # time of the last drawing
+
+    def show(self, stage: str, fraction: float | None = None) -> None:
+        self._stage_number += fraction is None
+        now = time.monotonic()
+        if fraction is None or now - self._drawn >= REDRAW_INTERVAL:
+            self._drawn, completed = now, self._stage_number + (fraction or 0.0)
+            name = printable(stage)
+            self._bar.update(self._task, completed=completed, description=name, refresh=True)
+
+
+class _StageLines:
+    """The progress of work in stages, as a plain line every ten seconds."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._printed = time.monotonic()  # time of the last line
+
+    def show(self, stage: str, fraction: float | None = None) -> None:
+        if time.monotonic() >= self._printed + LINE_INTERVAL:
+            self._printed = time.monotonic()
+            self._note(stage)
 
 
 class _FileLines:
@@ -281,10 +292,10 @@ class _FileBars(_FileLines):
         bars.refresh()
 
     def show(self, done: int, failed: int, fraction: float, seats: Sequence[Seat]) -> None:
-        whole, *others = self._tasks
+        all_files, *processes = self._tasks
         state = self._state(done, failed, fraction)
-        self._bars.update(whole, completed=fraction, state=state)
-        for _ in seats[len(others) :]:
+        self._bars.update(all_files, completed=fraction, state=state)
+        for _ in seats[len(processes) :]:
             self._tasks.append(self._bars.add_task("", total=None, state=""))
         for task, seat in zip(self._tasks[1:], seats, strict=True):
             psnr = f"  {seat.psnr:.1f} dB" if seat.psnr else ""
@@ -295,7 +306,7 @@ class _FileBars(_FileLines):
         self._bars.refresh()
 
 
-class _Lines:
+class _TrainingLines:
     """A training's progress as plain lines: the first state, one every ten seconds, and the last.
 
     Before the first one, while kernels compile, a line every ten seconds shows the time so far.
@@ -324,37 +335,37 @@ class _Lines:
     def finish(self) -> None:
         self._begun.set()
         if self._unprinted is not None:
-            self._note(f"training  {_done(self._unprinted)}  {_state(self._unprinted)}")
+            self._note(f"training  {_steps_done(self._unprinted)}  {_state(self._unprinted)}")
             self._unprinted = None
 
 
-def _omitted_parts(progress: TrainingProgress, width: int, plain: bool) -> Sequence[str]:
+def _omitted_parts(progress: TrainingProgress, width: int, is_ascii: bool) -> Sequence[str]:
     """The OPTIONAL_PARTS that do not fit into a line of `width` columns.
 
-    The usual width has room for all, unless λ is spelled out because the line is `plain` ASCII.
+    The usual width has room for all, unless λ is spelled out because the line must be ASCII.
     """
-    if width >= USUAL_WIDTH and not plain:
+    if width >= USUAL_WIDTH and not is_ascii:
         return ()
     for count in range(len(OPTIONAL_PARTS)):
-        without = OPTIONAL_PARTS[:count]
-        parts = {"word": TRAINING_LABEL, "bar": SHORTEST_BAR, "done": _done(progress)}
-        line = [text for name, text in parts.items() if name not in without]
-        if len(" ".join([*line, _state(progress, without, plain)])) <= width:
-            return without
+        omitted = OPTIONAL_PARTS[:count]
+        parts = {"word": TRAINING_LABEL, "bar": SHORTEST_BAR, "done": _steps_done(progress)}
+        line = [text for name, text in parts.items() if name not in omitted]
+        if len(" ".join([*line, _state(progress, omitted, is_ascii)])) <= width:
+            return omitted
     return OPTIONAL_PARTS
 
 
-def _done(progress: TrainingProgress) -> str:
+def _steps_done(progress: TrainingProgress) -> str:
     return f"{progress.step:,}/{progress.steps:,}"
 
 
-def _state(progress: TrainingProgress, without: Sequence[str] = (), plain: bool = False) -> str:
-    """A training's figures `without` some parts; in ASCII if `plain`."""
+def _state(progress: TrainingProgress, omitted: Sequence[str] = (), is_ascii: bool = False) -> str:
+    """A training's figures except the omitted parts; in ASCII if `is_ascii`."""
     parts = {"loss": f"loss {progress.loss:.3g}", "psnr": f"{progress.psnr:.1f} dB"}
     if progress.bpp is not None and progress.cost is not None:
         parts = {"bpp": f"{progress.bpp:.3f} bpp", "psnr": parts["psnr"]}
         parts["cost"] = f"D+λR {progress.cost:.3g}"
     parts["rate"] = f"{progress.steps_per_second:,.0f} steps/s"
     parts["left"] = f"{duration(progress.seconds_left)} left"
-    line = "  ".join(text for name, text in parts.items() if name not in without)
-    return ascii_only(line) if plain else line
+    line = "  ".join(text for name, text in parts.items() if name not in omitted)
+    return ascii_only(line) if is_ascii else line

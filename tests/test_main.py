@@ -60,7 +60,7 @@ def test_it_prints_what_the_command_line_would(imgmlp: Command) -> None:
 def test_all_else_is_left_to_the_command_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry.plain_info(arguments) is None
+    assert entry.info_output(arguments) is None
     assert capsys.readouterr() == ("", "")
 
 
@@ -68,7 +68,7 @@ def test_a_shell_that_completes_is_answered_by_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(entry.COMPLETION_VARIABLE, "complete_bash")
-    assert entry.plain_info(["info", str(GOLDEN)]) is None
+    assert entry.info_output(["info", str(GOLDEN)]) is None
 
 
 def test_errors_are_told_as_ever(imgmlp: Command, tmp_path: Path) -> None:

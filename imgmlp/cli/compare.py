@@ -89,7 +89,7 @@ def run(
         with StopRequest() as stop, terminal.stages(stage_count) as show_stage:
             report = _Report(terminal, output, force, options, comparison, show_stage, stop)
             jobs += [report.job(source) for source in sources]
-            code = files.one_by_one(terminal, jobs, False, stop.requested)
+            code = files.run_jobs(terminal, jobs, False, stop.requested)
         if report.measured and code != DeviceError.exit_code:
             _write(report, jobs)
         elif any(saved.path.exists() for saved in report.checkpoints):
@@ -117,7 +117,7 @@ def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool)
     files.check_names(sources, None)
     if output == STANDARD:
         files.check_json(as_json, "page")
-        files.check_terminal("a page", "imgmlp compare photo.png -o - > report.html")
+        files.check_not_terminal("a page", "imgmlp compare photo.png -o - > report.html")
         return
     pictures.check_ending(output, EXTENSION)
     output_files.check_distinct([output], sources, "choose another name for the page")
@@ -171,7 +171,7 @@ class _Report:
         return Job(entry, do, lambda: files.check_picture(source))
 
     def _measure(self, source: Path, picture: Picture) -> Measured:
-        name, comparison = files.named(source), self.comparison()
+        name, comparison = files.display_name(source), self.comparison()
         what = dimensions(picture.width, picture.height, picture.channels)
         self.terminal.detail(f"{name}  {what}")
         first = len(self.checkpoints)

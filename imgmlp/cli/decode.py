@@ -52,7 +52,7 @@ class Outputs:
         files.check_names(sources, self.file)
         if (self.file or sources[0]) == STANDARD:
             source = "-" if sources[0] == STANDARD else quoted(sources[0])
-            files.check_terminal("PNG data", f"imgmlp decode {source} -o - > picture.png")
+            files.check_not_terminal("PNG data", f"imgmlp decode {source} -o - > picture.png")
             files.check_json(as_json, "picture")
 
     def of(self, source: Path, stored: Stored) -> Path:
@@ -85,7 +85,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     claimed: list[Path] = []
     tasks = [_Task(terminal, source, outputs, device, claimed) for source in sources]
     jobs = [Job(task.entry, task.decode, task.check) for task in tasks]
-    return files.one_by_one(terminal, jobs, request.as_json)
+    return files.run_jobs(terminal, jobs, request.as_json)
 
 
 def _decode_into_folder(terminal: Terminal, request: Request, outputs: Outputs) -> int:
@@ -129,7 +129,7 @@ class _Task:
 
     def check(self) -> None:
         """Raise ImgmlpError, before any work begins, for what cannot be done."""
-        stored = files.stored(self.source)
+        stored = files.open_file(self.source)
         self.stream_content = stored if files.is_stream(self.source) else None
         self.target = self.outputs.of(self.source, stored)
         self.entry["output"] = str(self.target)
@@ -143,7 +143,7 @@ class _Task:
     def decode(self) -> None:
         """Write the picture. Raises ImgmlpError."""
         began, target = time.perf_counter(), self.target
-        file = self.stream_content or files.stored(self.source)
+        file = self.stream_content or files.open_file(self.source)
         pixels = file.decode(self.device(), self.dimensions)
         if (note := stored.inexact(file, self.dimensions)) is not None:
             self._note(note)

@@ -139,7 +139,7 @@ def _encode_beside(
     paths = outputs.for_sources(sources)
     if STANDARD in paths:
         files.check_json(request.as_json, "file")
-        files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
+        files.check_not_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
     watch, device = Watch(terminal), cache(lambda: _open_device(terminal, request.single_device))
     reserved = {output_files.resolved(source): source for source in sources if source != STANDARD}
     tasks = [
@@ -149,7 +149,7 @@ def _encode_beside(
     tasks[0].began = terminal.began  # the time limit includes the start of the process
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     try:
-        code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
+        code = files.run_jobs(terminal, jobs, request.as_json, watch.stopping)
     finally:  # also if the JSON cannot be printed
         if all_done := all(map(_Task.is_done, tasks)):
             for task in tasks:
@@ -230,7 +230,7 @@ class _Task:
         self.notes += picture.notes
         encoding = Encoding(
             picture,
-            name=files.named(self.source),
+            name=files.display_name(self.source),
             output=None if files.is_stream(self.path) else self.path,
             options=options,
             device=self.device,

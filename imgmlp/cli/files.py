@@ -59,7 +59,7 @@ def output_of(source: Path, output: Path | None, ending: str) -> Path:
     return source.with_name(f"{source.stem}{ending}")
 
 
-def check_terminal(what: str, example: str) -> None:
+def check_not_terminal(what: str, example: str) -> None:
     """Raise UsageError if stdout is a terminal, which cannot show `what`."""
     if sys.stdout is not None and sys.stdout.isatty():
         hint = f"redirect it to a file: {example}"
@@ -89,12 +89,12 @@ def check_picture(path: Path) -> None:
             start = stream.read(len(container.SIGNATURE))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
-    check_not_compressed(path, named(path), start)
+    check_not_compressed(path, display_name(path), start)
 
 
-def stored(path: Path) -> Stored:
+def open_file(path: Path) -> Stored:
     """The picture in a compressed file, a pipe or standard input. Raises as `open_stored`."""
-    return open_stored(read(path), named(path)) if is_stream(path) else open_stored(path)
+    return open_stored(read(path), display_name(path)) if is_stream(path) else open_stored(path)
 
 
 def is_stream(path: Path) -> bool:
@@ -102,7 +102,7 @@ def is_stream(path: Path) -> bool:
     return path == STANDARD or is_special(path)
 
 
-def named(path: Path) -> str:
+def display_name(path: Path) -> str:
     """A file's name in messages."""
     return "standard input" if path == STANDARD else str(path)
 
@@ -117,10 +117,10 @@ def read(path: Path) -> bytes:
         with unblocked(), path.open("rb") if stream is None else stream as source:
             data = source.read(MAX_STREAM_BYTES + 1)
     except OSError as error:
-        problem = f"cannot read {named(path)}: {error.strerror}"
+        problem = f"cannot read {display_name(path)}: {error.strerror}"
         raise UsageError(problem, hint="check the file") from error
     if len(data) > MAX_STREAM_BYTES:
-        problem = f"{named(path)} has more than {MAX_STREAM_BYTES:,} bytes"
+        problem = f"{display_name(path)} has more than {MAX_STREAM_BYTES:,} bytes"
         raise UsageError(problem, hint="save it as a file first")
     return data
 
@@ -159,7 +159,7 @@ def print_entries(terminal: Terminal, jobs: Sequence[Job]) -> None:
     print_data(json.dumps([job.entry for job in jobs], indent=2))
 
 
-def one_by_one(
+def run_jobs(
     terminal: Terminal,
     jobs: Sequence[Job],
     as_json: bool,

@@ -44,7 +44,7 @@ def load_picture(
     terminal: Terminal, path: Path, alpha: bool, frame: int | None, strip: bool
 ) -> Picture:
     """A picture from a file, a pipe or standard input; prints notes on conversions."""
-    name = files.named(path)
+    name = files.display_name(path)
     data = files.read(path) if files.is_stream(path) else None
     if data is not None:
         check_not_compressed(path, name, data)

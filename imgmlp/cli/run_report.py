@@ -24,7 +24,7 @@ from imgmlp.errors import (
     TargetError,
     UsageError,
 )
-from imgmlp.terminal import FilesShown, Terminal
+from imgmlp.terminal import ShowFiles, Terminal
 from imgmlp.text import duration, print_data, quoted
 
 
@@ -35,7 +35,7 @@ class RunReport:
     terminal: Terminal
     plan: Plan
     as_json: bool
-    show_progress: FilesShown = lambda *_: None
+    show_progress: ShowFiles = lambda *_: None
     seats: Callable[[], list[Seat]] = list
     processed: int = 0  # tasks that have ended
     processed_weight: int = 0  # the sum of their weights

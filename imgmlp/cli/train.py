@@ -64,7 +64,7 @@ class Outputs:
     def check(self, source: Path, replaced: list[Path], hint: str = FORCE_HINT) -> None:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
         if self.weights == STANDARD:
-            files.check_terminal("weights", "imgmlp train photo.png -o - > weights.npz")
+            files.check_not_terminal("weights", "imgmlp train photo.png -o - > weights.npz")
         regular = [path for path in self.paths() if not output_files.is_special(path)]
         output_files.check_distinct(regular, [source], "give each file a different name")
         for path in self.paths():
@@ -122,7 +122,7 @@ def _announce(terminal: Terminal, source: Path, picture: Picture, settings: Sett
     architecture = settings.architecture(picture.channels)
     size_and_channels = dimensions(picture.width, picture.height, picture.channels)
     network = f"MLP {architecture}, {architecture.parameters:,} parameters"
-    name = files.named(source)
+    name = files.display_name(source)
     terminal.note(f"{name}  {size_and_channels}   {network}   {settings.steps:,} steps")
 
 
@@ -259,7 +259,7 @@ class _Training:
             raise OutputError(str(error), hint=hint) from error
 
     def _view(self) -> LiveView:
-        title = files.named(self.source)
+        title = files.display_name(self.source)
         run_key = "" if self.state_file is None else self.state_file.key
         metadata = self.picture.metadata
         return LiveView(self.outputs.live, title, metadata, self.terminal.note, run_key)

@@ -10,7 +10,7 @@ from imgmlp.batch.find import Search
 from imgmlp.batch.plan import Rules
 from imgmlp.batch.stored import ENDINGS, VerifyFile, sound, weigh
 from imgmlp.cli import files, folders
-from imgmlp.cli.files import Entry, Job, named, stored
+from imgmlp.cli.files import Entry, Job, display_name, open_file
 from imgmlp.cli.folders import Request
 from imgmlp.ending import keep_open
 from imgmlp.engine import AnyDevice, open_device
@@ -31,11 +31,11 @@ def run(terminal: Terminal, request: Request) -> int:
     for path in request.sources:
         entry: Entry = {"file": str(path), "sound": False, "problem": None}
         jobs.append(Job(entry, partial(_verify, terminal, path, entry, device)))
-    return files.one_by_one(terminal, jobs, request.as_json)
+    return files.run_jobs(terminal, jobs, request.as_json)
 
 
 def _verify(terminal: Terminal, path: Path, entry: Entry, device: Callable[[], AnyDevice]) -> None:
     """Print that a file is intact. Raises ImgmlpError if it is not."""
-    line = sound(stored(path), device, named(path))
+    line = sound(open_file(path), device, display_name(path))
     entry["sound"] = True
     terminal.done(line)

@@ -235,7 +235,7 @@ def test_progress_lines_are_printed_first_at_once_then_every_ten_seconds(
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     printed: list[str] = []
-    lines = terminal._Lines(printed.append)
+    lines = terminal._TrainingLines(printed.append)
     for step in range(1, 31):  # one step per second
         now = float(step)
         lines.show(Progress(step, 100, 0.01, 20.0, 1.0, 100.0 - step))
@@ -256,7 +256,7 @@ def test_preparing_lines_are_printed_until_training_starts(
         if len(printed) > 2:
             has_several.set()
 
-    lines = terminal._Lines(note)
+    lines = terminal._TrainingLines(note)
     assert has_several.wait(60)
     lines.show(Progress(1, 100, 0.01, 20.0, 1.0, 99.0))
     lines.finish()

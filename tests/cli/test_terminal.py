@@ -550,6 +550,6 @@ def test_long_names_are_cropped_in_ascii_bars(monkeypatch: pytest.MonkeyPatch) -
 def bar_of(state: Progress, console: Console, width: int) -> str:
     """The last line of a training's bar."""
     console.width = width
-    with terminal._bar(console, state.steps) as show:
+    with terminal._training_bar(console, state.steps) as show:
         show(state)
     return [text for text in lines_on(console) if text.strip()][-1].strip()
