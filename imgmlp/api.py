@@ -81,20 +81,20 @@ def train(
     device: str = "auto",
     **settings: Any,
 ) -> Trained:
-    """Fit a network to a picture: a file, a Pillow image, or uint8 [height, width, 1 or 3].
+    """Train a network on a picture: a file, a Pillow image, or uint8 [height, width, 1 or 3].
 
     `settings` replace values of the preset: steps, batch, lr, hidden, layers, features, seed,
-    precision. `preset` "default" has 10000 steps, a batch of 3072 pixels, an lr (learning rate) of
-    0.02, 3 hidden layers of 64 values behind 64 features, seed 0 and precision "float32"; "seed",
-    a plainer, well-known set-up, has a batch of 512 and an lr of 0.000533, and other frequencies,
-    schedule and optimizer. `on_step(progress)` is called every few steps. `output` is a file for
-    the weights, replaced if it exists. Of a file with several frames the first is taken, or the one
-    whose number `frame` is, from 1. `strip` leaves out the colour profile. `notes` of what is
-    returned say what of the picture was changed on the way in, such as samples of 16 bits.
+    precision. The preset "default" has 10000 steps, a batch of 3072 pixels, an lr (learning rate)
+    of 0.02, 3 hidden layers of 64 values behind 64 features, seed 0 and precision "float32". The
+    preset "seed" is a simpler, well-known setup: it has a batch of 512 and an lr of 0.000533, and
+    other frequencies, another schedule and another optimiser. `on_step(progress)` is called every
+    few steps. The weights are written to the file `output`, which is replaced if it exists.
+    `frame` is the number of a frame in a file with several, from 1; the default is the first.
+    `strip` leaves out the colour profile. The `notes` of the result say what was changed when the
+    picture was read, such as samples of 16 bits.
 
-    Raises ImgmlpError: PictureError for what is no picture, or one with transparency; UsageError
-    for a setting that is none; OutputError if `output` cannot be written; DeviceError and
-    OutOfMemoryError.
+    Raises ImgmlpError: PictureError if `image` is not a picture or has transparency; UsageError for
+    an invalid setting; OutputError if `output` cannot be written; DeviceError and OutOfMemoryError.
     """
     if preset not in list(PRESETS):  # a list, as an unhashable value must be refused too
         hint = f"use {' or '.join(map(repr, PRESETS))}"
@@ -137,18 +137,20 @@ def encode(
     on_step: Callable[[Progress], None] | None = None,
     device: str = "auto",
 ) -> Encoded:
-    """Compress a picture to the `bytes` of an .imlp file; `metrics` are figures of just these.
+    """Compress a picture to the `bytes` of an .imlp file; `metrics` are figures of this file.
 
-    One target at most: `quality` from 0 to 100 (60 if none is given), `bpp`, bits for each pixel,
-    `size` in bytes, `psnr` in dB, or `lmbda`, the squared error, of samples from 0 to 1, that a bit
-    a pixel is worth. `effort` is 1 to 9, or the call takes about so many `seconds`. `missed` says
-    how the target was missed, if it was, and `notes` what of the picture was changed on the way in,
-    such as samples of 16 bits. A picture is a file, of several frames the first or the one whose
-    number `frame` is, from 1, a Pillow image, or uint8 [height, width, 1 to 4]. `strip` leaves out
-    its colour profile, EXIF data, XMP data and resolution.
+    A picture is a file, a Pillow image, or uint8 [height, width, 1 to 4]. At most one target may be
+    given: `quality` from 0 to 100, `bpp` in bits per pixel, `size` in bytes, `psnr` in dB, or
+    `lmbda`, with which the encoder minimises MSE + lmbda * bits per pixel, for samples from 0 to 1.
+    Without a target, the quality is 60. `effort` is 1 to 9; `seconds`, which may be given instead,
+    is the approximate time of the call.
+    `frame` is the number of a frame in a file with several, from 1; the default is the first.
+    `strip` leaves out colour profile, EXIF data, XMP data and resolution. `missed` says how the
+    target was missed, if it was; `notes` say what was changed when the picture was read, such as
+    samples of 16 bits.
 
-    Raises ImgmlpError: PictureError for what is no picture, UsageError for an argument that is
-    none, TrainingError, DeviceError and OutOfMemoryError. A target that was missed raises nothing.
+    Raises ImgmlpError: PictureError if `image` is not a picture, UsageError for an invalid
+    argument, TrainingError, DeviceError and OutOfMemoryError. A missed target raises nothing.
     """
     quality, bpp, psnr = _real("quality", quality), _real("bpp", bpp), _real("psnr", psnr)
     lmbda, seconds = _real("lmbda", lmbda), _real("seconds", seconds)
@@ -246,12 +248,13 @@ def decode(
     size: tuple[int, int] | None = None,
     device: str = "auto",
 ) -> Image.Image:
-    """The picture in an .imlp or .npz file (a path, or its bytes), at (width, height) `size`.
+    """Decode an .imlp or .npz file, given as a path or as its bytes.
 
-    Pixels are those of the file if no size is given. Files of latents have that size only.
+    `size` is (width, height); the default is the picture's own size. Files of the latent codec can
+    be decoded at that size only.
 
-    Raises ImgmlpError: FormatError for a file that is damaged, foreign or too new; UsageError if it
-    is not there, or for a size that it does not come in; DeviceError and OutOfMemoryError.
+    Raises ImgmlpError: FormatError for a file that is damaged, foreign or too new; UsageError if
+    the file does not exist, or for a size that is not available; DeviceError and OutOfMemoryError.
     """
     if size is not None:
         _check_pair(size)
@@ -284,14 +287,14 @@ def _check_pair(size: object) -> None:
 
 
 def info(file: str | PathLike[str] | bytes | bytearray | memoryview) -> dict[str, Any]:
-    """What an .imlp or .npz file (a path, or its bytes) says of itself, without decoding it.
+    """Describe an .imlp or .npz file, given as a path or as its bytes, without decoding it.
 
-    The same as `imgmlp info --json` prints. Raises FormatError for a file that is damaged, foreign
-    or too new, UsageError if it is not there.
+    The result is what `imgmlp info --json` prints. Raises FormatError for a file that is damaged,
+    foreign or too new, and UsageError if it does not exist.
     """
     return _stored(file).facts
 
 
 def devices() -> list[DeviceInfo]:
-    """Everything that `device` may name here; the NumPy interpreter is always there."""
+    """The devices that `device` may name on this machine, always with the NumPy interpreter."""
     return list_devices()
