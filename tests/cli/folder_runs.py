@@ -81,10 +81,10 @@ def encode(
     options: EncodeOptions = LOSSLESS,
     force: bool = False,
     skip: bool = False,
-    **more: Any,
+    **request_fields: Any,
 ) -> int:
-    chosen = {"recursive": True, "device": "numpy"} | more
-    request = Request([Path(source) for source in sources], **chosen)
+    fields = {"recursive": True, "device": "numpy"} | request_fields
+    request = Request([Path(source) for source in sources], **fields)
     return encoding.run(
         Terminal(), request, encoding.Outputs(None, Path("out"), force, skip), options
     )

@@ -321,13 +321,13 @@ def test_stop_request_during_the_last_steps_prevents_the_next_picture(
     names = [picture.parent / f"{name}.png" for name in "abc"]
     for path in names:
         Image.new("RGB", (8, 8), (10, 200, 77)).save(path)
-    real, seen = encoder.encode, []
+    encode_picture, results = encoder.encode, []
 
     def stopped(*arguments: Any) -> Encoded:
-        encoded = real(*arguments)
-        seen.append(encoded)
+        encoded = encode_picture(*arguments)
+        results.append(encoded)
         arguments[4].stopping()  # as training polls
-        if len(seen) == 2:
+        if len(results) == 2:
             signal.raise_signal(signal.SIGINT)
         return encoded
 
@@ -345,12 +345,12 @@ def test_ctrl_c_before_training_exits_and_a_rerun_skips_finished_pictures(
     names = [picture.parent / f"{name}.png" for name in "ab"]
     for path in names:
         Image.new("RGB", (8, 8), (10, 200, 77)).save(path)
-    real = encoder.encode
+    encode_picture = encoder.encode
 
     def stopped(*arguments: Any) -> Encoded:
         if names[0].with_suffix(".imlp").exists():
             signal.raise_signal(signal.SIGINT)
-        return real(*arguments)
+        return encode_picture(*arguments)
 
     options = EncodeOptions(psnr=40)
     with monkeypatch.context() as patch:
@@ -368,12 +368,12 @@ def test_out_of_memory_in_one_picture_does_not_stop_the_others(
 ) -> None:
     small = picture.parent / "flat.png"
     Image.new("RGB", (8, 8)).save(small)
-    real = encoder.encode
+    encode_picture = encoder.encode
 
-    def large(picture: Picture, *others: Any) -> Encoded:
+    def large(picture: Picture, *arguments: Any) -> Encoded:
         if picture.width > 8:
             raise MemoryError
-        return real(picture, *others)
+        return encode_picture(picture, *arguments)
 
     monkeypatch.setattr(encoder, "encode", large)
     options = EncodeOptions(psnr=40)

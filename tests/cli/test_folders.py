@@ -45,10 +45,10 @@ def test_tree_is_mirrored_and_each_file_reported_as_json(tree: Path, capsys: Cap
     assert output_names() == ALL_OUTPUTS
     entries = json_entries(capsys)
     assert set(entries) == {str(tree / name) for name in NAMES}
-    one = entries["in/a.png"]
-    assert one["output"] == "out/a.imlp"
-    assert one["problem"] is one["psnr"] is None
-    assert one["bytes"] == Path("out/a.imlp").stat().st_size
+    entry = entries["in/a.png"]
+    assert entry["output"] == "out/a.imlp"
+    assert entry["problem"] is entry["psnr"] is None
+    assert entry["bytes"] == Path("out/a.imlp").stat().st_size
 
 
 def test_run_is_announced_before_the_first_file(tree: Path, capsys: Captured) -> None:
@@ -178,7 +178,7 @@ def test_file_in_place_of_an_output_folder_does_not_stop_others(
 
 
 @pytest.mark.parametrize(
-    ("more", "error"),
+    ("request_fields", "error"),
     [
         ({"device": "9:9,numpy"}, DeviceError),
         ({"jobs": 0}, UsageError),
@@ -186,10 +186,10 @@ def test_file_in_place_of_an_output_folder_does_not_stop_others(
     ],
 )
 def test_invalid_options_of_a_folder_run_are_refused_before_any_work(
-    tree: Path, more: dict[str, Any], error: type[ImgmlpError]
+    tree: Path, request_fields: dict[str, Any], error: type[ImgmlpError]
 ) -> None:
     with pytest.raises(error):
-        encode(tree, **more)
+        encode(tree, **request_fields)
     assert not Path("out").exists()
 
 
@@ -236,7 +236,7 @@ def test_sources_without_a_definite_output_are_refused(in_process: Command, pict
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("options", "code", "message"),
     [
         (("--jobs", "0"), 2, "--jobs is 0"),
         (("--jobs", "2"), 2, "--jobs is for many files"),
@@ -247,16 +247,16 @@ def test_sources_without_a_definite_output_are_refused(in_process: Command, pict
     ],
 )
 def test_options_for_many_files_are_refused_for_one(
-    in_process: Command, picture: Path, options: tuple[str, ...], code: int, words: str
+    in_process: Command, picture: Path, options: tuple[str, ...], code: int, message: str
 ) -> None:
-    assert_error(in_process("encode", picture, *options, check=code).stderr, words)
+    assert_error(in_process("encode", picture, *options, check=code).stderr, message)
 
 
 def test_invalid_options_are_reported_before_a_missing_out_option(
     in_process: Command, picture: Path
 ) -> None:
-    for options, words in ((("--jobs", "0"), "--jobs is 0"), ((), "where should the outputs")):
-        assert_error(in_process("decode", ".", *options, check=2).stderr, words)
+    for options, message in ((("--jobs", "0"), "--jobs is 0"), ((), "where should the outputs")):
+        assert_error(in_process("decode", ".", *options, check=2).stderr, message)
 
 
 @pytest.mark.parametrize("scheme", ["file", "local"])

@@ -348,10 +348,10 @@ def test_full_disk_ends_the_run_and_keeps_finished_files(
     ("changes", "code"),
     [({"missed": "99 bytes instead of 9"}, TargetError.exit_code), ({"diverged": True}, 1)],
 )
-@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("is_tree", [True, False])
 def test_missed_target_is_reported_by_every_run(
     tree: Path,
-    several: bool,
+    is_tree: bool,
     changes: dict[str, Any],
     code: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -363,11 +363,11 @@ def test_missed_target_is_reported_by_every_run(
         return replace(encode_picture(*arguments), **changes)
 
     monkeypatch.setattr(encoder, "encode", missed)
-    sources = tree if several else tree / "a.png"
-    count, code = (3, 1) if several else (1, code)
+    sources = tree if is_tree else tree / "a.png"
+    count, code = (3, 1) if is_tree else (1, code)
     assert encode(sources) == code
     stderr = capsys.readouterr().err
-    assert ("3 missed the target" in stderr) == several
+    assert ("3 missed the target" in stderr) == is_tree
     assert "--files-from" not in stderr
     assert encode(sources, as_json=True) == code
     shown = capsys.readouterr()

@@ -13,7 +13,7 @@ SMALL = ("--batch", "50", "--hidden", "8", "--layers", "1", "--features", "8", "
 
 
 @pytest.mark.parametrize(
-    ("form", "words"),
+    ("form", "terms"),
     [
         ("dot", ["digraph", "->", "DOT"]),
         ("nodes", ["BUFFER x_table", "HASH", "GATHER"]),
@@ -25,11 +25,11 @@ SMALL = ("--batch", "50", "--hidden", "8", "--layers", "1", "--features", "8", "
     ],
 )
 def test_each_form_of_graph_contains_its_terms(
-    in_process: Command, form: str, words: list[str]
+    in_process: Command, form: str, terms: list[str]
 ) -> None:
     assert form in FORMS
     shown = in_process("graph", *SMALL, "--form", form).stdout
-    for word in words:
+    for word in terms:
         assert word in shown
 
 

@@ -45,31 +45,31 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(sources: list[Path], codec: Codec, file: str, **outputs: object) -> int:
     options = EncodeOptions(lmbda=0.01, effort=1, codec=codec)
-    chosen = Outputs(sources[0].parent / file, **outputs)
-    return encoding.run(Terminal(), Request(sources, device="numpy"), chosen, options)
+    all_outputs = Outputs(sources[0].parent / file, **outputs)
+    return encoding.run(Terminal(), Request(sources, device="numpy"), all_outputs, options)
 
 
 @CODECS
 def test_preview_improves_and_does_not_change_the_file(
     source: Path, codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[np.ndarray] = []
+    previews: list[np.ndarray] = []
     save = LiveView._save
 
-    def noted(self: LiveView, path: Path, pixels: np.ndarray) -> None:
-        seen.append(pixels)
+    def save_and_record(self: LiveView, path: Path, pixels: np.ndarray) -> None:
+        previews.append(pixels)
         save(self, path, pixels)
 
-    monkeypatch.setattr(LiveView, "_save", noted)
+    monkeypatch.setattr(LiveView, "_save", save_and_record)
     folder = source.parent
     assert run([source], codec, "plain.imlp") == 0
-    assert seen == []
+    assert previews == []
     assert run([source], codec, "shown.imlp", live=folder / "live.png") == 0
     assert (folder / "plain.imlp").read_bytes() == (folder / "shown.imlp").read_bytes()
     decoded = open_stored(folder / "shown.imlp").decode(open_device("numpy"))
     np.testing.assert_array_equal(pixels_of(folder / "live.png"), decoded)
-    assert len(seen) > 5
-    first, *_, last, file = seen
+    assert len(previews) > 5
+    first, *_, last, file = previews
     np.testing.assert_array_equal(file, decoded)
     assert psnr(decoded, last) > psnr(decoded, first) + 3  # previews approach the file
     assert psnr(decoded, last) > 20
@@ -82,9 +82,9 @@ def test_resumed_encode_replaces_only_its_own_preview(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = source.parent
-    left = iter(range(9))
+    polls = iter(range(9))
     with monkeypatch.context() as patch:
-        patch.setattr(StopRequest, "requested", lambda _: next(left, None) is None)
+        patch.setattr(StopRequest, "requested", lambda _: next(polls, None) is None)
         with pytest.raises(Interrupted):
             run([source], "mlp", "a.imlp", live=folder / "live.png")
     assert "Ended early: stopped after" in (folder / "live.html").read_text("utf-8")
@@ -92,11 +92,11 @@ def test_resumed_encode_replaces_only_its_own_preview(
     assert run([source], "mlp", "a.imlp", live=folder / "other.png") == 8
     assert (folder / "other.html").read_text() == "somebody's"
     for name in ("live.png", "live.html"):  # other programs have replaced them since
-        own = (folder / name).read_bytes()
+        content = (folder / name).read_bytes()
         (folder / name).write_bytes(b"mine")
         assert run([source], "mlp", "a.imlp", live=folder / "live.png") == 8
         assert (folder / name).read_bytes() == b"mine"
-        (folder / name).write_bytes(own)
+        (folder / name).write_bytes(content)
     assert run([source], "mlp", "a.imlp", live=folder / "live.png") == 0
     assert "Done: " in (folder / "live.html").read_text("utf-8")
 

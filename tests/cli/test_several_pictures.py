@@ -263,9 +263,9 @@ def test_existing_output_or_missing_source_does_not_stop_the_others(
     a.with_suffix(".imlp").write_bytes(b"mine")
     assert run(three, as_json=True) == 1
     shown = capsys.readouterr()
-    one, two, three_ = json.loads(shown.out)
-    assert (one["exit_code"], two["exit_code"], three_["problem"]) == (8, 2, None)
-    assert "--png" not in one["hint"]
+    entry_a, entry_b, entry_c = json.loads(shown.out)
+    assert (entry_a["exit_code"], entry_b["exit_code"], entry_c["problem"]) == (8, 2, None)
+    assert "--png" not in entry_a["hint"]
     assert c.with_suffix(".imlp").exists()
     assert a.with_suffix(".imlp").read_bytes() == b"mine"
     stderr_lines = shown.err.splitlines()
@@ -332,10 +332,10 @@ def test_skip_existing_skips_existing_files(
 ) -> None:
     three[0].with_suffix(".imlp").write_bytes(b"mine")
     assert run(three, as_json=True, skip=True) == 0
-    one, two, _ = json.loads(capsys.readouterr().out)
-    assert one["skipped"]
-    assert one["problem"] is None
-    assert "skipped" not in two
+    skipped, encoded, _ = json.loads(capsys.readouterr().out)
+    assert skipped["skipped"]
+    assert skipped["problem"] is None
+    assert "skipped" not in encoded
     assert three[0].with_suffix(".imlp").read_bytes() == b"mine"
     with pytest.raises(UsageError, match="--skip-existing"):
         run(three, force=True, skip=True)
@@ -360,11 +360,11 @@ def test_out_option_writes_into_a_folder(
     other = tmp_path / "other"
     other.mkdir()
     before = (folder / "a.imlp").read_bytes()
-    same = three[2].rename(other / "a.png")
-    assert run([three[0], same], folder=folder, force=True) == 1
-    assert f"of {same}, would overwrite another file" in capsys.readouterr().err
+    same_name = three[2].rename(other / "a.png")
+    assert run([three[0], same_name], folder=folder, force=True) == 1
+    assert f"of {same_name}, would overwrite another file" in capsys.readouterr().err
     assert (folder / "a.imlp").read_bytes() == before  # not replaced by the last one
-    assert run([same], folder=folder) == OutputError.exit_code
+    assert run([same_name], folder=folder) == OutputError.exit_code
     assert (folder / "a.imlp").read_bytes() == before
     with pytest.raises(UsageError, match="--out"):
         run(three[1:], folder=folder, file=tmp_path / "x.imlp")

@@ -429,10 +429,10 @@ def test_stages_show_the_fraction_of_the_current_stage(monkeypatch: pytest.Monke
     monkeypatch.setenv("TERM", TERMINAL["TERM"])
     monkeypatch.setattr(terminal, "Progress", Bar)
     monkeypatch.setattr(terminal, "REDRAW_INTERVAL", 0.0)
-    own = terminal.Terminal()
-    own._console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    monkeypatch.setattr(own._console.file, "isatty", lambda: True, raising=False)
-    with own.stages(4) as show:
+    memory_terminal = terminal.Terminal()
+    memory_terminal._console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr(memory_terminal._console.file, "isatty", lambda: True, raising=False)
+    with memory_terminal.stages(4) as show:
         show("a")
         show("b")
         show("b, half", 0.5)
@@ -477,12 +477,12 @@ def test_names_in_bars_are_escaped_and_not_read_as_markup(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Names of stages, and of files and devices in a run over a folder."""
-    own = terminal_in_memory(monkeypatch)
-    with own.stages(2) as show:
+    memory_terminal = terminal_in_memory(monkeypatch)
+    with memory_terminal.stages(2) as show:
         show(name)
-    with own.files(3) as show_files:
+    with memory_terminal.files(3) as show_files:
         show_files(1, 0, 0.5, [Seat("[bold]dev\x1bice[/]", name, 1, 2, 31.5)])
-    lines = lines_on(own._console)
+    lines = lines_on(memory_terminal._console)
     assert any(line.rstrip().endswith(f" {ESCAPED_NAMES[name]}") for line in lines)
     assert any(f"{ESCAPED_NAMES[name]}  31.5 dB" in line for line in lines)
     assert any("[bold]dev\\x1bice[/]" in line for line in lines)
@@ -541,10 +541,10 @@ def test_bar_is_ascii_if_the_encoding_is_not_unicode(
 
 
 def test_long_names_are_cropped_in_ascii_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = terminal_in_memory(monkeypatch, "latin-1")
-    with own.stages(2) as show:
+    memory_terminal = terminal_in_memory(monkeypatch, "latin-1")
+    with memory_terminal.stages(2) as show:
         show("n" * 200)
-    assert any("nnn" in line for line in lines_on(own._console))
+    assert any("nnn" in line for line in lines_on(memory_terminal._console))
 
 
 def bar_of(state: Progress, console: Console, width: int) -> str:

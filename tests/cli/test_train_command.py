@@ -211,14 +211,14 @@ def test_resumed_training_replaces_only_its_own_outputs(
     with pytest.raises(OutputError, match=r"whole\.png exists already"):
         train("a", live=folder / "whole.png")
     for name in ("a.npz", "a.png"):  # nor files of other programs, however old
-        own = (folder / name).read_bytes()
+        content = (folder / name).read_bytes()
         (folder / name).write_bytes(b"mine")
         os.utime(folder / name, (0, 0))
         with pytest.raises(OutputError, match=f"{name} exists already") as refused:
             train("a")
         assert "move it away" in refused.value.hint
         assert (folder / name).read_bytes() == b"mine"
-        (folder / name).write_bytes(own)  # restored
+        (folder / name).write_bytes(content)  # restored
     capsys.readouterr()
     train("a")
     assert "continuing after" in capsys.readouterr().err
@@ -243,12 +243,12 @@ def test_resumed_training_replaces_only_its_own_preview(
         with pytest.raises(Interrupted):
             train()
     for name in ("live.png", "live.html"):
-        own = (folder / name).read_bytes()
+        content = (folder / name).read_bytes()
         (folder / name).write_bytes(b"mine")
         with pytest.raises(OutputError, match=r"live\.\w+ exists already"):
             train()
         assert (folder / name).read_bytes() == b"mine"
-        (folder / name).write_bytes(own)
+        (folder / name).write_bytes(content)
     train()
     assert "Done: " in (folder / "live.html").read_text("utf-8")
 
