@@ -1,7 +1,4 @@
-"""Icons and cursors of Windows, made such as Pillow reads rightly.
-
-Knows how their pictures are stored, and nothing of what becomes of them.
-"""
+"""Windows icons and cursors (ICO, CUR), rebuilt so that Pillow reads them correctly."""
 
 from __future__ import annotations
 
@@ -14,65 +11,77 @@ from imgmlp.errors import PictureError
 from imgmlp.image_io.refusals import convert_hint
 from imgmlp.image_io.structure import ICO_SIGNATURE, PNG_SIGNATURE
 
-_CURSOR = b"\0\0\2\0"  # how cursors begin
-_BYTES = 2**25  # of one that are looked at
-_BITMAP = struct.Struct("<IiiHHI12xI4x")  # the header of a picture in one
+_CUR_SIGNATURE = b"\0\0\2\0"
+_MAX_BYTES = 2**25  # of a file that are read
+_ENTRY_BYTES = 16  # of an image in the directory, which follows a header of 6 bytes
+# BITMAPINFOHEADER: biSize, biWidth, biHeight (colours and mask), biPlanes, biBitCount,
+# biCompression, biClrUsed
+_BITMAP_HEADER = struct.Struct("<IiiHHI12xI4x")
 
 
 def is_icon(start: bytes) -> bool:
-    """Whether a file begins as one, or as a cursor."""
-    return start.startswith((ICO_SIGNATURE, _CURSOR))
+    """Whether a file begins as an icon or a cursor."""
+    return start.startswith((ICO_SIGNATURE, _CUR_SIGNATURE))
 
 
 def rebuilt(stream: BinaryIO, path: Path) -> BinaryIO:
-    """An icon or a cursor of Windows as an icon of its best picture alone, as Pillow can read it.
+    """A Windows icon or cursor as an icon of its best image alone, in a form that Pillow can read.
 
-    Pillow believes the list of pictures, which may be wrong in how many bits a pixel has, takes the
-    one of the fewest bits, and leaves out the masks of cursors. Raises PictureError and OSError.
+    Pillow trusts the directory, whose bits per pixel may be wrong, prefers images of the fewest
+    bits, and ignores the masks of cursors. Raises PictureError and OSError.
     """
     stream.seek(0)
-    data = stream.read(_BYTES)
+    data = stream.read(_MAX_BYTES)
     count = int.from_bytes(data[4:6], "little")
-    places = range(6, min(6 + 16 * count, len(data) - 15), 16)
-    listed = [data[at : at + 16] for at in places]
-    if not listed:
+    offsets = range(6, min(6 + _ENTRY_BYTES * count, len(data) - 15), _ENTRY_BYTES)
+    entries = [data[offset : offset + _ENTRY_BYTES] for offset in offsets]
+    if not entries:
         return io.BytesIO(data)
-    best = max(listed, key=lambda one: _rank(data, one))
-    told, at = struct.unpack_from("<II", best, 8)
-    length = None if data.startswith(PNG_SIGNATURE, at) else told
-    bits, size, body = _picture(data[at:][:length], path)
-    entry = best[:4] + struct.pack("<HHII", 1, bits, size, 22)
+    best = max(entries, key=lambda entry: _pixels_and_bits(data, entry))
+    listed_size, offset = struct.unpack_from("<II", best, 8)
+    length = None if data.startswith(PNG_SIGNATURE, offset) else listed_size
+    bits, size, body = _image(data[offset:][:length], path)
+    entry = best[:4] + struct.pack("<HHII", 1, bits, size, 6 + _ENTRY_BYTES)
     return io.BytesIO(ICO_SIGNATURE + b"\1\0" + entry + body)
 
 
-def _rank(data: bytes, entry: bytes) -> tuple[int, int]:
-    """Pixels and their bits of a picture in an icon."""
-    at = int.from_bytes(entry[12:], "little")
-    is_png = data.startswith(PNG_SIGNATURE, at)
-    bits = 32 if is_png else int.from_bytes(data[at + 14 : at + 16], "little")
+def _pixels_and_bits(data: bytes, entry: bytes) -> tuple[int, int]:
+    """The pixels of an image in an icon, and the bits of each."""
+    offset = int.from_bytes(entry[12:], "little")
+    is_png = data.startswith(PNG_SIGNATURE, offset)
+    bits = 32 if is_png else int.from_bytes(data[offset + 14 : offset + 16], "little")
     return (entry[0] or 256) * (entry[1] or 256), bits
 
 
-def _picture(body: bytes, path: Path) -> tuple[int, int, bytes]:
-    """Bits of a pixel, bytes that there should be, and a picture with all colours it may list.
+def _image(body: bytes, path: Path) -> tuple[int, int, bytes]:
+    """(bits per pixel, bytes that a complete image has, the image) of an image in an icon.
 
-    Of 32 bits without any alpha they are 24, of which the mask tells what is transparent.
+    A bitmap gets a palette of the full size. One of 32 bits without any alpha is declared to have
+    24, so that Pillow takes its transparency from the mask.
     """
     if body.startswith(PNG_SIGNATURE):
         return 32, len(body), body
-    if len(body) < _BITMAP.size:
+    if len(body) < _BITMAP_HEADER.size:
         raise OSError("its picture is missing")
-    size, width, height, _, bits, coded, listed = _BITMAP.unpack_from(body)
-    if size != _BITMAP.size or coded:
+    header_size, width, height, _, bits, compression, colours = _BITMAP_HEADER.unpack_from(body)
+    if header_size != _BITMAP_HEADER.size or compression:
         raise PictureError(f"Pillow misreads {path}, a rare kind of icon", hint=convert_hint(path))
-    most = 4 << bits if bits <= 8 else 0  # bytes
-    begin = size + (4 * listed or most if most else 0)
-    rows, mask = (4 * -(-width * n // 32) * (height // 2) for n in (bits, 1))
-    needed = min(max(0, rows + mask), 2**31)
-    pixels = body[begin : begin + needed]
-    if not any(pixels[rows:]) and len(pixels) == rows + -(-width // 8) * (height // 2):
-        pixels = pixels.ljust(needed, b"\0")  # Pillow does not fill up the rows of masks
-    if bits == 32 and len(pixels) == needed and not any(pixels[3:rows:4]):
+    max_palette_bytes = 4 << bits if bits <= 8 else 0
+    palette_bytes = (4 * colours or max_palette_bytes) if max_palette_bytes else 0
+    start = header_size + palette_bytes
+    # Rows of colours and mask are padded to 32 bits; biHeight counts both.
+    colour_bytes, mask_bytes = (4 * -(-width * n // 32) * (height // 2) for n in (bits, 1))
+    needed_bytes = min(max(0, colour_bytes + mask_bytes), 2**31)
+    pixels = body[start : start + needed_bytes]
+    has_unpadded_mask = len(pixels) == colour_bytes + -(-width // 8) * (height // 2)
+    if has_unpadded_mask and not any(pixels[colour_bytes:]):
+        pixels = pixels.ljust(needed_bytes, b"\0")  # Pillow does not pad the rows of masks
+    if bits == 32 and len(pixels) == needed_bytes and not any(pixels[3:colour_bytes:4]):
         bits = 24
-    colours = body[size:begin][:most].ljust(most, b"\0")
-    return bits, size + most + needed, body[:32] + bytes(8) + colours + pixels
+    palette = body[header_size:start][:max_palette_bytes].ljust(max_palette_bytes, b"\0")
+    # The header without biClrUsed and biClrImportant: all colours are used.
+    return (
+        bits,
+        header_size + max_palette_bytes + needed_bytes,
+        body[:32] + bytes(8) + palette + pixels,
+    )

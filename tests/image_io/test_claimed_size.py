@@ -81,14 +81,14 @@ def framed(parts: bytes) -> bytes:
 
 def test_a_frame_of_countless_parts_takes_no_time() -> None:
     stream = io.BytesIO(framed((b"abcd" + bytes(4)) * 1000))
-    assert 0 < len(list(claimed_size._inner(stream))) < 20
+    assert 0 < len(list(claimed_size._chunks_and_frame_chunks(stream))) < 20
 
 
 def test_a_part_of_odd_size_in_a_frame_is_filled_up() -> None:
     """As an alpha channel may be, before the picture that it belongs to."""
     size = b"\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 40, 30)
     parts = b"ALPH" + struct.pack("<I", 3) + bytes(4) + b"VP8 " + struct.pack("<I", 10) + size
-    (found,) = claimed_size._coded(io.BytesIO(framed(parts)))
+    (found,) = claimed_size._coded_frames(io.BytesIO(framed(parts)))
     assert (found.width, found.height, found.lossy) == (40, 30, True)
 
 
@@ -126,7 +126,7 @@ def test_sound_files_hold_what_they_say(
         monkeypatch.setattr(claimed_size, name, 0)
     monkeypatch.setattr(claimed_size, "ENLARGED", 1)
     data = saved("AVIF", frames, **options)
-    assert max(claimed_size._sequences(data)) == 31 * 24
+    assert max(claimed_size._max_frame_pixels(data)) == 31 * 24
     pictures.load("a.avif", data=data)
     pictures.load("a.webp", data=saved("WEBP", frames))
 
@@ -149,11 +149,11 @@ def test_a_sequence_header_is_read_in_each_of_its_forms() -> None:
     point = [(0, 12), (9, 5), (0, 1), (1, 1), (5, 4)]  # of a high level, and with a delay
     whole = header((0, 3), (0, 1), (0, 1), (0, 1), (1, 1), (1, 5), *point, *point, *size)
     for form in (reduced, whole):
-        assert claimed_size._most(claimed_size._Bits(form)) == 640 * 480
+        assert claimed_size._sequence_pixels(claimed_size._BitReader(form)) == 640 * 480
     timed = header((0, 3), (0, 1), (0, 1), (1, 1), (0, 32), *size)
     for doubtful in (timed, whole[:3], b""):
         with pytest.raises(ValueError, match=r"^$"):
-            claimed_size._most(claimed_size._Bits(doubtful))
+            claimed_size._sequence_pixels(claimed_size._BitReader(doubtful))
 
 
 SEQUENCE = b"\x12\0\x0a\x0a" + header(
@@ -163,9 +163,9 @@ SEQUENCE = b"\x12\0\x0a\x0a" + header(
 
 def test_one_sequence_header_in_doubt_leaves_all_of_them_unknown() -> None:
     head = b"mdat" + SEQUENCE + bytes(9)
-    assert claimed_size._sequences(head) == [64 * 64]
+    assert claimed_size._max_frame_pixels(head) == [64 * 64]
     timed = header((0, 3), (0, 1), (0, 1), (1, 1), (0, 26))
-    assert claimed_size._sequences(head + b"\x12\0\x0a\x04" + timed) == []
+    assert claimed_size._max_frame_pixels(head + b"\x12\0\x0a\x04" + timed) == []
 
 
 def item(kind: bytes, version: int = 2) -> bytes:
@@ -174,9 +174,9 @@ def item(kind: bytes, version: int = 2) -> bytes:
 
 def test_a_grid_is_at_most_as_large_as_all_pictures_together() -> None:
     one, grid = item(b"av01"), item(b"grid", 3)
-    assert claimed_size._parts(grid + 6 * one) == 6
-    assert claimed_size._parts(item(b"tmap") + 2 * one) == 1
-    assert claimed_size._parts(grid) == 1
+    assert claimed_size._max_tiles(grid + 6 * one) == 6
+    assert claimed_size._max_tiles(item(b"tmap") + 2 * one) == 1
+    assert claimed_size._max_tiles(grid) == 1
 
 
 @avif
@@ -191,5 +191,7 @@ def test_words_of_what_is_made_of_several_do_not_let_a_small_picture_pass(
 
 def test_what_looks_like_a_header_is_looked_at_a_few_thousand_times() -> None:
     header = b"\x12\0\x0a\x06\x08" + bytes(5)
-    assert claimed_size._sequences(3 * header) == [1, 1, 1]
-    assert len(claimed_size._sequences(10_000 * header)) == claimed_size._HEADERS
+    assert claimed_size._max_frame_pixels(3 * header) == [1, 1, 1]
+    assert (
+        len(claimed_size._max_frame_pixels(10_000 * header)) == claimed_size._MAX_SEQUENCE_HEADERS
+    )
