@@ -69,7 +69,7 @@ class Limits:
 
 _ALL_METADATA = dict.fromkeys(("icc", "exif", "xmp"), metadata.MAX_BYTES)
 # Longer texts and profiles could be written to a PNG, but not read again.
-_PNG_METADATA = _ALL_METADATA | dict.fromkeys(("icc", "xmp"), refusals.TEXT)
+_PNG_METADATA = _ALL_METADATA | dict.fromkeys(("icc", "xmp"), refusals.MAX_TEXT_BYTES)
 _JPEG_METADATA = {"icc": 255 * 65_519, "exif": 65_527, "xmp": 65_504}
 _DOT_PER_METRE = 0.0254  # in dots per inch
 LIMITS = {
@@ -211,7 +211,7 @@ def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: lis
     if not strip and image.info.get("icc_profile") is None:
         made = colours.profile(image.info, gray=pixels.shape[2] < 3)
         found = replace(found, icc=made)
-        notes += [colours.MADE] if made else []
+        notes += [colours.PROFILE_MADE] if made else []
     if found.dpi is not None and orientation in (5, 6, 7, 8):
         found = replace(found, dpi=found.dpi[::-1])
     return Picture(pixels, found, tuple(notes))

@@ -86,7 +86,7 @@ def kinds() -> list[str]:
     return sorted({name.partition("-")[0] for name in corpus()})
 
 
-def test_the_corpus_is_there() -> None:
+def test_corpus_covers_the_common_formats() -> None:
     assert len(corpus()) > 150
     assert {"PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM", "ICO"} < set(kinds())
 
@@ -111,7 +111,7 @@ def check_all_the_way(picture: Picture, path: Path, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_every_format_and_mode(kind: str, tmp_path: Path) -> None:
+def test_every_format_and_mode_is_read_encoded_and_decoded(kind: str, tmp_path: Path) -> None:
     """Each codec sees every other picture."""
     for number, (name, data) in enumerate(corpus().items()):
         if not name.startswith(f"{kind}-"):
@@ -140,7 +140,7 @@ def test_every_format_and_mode(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "LA", "RGB", "RGBA"])
-def test_latents_of_every_number_of_channels(mode: str, tmp_path: Path) -> None:
+def test_latent_codec_encodes_every_number_of_channels(mode: str, tmp_path: Path) -> None:
     picture = load(f"PNG-{mode}", corpus()[f"PNG-{mode}"])
     check_all_the_way(picture, tmp_path / "a.png", "latent")
 
@@ -160,7 +160,9 @@ def changed(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_damage_gives_pixels_or_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_file_gives_pixels_or_an_error_with_a_hint(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Within a lower limit of pixels, so that no header makes this test large."""
     monkeypatch.setattr(refusals, "MAX_PIXELS", 2**16)
     mode = next(m for m in ("RGB", "L", "1", "P") if f"{kind}-{m}" in corpus())
@@ -178,7 +180,7 @@ def test_damage_gives_pixels_or_words(kind: str, monkeypatch: pytest.MonkeyPatch
             assert "\n" not in str(refused)
 
 
-def test_commands_go_on_past_what_is_hostile(in_process: Command, picture: Path) -> None:
+def test_commands_continue_after_hostile_files(in_process: Command, picture: Path) -> None:
     folder, names = picture.parent, []
     for kind, mode in (("PNG", "1"), ("TIFF", "I;16"), ("JPEG", "CMYK"), ("GIF", "P")):
         names.append(f"{kind.lower()}.{kind.lower()}")

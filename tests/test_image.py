@@ -20,7 +20,7 @@ from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
 from imgmlp.errors import ImgmlpError, PictureError, UsageError
-from imgmlp.image_io.conversion import OPAQUE
+from imgmlp.image_io.conversion import ALPHA_DROPPED
 from imgmlp.metadata import MAX_BYTES, Metadata
 
 RGB = small_pixels()
@@ -61,7 +61,7 @@ def test_a_lossless_file_gives_its_pixels_back(
     )
 
 
-def test_a_picture_knows_its_dimensions(tmp_path: Path) -> None:
+def test_picture_has_height_width_and_channels(tmp_path: Path) -> None:
     picture = pictures.load(save(Image.fromarray(RGB), tmp_path / "a.png"))
     assert (picture.width, picture.height, picture.channels) == (31, 24, 3)
     assert picture.pixels.dtype == np.uint8
@@ -88,19 +88,19 @@ def test_a_palette_is_expanded(tmp_path: Path) -> None:
 def test_an_opaque_alpha_channel_is_dropped_with_a_note(tmp_path: Path, pixels: np.ndarray) -> None:
     picture = pictures.load(save(Image.fromarray(pixels), tmp_path / "a.png"))
     np.testing.assert_array_equal(picture.pixels, pixels[:, :, :-1])
-    assert picture.notes == (OPAQUE,)
+    assert picture.notes == (ALPHA_DROPPED,)
 
 
 def test_a_transparent_colour_that_no_pixel_has_is_opaque(tmp_path: Path) -> None:
     path = save(Image.fromarray(RGB), tmp_path / "a.png", transparency=(1, 2, 3))
     picture = pictures.load(path)
     np.testing.assert_array_equal(picture.pixels, RGB)
-    assert picture.notes == (OPAQUE,)
+    assert picture.notes == (ALPHA_DROPPED,)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".webp"])
 @pytest.mark.parametrize("pixels", [RGB, GRAY], ids=["RGB", "gray"])
-def test_alpha_is_kept_where_it_is_wanted(tmp_path: Path, pixels: np.ndarray, suffix: str) -> None:
+def test_alpha_is_kept_if_requested(tmp_path: Path, pixels: np.ndarray, suffix: str) -> None:
     pixels = with_alpha(GRAY[:, :, 0], pixels)
     path = tmp_path / f"a{suffix}"
     pictures.save_picture(pixels, path, Metadata(ICC))
@@ -111,7 +111,7 @@ def test_alpha_is_kept_where_it_is_wanted(tmp_path: Path, pixels: np.ndarray, su
     assert (picture.notes, picture.icc) == ((), ICC)
 
 
-def test_a_transparent_colour_becomes_alpha_where_it_is_wanted(tmp_path: Path) -> None:
+def test_transparent_colour_becomes_alpha_if_requested(tmp_path: Path) -> None:
     key = tuple(int(n) for n in RGB[3, 3])
     path = save(Image.fromarray(RGB), tmp_path / "a.png", transparency=key)
     picture = pictures.load(path, alpha=True)
@@ -120,15 +120,15 @@ def test_a_transparent_colour_becomes_alpha_where_it_is_wanted(tmp_path: Path) -
     np.testing.assert_array_equal(picture.pixels[:, :, :3], RGB)
 
 
-def test_an_opaque_alpha_channel_is_dropped_even_where_it_is_wanted(tmp_path: Path) -> None:
+def test_opaque_alpha_channel_is_dropped_even_if_requested(tmp_path: Path) -> None:
     path = save(Image.fromarray(with_alpha(255)), tmp_path / "a.png")
     picture = pictures.load(path, alpha=True)
     np.testing.assert_array_equal(picture.pixels, RGB)
-    assert picture.notes == (OPAQUE,)
+    assert picture.notes == (ALPHA_DROPPED,)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".bmp", ".ppm", ".pgm"])
-def test_alpha_is_never_dropped_on_the_way_out(tmp_path: Path, suffix: str) -> None:
+def test_saving_never_drops_alpha(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(UsageError, match="cannot hold transparency") as caught:
         pictures.save_picture(with_alpha(9), tmp_path / f"a{suffix}")
     assert ".png" in caught.value.hint
@@ -143,7 +143,7 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_resolution_is_turned_with_its_picture(tmp_path: Path, orientation: int) -> None:
+def test_resolution_is_rotated_with_its_picture(tmp_path: Path, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = save(Image.new("RGB", (8, 6)), tmp_path / "a.jpg", exif=exif, dpi=(72, 144))
@@ -169,9 +169,7 @@ def odd_exif(tag: int, value: object) -> Image.Exif:
         ("P", {"transparency": 300}),
     ],
 )
-def test_what_an_image_cannot_have_in_its_info_is_a_refusal(
-    mode: str, info: dict[str, object]
-) -> None:
+def test_invalid_info_of_an_image_is_refused(mode: str, info: dict[str, object]) -> None:
     image = Image.new(mode, (4, 3))
     image.info |= info
     with pytest.raises(PictureError, match="cannot be used") as caught:
@@ -179,7 +177,7 @@ def test_what_an_image_cannot_have_in_its_info_is_a_refusal(
     assert "correct or remove" in caught.value.hint
 
 
-def test_a_resolution_beyond_any_number_is_none() -> None:
+def test_unrepresentable_resolution_is_ignored() -> None:
     image = Image.new("L", (4, 3))
     image.info["dpi"] = (10**400, 1)
     assert pictures.from_image(image).metadata.dpi is None
@@ -205,7 +203,7 @@ def test_a_huge_colour_profile_is_left_out_with_a_note() -> None:
     assert "colour profile" in picture.notes[0]
 
 
-def test_only_the_first_picture_of_a_phone_file_is_taken(tmp_path: Path) -> None:
+def test_first_image_of_an_mpo_is_read(tmp_path: Path) -> None:
     first, second = Image.fromarray(GRAY[:, :, 0]), Image.fromarray(255 - GRAY[:, :, 0])
     path = save(first, tmp_path / "a.mpo", save_all=True, append_images=[second], quality=95)
     difference = pictures.load(path).pixels.astype(int) - GRAY
@@ -216,7 +214,7 @@ def test_only_the_first_picture_of_a_phone_file_is_taken(tmp_path: Path) -> None
 # Refused kinds
 
 
-def test_transparency_is_refused_with_a_way_out(tmp_path: Path) -> None:
+def test_refusal_of_transparency_has_a_hint(tmp_path: Path) -> None:
     alpha = np.where(GRAY[:, :, 0] > 9, 255, 254).astype(np.uint8)
     error = refusal(save(Image.fromarray(with_alpha(alpha)), tmp_path / "a.png"))
     assert "transparent" in str(error)
@@ -272,7 +270,7 @@ def test_the_largest_sizes_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"P6 2", bytes(1000)])
-def test_what_is_no_picture_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_file_that_is_no_picture_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(data)
     refusal(path)
@@ -289,7 +287,7 @@ def test_a_truncated_picture_is_refused(tmp_path: Path, suffix: str) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
-def test_damage_gives_pixels_or_a_refusal_but_nothing_else(data: st.DataObject) -> None:
+def test_damaged_file_gives_pixels_or_a_picture_error(data: st.DataObject) -> None:
     """Any byte of a small file replaced; the property does not depend on the file's name."""
     stream = io.BytesIO()
     kind = data.draw(st.sampled_from(["PNG", "GIF", "TIFF", "BMP", "WEBP", "JPEG"]))
@@ -325,7 +323,7 @@ def test_a_folder_is_a_usage_error(tmp_path: Path) -> None:
 # PSNR
 
 
-def test_psnr_is_that_of_its_definition() -> None:
+def test_psnr_follows_its_definition() -> None:
     other = RGB.copy()
     other[0, 0, 0] += 51
     error = 51**2 / RGB.size
@@ -358,7 +356,7 @@ def test_png_can_be_written_to_a_stream() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "side"), [(".jpg", 65_501), (".webp", 16_384)])
-def test_a_picture_too_large_for_its_format_is_refused_in_words(
+def test_picture_too_large_for_its_output_format_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], suffix: str, side: int
 ) -> None:
     for height, width in ((1, side), (side, 1)):

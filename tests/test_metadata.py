@@ -19,7 +19,7 @@ from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.training import passes, search
 from imgmlp.image import Picture
 from imgmlp.image_io import colours
-from imgmlp.image_io.refusals import TEXT
+from imgmlp.image_io.refusals import MAX_TEXT_BYTES
 from imgmlp.metadata import MAX_BYTES, NOTHING, Metadata, checked, upright_exif
 
 RGB = small_pixels()
@@ -64,7 +64,7 @@ def save(path: Path, suffix: str, orientation: int = 1) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp", ".avif"])
-def test_what_a_file_tells_is_known(tmp_path: Path, suffix: str) -> None:
+def test_metadata_of_a_file_are_read(tmp_path: Path, suffix: str) -> None:
     found = pictures.load(save(tmp_path, suffix)).metadata
     assert (found.icc, found.xmp) == (ICC, XMP)
     assert told(found.exif) == ("a maker", "a lens", 1)
@@ -74,7 +74,7 @@ def test_what_a_file_tells_is_known(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [False, True])
-def test_exif_data_in_a_text_of_a_png_are_kept(tmp_path: Path, damage: bool) -> None:
+def test_exif_data_in_a_png_text_chunk_are_kept(tmp_path: Path, damage: bool) -> None:
     path, data, told_by = tmp_path / "a.png", b"Exif\0\0" + exif(6), PngImagePlugin.PngInfo()
     text = f"\nexif\n{len(data):8}\n{data.hex()[: -1 if damage else None]}\n"
     told_by.add_text("Raw profile type exif", text, zip=True)
@@ -85,7 +85,9 @@ def test_exif_data_in_a_text_of_a_png_are_kept(tmp_path: Path, damage: bool) -> 
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
-def test_what_is_turned_is_not_turned_twice(tmp_path: Path, suffix: str) -> None:
+def test_orientation_is_applied_and_reset_so_that_it_is_not_applied_twice(
+    tmp_path: Path, suffix: str
+) -> None:
     picture = pictures.load(save(tmp_path, suffix, 6))
     assert picture.pixels.shape == (31, 24, 3)
     assert told(picture.metadata.exif) == ("a maker", "a lens", 1)
@@ -101,7 +103,7 @@ SAID = ['tiff:Orientation="6"', "tiff:Orientation = '6'", "<tiff:Orientation>6</
 
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".tif"])
-def test_what_xmp_data_say_of_the_orientation_is_done_and_then_left_out(
+def test_orientation_in_xmp_data_is_applied_and_reset(
     tmp_path: Path, suffix: str, said: str
 ) -> None:
     path, image = tmp_path / f"a{suffix}", Image.fromarray(RGB)
@@ -115,7 +117,7 @@ def test_what_xmp_data_say_of_the_orientation_is_done_and_then_left_out(
 
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
-def test_a_tiff_that_says_twice_how_it_lies_is_turned_once(
+def test_tiff_with_orientation_in_tag_and_xmp_is_rotated_once(
     tmp_path: Path, said: str, kind: type
 ) -> None:
     path = tmp_path / "a.tif"
@@ -130,7 +132,7 @@ def test_a_tiff_that_says_twice_how_it_lies_is_turned_once(
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_each_orientation_is_that_of_pillow(tmp_path: Path, orientation: int) -> None:
+def test_each_orientation_is_applied_as_pillow_does(tmp_path: Path, orientation: int) -> None:
     from PIL import ImageOps
 
     path = save(tmp_path, ".png", orientation)
@@ -150,7 +152,7 @@ def test_each_orientation_is_that_of_pillow(tmp_path: Path, orientation: int) ->
         (".ppm", ["colour profile", "EXIF data", "XMP data", "resolution"]),
     ],
 )
-def test_what_a_format_holds_is_written_and_the_rest_is_named(
+def test_metadata_that_a_format_holds_are_written_and_others_named(
     tmp_path: Path, suffix: str, lost: list[str]
 ) -> None:
     path = tmp_path / f"a{suffix}"
@@ -177,7 +179,7 @@ def test_a_grays_profile_is_lost_where_gray_is_written_as_colour(
     assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", Metadata(ICC)) == []
 
 
-def test_what_is_too_large_for_a_jpeg_is_left_out_of_it(tmp_path: Path) -> None:
+def test_metadata_too_large_for_a_jpeg_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     large = Metadata(ICC, exif(maker="x" * 70_000), b"<" * 70_000)
     assert pictures.save_picture(RGB, path, large) == ["EXIF data", "XMP data"]
@@ -185,15 +187,13 @@ def test_what_is_too_large_for_a_jpeg_is_left_out_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["icc", "xmp"])
-def test_what_is_too_large_for_a_png_to_be_read_again_is_left_out_of_it(
-    tmp_path: Path, name: str
-) -> None:
-    largest = ICC + bytes(TEXT - len(ICC))
+def test_metadata_too_large_to_be_read_from_a_png_are_left_out(tmp_path: Path, name: str) -> None:
+    largest = ICC + bytes(MAX_TEXT_BYTES - len(ICC))
     path, fits, large = tmp_path / "a.png", Metadata(icc=largest), Metadata(icc=largest + b"\0")
     if name == "xmp":
-        fits, large = Metadata(xmp=b"<" * TEXT), Metadata(xmp=b"<" * (TEXT + 1))
+        fits, large = Metadata(xmp=b"<" * MAX_TEXT_BYTES), Metadata(xmp=b"<" * (MAX_TEXT_BYTES + 1))
     assert pictures.save_picture(RGB, path, fits) == []
-    assert len(getattr(pictures.load(path).metadata, name)) == TEXT
+    assert len(getattr(pictures.load(path).metadata, name)) == MAX_TEXT_BYTES
     stream = io.BytesIO()
     assert pictures.save_png(RGB, stream, large) == large.names()
     assert pictures.load(path, data=stream.getvalue()).metadata.names() == []
@@ -214,7 +214,7 @@ def with_preview(order: str, orientation: int, preview: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("order", "<>")
-def test_the_preview_is_blanked_and_everything_else_stays(order: str) -> None:
+def test_exif_thumbnail_is_blanked_and_nothing_else_changes(order: str) -> None:
     before = with_preview(order, 6, b"preview" * 100)
     after = upright_exif(before)
     assert after == with_preview(order, 1, bytes(700)).replace(
@@ -226,7 +226,7 @@ def test_the_preview_is_blanked_and_everything_else_stays(order: str) -> None:
 
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_size_in_exif_data_is_that_of_the_picture_as_it_is_turned(
+def test_width_and_height_in_exif_data_are_swapped_with_the_orientation(
     order: str, orientation: int
 ) -> None:
     def made(orientation: int, width: int, height: int) -> bytes:
@@ -264,7 +264,7 @@ def test_exif_data_may_end_with_the_last_entry_of_a_directory(order: str) -> Non
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"II*\0", b"MM\0*", b""]))
-def test_exif_data_of_any_bytes_are_kept_in_their_length_or_left_out(
+def test_upright_exif_of_arbitrary_bytes_keeps_their_length_or_is_none(
     data: bytes, mark: bytes
 ) -> None:
     found = upright_exif(mark + data)
@@ -279,7 +279,7 @@ def test_exif_data_of_any_bytes_are_kept_in_their_length_or_left_out(
         (XMP, XMP),
     ],
 )
-def test_xmp_data_do_not_turn_what_is_upright(before: bytes, after: bytes) -> None:
+def test_orientation_in_xmp_data_is_reset(before: bytes, after: bytes) -> None:
     assert checked(Metadata(xmp=before), []).xmp == after
 
 
@@ -293,15 +293,13 @@ def test_a_file_without_a_resolution_has_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "dpi", [(0, 0), (1, 1), (72, 72), (72.009, 72.009), (-1, 300), (np.nan, 300)]
 )
-def test_a_resolution_that_says_nothing_is_left_out(dpi: tuple[float, float]) -> None:
+def test_default_or_implausible_resolution_is_left_out(dpi: tuple[float, float]) -> None:
     assert checked(Metadata(dpi=dpi), []) == NOTHING
 
 
 @pytest.mark.parametrize("dpi", [0.001, 0.02, 0.3, 1.2, 65_535, 100_000])
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".jpg", ".bmp"])
-def test_a_resolution_is_kept_as_it_is_or_told_to_be_lost(
-    tmp_path: Path, suffix: str, dpi: float
-) -> None:
+def test_resolution_is_stored_or_reported_as_lost(tmp_path: Path, suffix: str, dpi: float) -> None:
     path, given = tmp_path / f"a{suffix}", Metadata(dpi=(dpi, dpi))
     lost = pictures.save_picture(RGB, path, given)
     if suffix == ".tif" or dpi == 65_535:
@@ -310,7 +308,7 @@ def test_a_resolution_is_kept_as_it_is_or_told_to_be_lost(
         assert pictures.load(path).metadata.dpi == pytest.approx(given.dpi, rel=0.05)
 
 
-def test_what_is_left_out_is_told() -> None:
+def test_metadata_that_are_left_out_are_noted() -> None:
     notes: list[str] = []
     large = bytes(MAX_BYTES + 1)
     assert checked(Metadata(large, b"no EXIF data", large), notes) == NOTHING
@@ -323,7 +321,7 @@ def test_what_is_left_out_is_told() -> None:
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
-def test_a_file_gives_back_what_the_picture_told(tmp_path: Path, codec: str) -> None:
+def test_compressed_file_restores_the_metadata(tmp_path: Path, codec: str) -> None:
     path = save(tmp_path, ".png", 6)
     expected = pictures.load(path).metadata
     choices = {"quality": 0, "effort": 1, "codec": codec, "device": "numpy"}
@@ -344,7 +342,7 @@ def test_a_file_gives_back_what_the_picture_told(tmp_path: Path, codec: str) -> 
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
-def test_a_wanted_size_counts_them(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_size_includes_metadata(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them either codec would make use of more bytes than 400."""
     monkeypatch.setattr(passes, "MAX_PASSES", 6)
     monkeypatch.setattr(search, "MAX_TRIALS", 12)
@@ -355,7 +353,7 @@ def test_a_wanted_size_counts_them(codec: str, monkeypatch: pytest.MonkeyPatch) 
     assert len(found.bytes) <= 700
 
 
-def test_commands_keep_or_leave_them_and_say_what_is_lost(
+def test_commands_keep_or_strip_metadata_and_report_losses(
     in_process: Command, picture: Path
 ) -> None:
     save(picture.parent, ".png")
@@ -370,7 +368,7 @@ def test_commands_keep_or_leave_them_and_say_what_is_lost(
     assert "EXIF" not in in_process("info", "a.imlp").stdout
 
 
-def test_a_frame_is_chosen_by_its_number(in_process: Command, picture: Path) -> None:
+def test_frame_option_chooses_a_frame_by_number(in_process: Command, picture: Path) -> None:
     frames = [Image.new("L", (9, 7), level) for level in (50, 100, 150)]
     frames[0].save(picture.parent / "a.gif", save_all=True, append_images=frames[1:])
     quick = ("--codec", "mlp", "--quality", "0", "--effort", "1", "-o", "a.imlp", "--force")
@@ -386,7 +384,7 @@ def test_a_frame_is_chosen_by_its_number(in_process: Command, picture: Path) -> 
     assert "there are 3" in told
 
 
-def test_files_from_before_are_read(tmp_path: Path) -> None:
+def test_files_of_older_versions_have_no_metadata_but_a_profile(tmp_path: Path) -> None:
     for path in {*GOLDEN.glob("*.imlp")} - {GOLDEN / "metadata.imlp"}:
         found = container.parse(path.read_bytes())
         assert metadata_sections.read(found) == Metadata(found.get(container.ICC))

@@ -1,12 +1,13 @@
-"""Picture files of strangers, read with Pillow: within limits, and rightly, or refused.
+"""Reading of untrusted picture files with Pillow: within limits, and correctly or not at all.
 
-Read `files` first, which has the others do their part, and `refusals`, which has what is told. Of
-bytes, before Pillow sees them: `structure` knows how formats are divided, `icons` rebuilds those of
-Windows, `parsing_limits` bounds what is beside the pixels, `png` looks at a PNG's chunks and rows;
-`shared_stream` is what Pillow reads from. Of an open picture: `frames` chooses one, `misread` mends
-or refuses what Pillow takes for something else, `claimed_size` refuses what is far smaller than it
-says, `completeness` what lacks pixels; `colours` and `bit_depth` tell what is not kept,
-`library_messages` what libtiff complains of, and `tiff_exif` is EXIF data among a TIFF's own tags.
-`conversion` is to 8 bits. `imgmlp.image` is the face of all this; others ask `files` only for the
-endings of pictures' names and for how many pixels there are. May import metadata, text.
+`files` is the entry point and calls the other modules; `refusals` has the error messages. Before
+Pillow opens a file, `structure` iterates over the parts of container formats, `icons` rebuilds
+those of Windows, `parsing_limits` bounds what is beside the pixels, and `png` checks a PNG's chunks
+and rows; Pillow then reads from a `shared_stream`. Of an open image, `frames` chooses one frame,
+`misread` corrects or refuses what Pillow misreads, `claimed_size` refuses files that are far
+smaller than they declare, and `completeness` those that lack pixels. `colours` and `bit_depth`
+report what is not kept, `library_messages` captures libtiff's messages, `tiff_exif` converts
+between EXIF data and a TIFF's own tags, and `conversion` makes 8-bit samples. Other packages use
+`imgmlp.image`, and of `files` only the file name extensions and the number of pixels. May import
+metadata, text.
 """

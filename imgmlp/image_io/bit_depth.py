@@ -1,6 +1,6 @@
-"""How many bits samples of a picture file have, and what Pillow makes of more than 8.
+"""The bits per sample of a picture file, and what Pillow does to samples of more than 8 bits.
 
-It tells that of few files, and cuts the samples of colours to 8 bits without a word.
+Pillow reports the depth of few formats, and reduces colours to 8 bits silently.
 """
 
 from __future__ import annotations
@@ -13,27 +13,33 @@ from imgmlp.image_io.structure import CODESTREAM_START
 
 UPPER_BITS = "samples of {} bits are reduced to their upper 8 bits"
 ROUNDED = "samples of {} bits are rounded to 8 bits"
-_HEAD = 2**24  # bytes in which a file says it
-_BITS, _PHOTOMETRIC = 258, 262  # TIFF's tags
-_J2K_DEPTH = 42  # bytes on, of its first component, less 1; each has 3 bytes
-_AV1 = b"av1C"  # a box of AVIF (AV1-ISOBMFF 2.3.3)
+_HEAD_BYTES = 2**24  # in which a file is searched for its depth
+# TIFF tags
+_TAG_BITS_PER_SAMPLE = 258
+_TAG_PHOTOMETRIC = 262
+# In a JPEG 2000's codestream: Csiz, the number of components, and Ssiz, the depth of the first one,
+# less 1. The following ones are 3 bytes apart (ITU T.800, A.5.1).
+_CSIZ_OFFSET = 40
+_SSIZ_OFFSET = 42
+_AV1_CONFIGURATION = b"av1C"  # a box of AVIF (AV1-ISOBMFF 2.3.3)
 
 
 def depth(image: Image.Image, stream: BinaryIO | None = None) -> int:
-    """Bits of a sample of an open picture, where it is known that they are more than 8; else 8.
+    """Bits per sample of an open image; 8 if it has fewer or the number is unknown.
 
-    `stream` is its file, if there is one. "BGR;16" has 16 bits a pixel.
+    `stream` is its file, if there is one.
     """
     if image.format == "TIFF":
-        tag = getattr(image, "tag_v2", {}).get(_BITS)
+        tag = getattr(image, "tag_v2", {}).get(_TAG_BITS_PER_SAMPLE)
         bits = tag if isinstance(tag, tuple) else (tag,)
         return max(8, *(bit for bit in bits if isinstance(bit, int)), 0)
     if stream is not None and image.format in ("JPEG2000", "AVIF"):
         stream.seek(0)
-        head = stream.read(_HEAD)
-        return _jpeg2000(head) if image.format == "JPEG2000" else _avif(head)
+        head = stream.read(_HEAD_BYTES)
+        return _jpeg2000_depth(head) if image.format == "JPEG2000" else _avif_depth(head)
     for tile in getattr(image, "tile", ()):
         args = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+        # 16-bit samples, unlike "BGR;16" with 16 bits per pixel
         if any(isinstance(arg, str) and arg.endswith((";16B", ";16L", ";16N")) for arg in args):
             return 16
         if image.format == "PPM":
@@ -41,49 +47,54 @@ def depth(image: Image.Image, stream: BinaryIO | None = None) -> int:
     return 16 if image.mode.startswith("I;16") else 8
 
 
-def _jpeg2000(head: bytes) -> int:
-    at = head.find(CODESTREAM_START)
-    if at < 0:
+def _jpeg2000_depth(head: bytes) -> int:
+    codestream = head.find(CODESTREAM_START)
+    if codestream < 0:
         raise OSError("it has no codestream")
-    bits = head[at + _J2K_DEPTH :: 3][: int.from_bytes(head[at + 40 : at + 42])]
-    return max(8, *((bit & 127) + 1 for bit in bits), 0)
+    field = head[codestream + _CSIZ_OFFSET : codestream + _SSIZ_OFFSET]
+    depths = head[codestream + _SSIZ_OFFSET :: 3][: int.from_bytes(field)]
+    return max(8, *((depth & 127) + 1 for depth in depths), 0)  # bit 7 is the sign
 
 
-def _avif(head: bytes) -> int:
-    at = head.find(_AV1)
-    flags = head[at + 6] if 0 <= at < len(head) - 6 else 0
-    high, twelve = flags >> 6 & 1, flags >> 5 & 1
-    return 8 + 2 * high + 2 * (high & twelve)
+def _avif_depth(head: bytes) -> int:
+    offset = head.find(_AV1_CONFIGURATION)
+    flags = head[offset + 6] if 0 <= offset < len(head) - 6 else 0
+    high_bitdepth, twelve_bit = flags >> 6 & 1, flags >> 5 & 1
+    return 8 + 2 * high_bitdepth + 2 * (high_bitdepth & twelve_bit)
 
 
 def by_upper_bits(image: ImageFile.ImageFile) -> str:
-    """Have Pillow take these of a PPM's colours, where it can; what is told of what it does.
+    """Have Pillow reduce the colours of a PPM to their upper 8 bits, where it can. Returns the note
+    about what it does to the samples: UPPER_BITS or ROUNDED.
 
-    It would round them, as it does where white is another number than 65,535, in gray than 2ⁿ - 1.
+    By default Pillow rounds colours of a PPM. It also rounds if the maximum is another number than
+    65,535 in colours, or than 2ⁿ - 1 in gray.
     """
     if image.format != "PPM" or not image.tile or image.tile[0][0] == "raw":
         return UPPER_BITS
-    name, box, place, args = image.tile[0]
-    if name == "ppm" and args == ("RGB", 65535):
-        image.tile = [ImageFile._Tile("raw", box, place, "RGB;16B")]
+    decoder, extents, offset, args = image.tile[0]
+    if decoder == "ppm" and args == ("RGB", 65535):
+        image.tile = [ImageFile._Tile("raw", extents, offset, "RGB;16B")]
         return UPPER_BITS
-    exact = image.mode == "I" and isinstance(args, tuple) and args[1] & (args[1] + 1) == 0
-    return UPPER_BITS if exact else ROUNDED
+    is_exact = image.mode == "I" and isinstance(args, tuple) and args[1] & (args[1] + 1) == 0
+    return UPPER_BITS if is_exact else ROUNDED
 
 
 def is_misread(image: Image.Image, bits: int) -> bool:
-    """Whether Pillow takes the brightest samples for black: of deep JPEG 2000 in colours.
+    """Whether Pillow turns the brightest samples black: in a JPEG 2000 of more than 8 bits, except
+    16-bit gray.
 
-    It rounds them to 8 bits, and 255.5 becomes 0.
+    Pillow rounds to 8 bits without clamping, so that 255.5 becomes 0.
     """
     return image.format == "JPEG2000" and bits > (16 if image.mode == "I;16" else 8)
 
 
 def spread(image: Image.Image, bits: int) -> Image.Image:
-    """A loaded picture whose gray of 12 or 16 bits goes from 0 for black to 65535."""
+    """A loaded image whose gray samples of 12 or 16 bits range from 0 (black) to 65535."""
     if not image.mode.startswith("I;16") or image.format != "TIFF":
         return image
-    inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0  # which Pillow leaves so
+    # WhiteIsZero, which Pillow does not invert
+    is_inverted = getattr(image, "tag_v2", {}).get(_TAG_PHOTOMETRIC) == 0
     if bits == 12:
         image = image.point(lambda value: value * 16 + 0)
-    return image.point(lambda value: value * -1 + 65535) if inverted else image
+    return image.point(lambda value: value * -1 + 65535) if is_inverted else image

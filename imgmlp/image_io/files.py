@@ -99,7 +99,7 @@ def _within_limits(stream: BinaryIO, path: Path) -> Iterator[tuple[ImageFile.Ima
         # Pillow seeks a PCX's palette that far before the end: short files need a BytesIO.
         stream = io.BytesIO(start)
     if start.startswith(_EPS_SIGNATURES):  # Pillow would read its lines one by one
-        raise refusals.drawing("EPS", path)
+        raise refusals.vector_error("EPS", path)
     is_icon = icons.is_icon(start)
     stream = icons.rebuilt(stream, path) if is_icon else stream
     max_pixels = MAX_ICON_PIXELS if is_icon else refusals.MAX_PIXELS
@@ -229,7 +229,7 @@ def endings() -> set[str]:
     Those of compressed files are left out, even if imgmlp's plugin for Pillow is registered.
     """
     extensions = Image.registered_extensions()
-    formats = Image.OPEN.keys() - refusals.DRAWINGS - refusals.STUBS
+    formats = Image.OPEN.keys() - refusals.VECTOR_FORMATS - refusals.UNREADABLE_FORMATS
     readable = {extension for extension, name in extensions.items() if name in formats}
     return readable - {*COMPRESSED_EXTENSIONS}
 
@@ -253,14 +253,14 @@ def quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limited_to(max_pixels: int) -> Iterator[None]:
-    """Have Pillow refuse images of more pixels, and PNGs with more than TEXT bytes of text.
+    """Have Pillow refuse images of more pixels, and PNGs of more than MAX_TEXT_BYTES of text.
 
     Pillow's limit of one text is too low for large colour profiles, that of all texts too high.
     """
     text_limits = PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY
     pixel_limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = (max_pixels + 1) // 2  # Pillow refuses more than twice as many
-    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = refusals.TEXT
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = refusals.MAX_TEXT_BYTES
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""What libraries write to stderr by themselves, kept from there.
+"""Capture of what libraries write directly to stderr.
 
-libtiff tells so of damage that Pillow does not notice.
+libtiff reports there damage that Pillow does not notice.
 """
 
 from __future__ import annotations
@@ -14,52 +14,54 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
-HEARD, TOLD = 2**14, 200  # bytes of it that are looked at, and characters that are told, at most
-_LIBRARY = re.compile(r"\w+: ")  # how libtiff's lines begin; threads may write there as well
-_ITS_LINE = re.compile(rb"[\w.]+: .*\.\n")  # a whole one, which names a function or a file
+MAX_SEARCHED_BYTES = 2**14  # of the captured text
+MAX_MESSAGE_CHARACTERS = 200
+# The beginning of a message of libtiff; other threads may write to stderr meanwhile.
+_MESSAGE_START = re.compile(r"\w+: ")
+_MESSAGE_LINE = re.compile(rb"[\w.]+: .*\.\n")  # a whole one: a function or a file, and a sentence
 
 
 @contextmanager
 def silent_libraries(silent: bool) -> Iterator[Callable[[], str]]:
-    """Hide what libraries write to stderr by themselves, if that is wanted; gives what returns
-    the first line of libtiff's so far, "" if there is none."""
+    """Capture stderr if `silent`. Yields a function that returns libtiff's first message so far, or
+    "" if there is none."""
     if not silent:
         yield str
         return
     try:
         sys.stderr.flush()
-        kept = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # closed by whoever started this process
+        original_stderr = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # stderr was closed before this process started
         yield str
         return
-    with _scratch() as heard:
+    with _temporary_file() as captured:
 
-        def first() -> str:
-            heard.seek(0)
-            lines = heard.read(HEARD).decode(errors="replace").splitlines()
-            heard.seek(0, io.SEEK_END)  # which stderr shares
-            return next((line[:TOLD] for line in lines if _LIBRARY.match(line)), "")
+        def first_message() -> str:
+            captured.seek(0)
+            lines = captured.read(MAX_SEARCHED_BYTES).decode(errors="replace").splitlines()
+            captured.seek(0, io.SEEK_END)  # stderr shares the file's position
+            return next((s[:MAX_MESSAGE_CHARACTERS] for s in lines if _MESSAGE_START.match(s)), "")
 
         try:
-            os.dup2(heard.fileno(), 2)
-            yield first
+            os.dup2(captured.fileno(), 2)
+            yield first_message
         finally:
-            os.dup2(kept, 2)
-            _hand_on(heard, kept)
-            os.close(kept)
+            os.dup2(original_stderr, 2)
+            _forward_others(captured, original_stderr)
+            os.close(original_stderr)
 
 
-def _hand_on(heard: IO[bytes], to: int) -> None:
-    """What others have written meanwhile, as threads may."""
-    heard.seek(0)
-    with suppress(OSError):  # stderr leads nowhere, which is none of a picture's faults
-        for line in heard.read().splitlines(keepends=True):
-            if not _ITS_LINE.fullmatch(line):
-                os.write(to, line)
+def _forward_others(captured: IO[bytes], stderr: int) -> None:
+    """Write what other threads wrote meanwhile to the file descriptor of the original stderr."""
+    captured.seek(0)
+    with suppress(OSError):  # an unusable stderr does not make a picture unreadable
+        for line in captured.read().splitlines(keepends=True):
+            if not _MESSAGE_LINE.fullmatch(line):
+                os.write(stderr, line)
 
 
-def _scratch() -> IO[bytes]:
-    """A file for a moment; one that keeps nothing where there is no place for it."""
+def _temporary_file() -> IO[bytes]:
+    """A temporary file, or the null device if none can be created."""
     try:
         return tempfile.TemporaryFile(buffering=0)
     except OSError:

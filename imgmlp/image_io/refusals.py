@@ -1,7 +1,5 @@
-"""What is refused for its size or its kind, and what is told of a file that Pillow cannot read.
-
-Knows what a file begins with, and nothing of what it holds.
-"""
+"""Refusals of pictures for their size or format, and error messages for files that Pillow cannot
+read."""
 
 from __future__ import annotations
 
@@ -16,10 +14,11 @@ from imgmlp.errors import ImgmlpError, PictureError
 from imgmlp.text import by_command
 
 MAX_PIXELS = 2**28
-TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are inflated
-DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
-STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
-_UNSUPPORTED = (
+MAX_TEXT_BYTES = 2**23  # of a PNG's texts, and of its colour profile, decompressed
+VECTOR_FORMATS = {"EPS", "WMF"}  # Pillow needs other programs to rasterise these
+UNREADABLE_FORMATS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # Pillow only identifies these
+# Parts of Pillow's messages that mean a sound file of an unsupported kind, in lower case
+_UNSUPPORTED_PHRASES = (
     "unsupported",
     "unimplemented",
     "not yet supported",
@@ -31,12 +30,12 @@ _UNSUPPORTED = (
 
 
 def convert_hint(path: Path | str) -> str:
-    """How to make a picture of it that can be read."""
+    """A hint how to convert a file to one that can be read."""
     return by_command("convert it to a PNG first", path, "magick {} converted.png")
 
 
 def check_size(image: Image.Image, name: str) -> None:
-    """Refuse, as a PictureError, what has no pixels or too many."""
+    """Refuse, as a PictureError, an image without pixels or with more than MAX_PIXELS."""
     width, height = image.size
     if width < 1 or height < 1:
         hint = "give a picture of at least one pixel"
@@ -47,25 +46,27 @@ def check_size(image: Image.Image, name: str) -> None:
 
 
 def check_format(image: Image.Image, path: Path) -> None:
-    """Refuse, as a PictureError, what Pillow knows and has no pixels of."""
-    if image.format is not None and image.format in DRAWINGS:
-        raise drawing(image.format, path)
-    if image.format in STUBS:
+    """Refuse, as a PictureError, an image of a format whose pixels Pillow cannot read."""
+    if image.format is not None and image.format in VECTOR_FORMATS:
+        raise vector_error(image.format, path)
+    if image.format in UNREADABLE_FORMATS:
         problem = f"{path} is a {image.format} file, which Pillow cannot read"
         raise PictureError(problem, hint=convert_hint(path))
 
 
-def drawing(kind: str, path: Path) -> PictureError:
-    """What is said of a drawing, by Pillow's name of its format."""
+def vector_error(format_name: str, path: Path) -> PictureError:
+    """The error for a vector drawing; `format_name` is Pillow's."""
     hint = by_command("rasterise it first", path, "magick -density 300 {} drawn.png")
-    return PictureError(f"{path} is a vector drawing ({kind}), which has no pixels", hint=hint)
+    return PictureError(
+        f"{path} is a vector drawing ({format_name}), which has no pixels", hint=hint
+    )
 
 
 @contextlib.contextmanager
 def explained(stream: BinaryIO, path: Path) -> Iterator[None]:
-    """Say what is wrong with a file that Pillow cannot read, as a PictureError.
+    """Turn exceptions of Pillow about a file into a PictureError that says what is wrong.
 
-    MemoryError passes, and OSError with a number if the file itself cannot be read.
+    MemoryError passes through, and so does an OSError with an errno if the file cannot be read.
     """
     try:
         yield
@@ -85,7 +86,7 @@ def explained(stream: BinaryIO, path: Path) -> Iterator[None]:
 
 
 def _is_readable(stream: BinaryIO) -> bool:
-    """Whether the file is, so that Pillow has looked for what is not in it."""
+    """Whether the file can be read; then an OSError was about an offset beyond its end."""
     try:
         stream.seek(0)
         stream.read(1)
@@ -113,22 +114,22 @@ def _may_be(name: str, start: bytes) -> bool:
     accept = Image.OPEN[name][1]
     try:
         return accept is not None and accept(start) is True
-    except Exception:  # Pillow's readers look for more than there is
+    except Exception:  # Pillow's functions may read beyond a short start
         return False
 
 
 def _unreadable(path: Path, error: Exception) -> PictureError:
-    said = error.args[0] if error.args else ""  # bytes, of a PPM
-    said = said.decode("ascii", "replace") if isinstance(said, bytes) else str(error)
-    reason = (said or type(error).__name__).splitlines()[0]
-    kind = isinstance(error, NotImplementedError)
+    message = error.args[0] if error.args else ""  # bytes, for a PPM
+    message = message.decode("ascii", "replace") if isinstance(message, bytes) else str(error)
+    reason = (message or type(error).__name__).splitlines()[0]
+    is_unsupported = isinstance(error, NotImplementedError)
     if "MAX_TEXT" in reason:
         hint = by_command("remove them first", path, "magick {} -strip stripped.png")
-        problem = f"{path} has texts or a colour profile of more than {TEXT // 2**20} MiB"
+        problem = f"{path} has texts or a colour profile of more than {MAX_TEXT_BYTES // 2**20} MiB"
         return PictureError(problem, hint=hint)
-    if kind or any(word in reason.lower() for word in _UNSUPPORTED):
+    if is_unsupported or any(phrase in reason.lower() for phrase in _UNSUPPORTED_PHRASES):
         problem = f"{path} is of a kind that Pillow cannot read: {reason}"
         return PictureError(problem, hint=convert_hint(path))
-    if isinstance(error, OSError) and error.errno is not None:  # of a file that can be read
+    if isinstance(error, OSError) and error.errno is not None:  # the file can be read
         reason = "it points to pixels beyond the end of the file"
     return PictureError(f"{path} is damaged or truncated: {reason}", hint="get the file again")

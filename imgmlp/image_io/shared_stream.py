@@ -1,6 +1,7 @@
-"""A picture file as Pillow reads it, beside what else looks at the same bytes.
+"""Independent readers of one stream, for Pillow.
 
-Some of its plugins go on where they stopped before, or close what they were given.
+Some of Pillow's plugins rely on the position of the stream between calls, or close the stream,
+while other modules read the same file.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import io
 from typing import BinaryIO
 
 
-class _Place(io.RawIOBase):
-    """Bytes of a stream, from a place of its own on."""
+class _IndependentReader(io.RawIOBase):
+    """The bytes of a stream, with a position of its own."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._at = stream, 0
+        self._stream, self._position = stream, 0
 
     def readable(self) -> bool:
         return True
@@ -22,29 +23,29 @@ class _Place(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        self._stream.seek(self._at)
+        self._stream.seek(self._position)
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence == io.SEEK_CUR:
-            offset, whence = offset + self._at, io.SEEK_SET
+            offset, whence = offset + self._position, io.SEEK_SET
         self._stream.seek(offset, whence)
-        self._at = self._stream.tell()  # as some streams do not say where they are by then
-        return self._at
+        self._position = self._stream.tell()  # `seek` of some streams returns nothing
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def fileno(self) -> int:
         try:
             return self._stream.fileno()
-        except AttributeError:  # of a stream that has no more than Pillow asks for
+        except AttributeError:  # a stream with only the methods that Pillow needs
             raise io.UnsupportedOperation("fileno") from None
 
 
 def reader(stream: BinaryIO) -> BinaryIO:
-    """What reads the same bytes from the first one on, and may be closed by itself."""
-    return io.BufferedReader(_Place(stream))
+    """A buffered reader of the whole stream; closing it does not close the stream."""
+    return io.BufferedReader(_IndependentReader(stream))

@@ -20,7 +20,7 @@ from imgmlp.image_io.bit_depth import ROUNDED, UPPER_BITS, depth
 RGB, GRAY = small_pixels(), small_pixels(1)
 
 
-def test_a_bitmap_of_5_6_5_bits_is_no_deep_picture(tmp_path: Path) -> None:
+def test_rgb565_bitmap_counts_as_8_bits_per_sample(tmp_path: Path) -> None:
     masks = struct.pack("<III", 0xF800, 0x7E0, 0x1F)
     header = struct.pack("<IiiHHIIiiII", 40, 2, 1, 1, 16, 3, 4, 0, 0, 0, 0) + masks
     data = struct.pack("<HH", 0xF800, 0x07E0)
@@ -32,7 +32,7 @@ def test_a_bitmap_of_5_6_5_bits_is_no_deep_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".pgm"])
-def test_of_16_bits_the_upper_8_are_kept(tmp_path: Path, suffix: str) -> None:
+def test_gray_of_16_bits_keeps_its_upper_8_bits(tmp_path: Path, suffix: str) -> None:
     deep = GRAY[:, :, 0].astype(np.uint16) * 256 + 200
     picture = pictures.load(save(Image.fromarray(deep), tmp_path / f"a{suffix}"))
     np.testing.assert_array_equal(picture.pixels, GRAY)
@@ -53,7 +53,9 @@ def deep_png(channels: int) -> tuple[bytes, np.ndarray]:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_colours_and_alpha_of_16_bits_too(tmp_path: Path, channels: int) -> None:
+def test_colours_and_alpha_of_16_bits_keep_their_upper_8_bits(
+    tmp_path: Path, channels: int
+) -> None:
     data, values = deep_png(channels)
     path = tmp_path / "a.png"
     path.write_bytes(data)
@@ -62,7 +64,7 @@ def test_colours_and_alpha_of_16_bits_too(tmp_path: Path, channels: int) -> None
     assert picture.notes == (UPPER_BITS.format(16),)
 
 
-def test_a_deep_tiff_in_colour_and_one_whose_white_is_0(tmp_path: Path) -> None:
+def test_16_bit_tiff_keeps_its_upper_8_bits_in_colour_and_with_white_as_0(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     values = np.arange(63 * 3, dtype="<u2") * 300
     tags = {256: 9, 257: 7, 259: 1, 262: 2, 273: 0, 277: 3, 278: 7, 279: values.nbytes}
@@ -133,7 +135,7 @@ def test_a_transparent_colour_of_16_bits_in_a_later_frame_is_refused(tmp_path: P
     assert "magick" in caught.value.hint
 
 
-def test_deep_colours_of_jpeg_2000_are_refused(tmp_path: Path) -> None:
+def test_jpeg_2000_colours_of_more_than_8_bits_are_refused(tmp_path: Path) -> None:
     """Pillow rounds them up to 256, which becomes 0."""
     stream = io.BytesIO()
     Image.fromarray(RGB).save(stream, "JPEG2000")
@@ -148,7 +150,7 @@ def test_deep_colours_of_jpeg_2000_are_refused(tmp_path: Path) -> None:
     assert f"magick {path}" in error.hint
 
 
-def test_how_many_bits_a_sample_has_is_told(tmp_path: Path) -> None:
+def test_depth_of_more_than_8_bits_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "a.pgm"
     path.write_bytes(b"P5 2 1 1023\n" + struct.pack(">HH", 1023, 512))
     found = pictures.load(path)
@@ -160,7 +162,7 @@ def test_how_many_bits_a_sample_has_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
 @pytest.mark.parametrize(("flags", "bits"), [(0, 8), (0x40, 10), (0x60, 12)])
-def test_the_bits_of_an_avif(flags: int, bits: int) -> None:
+def test_depth_of_an_avif_is_read_from_its_configuration_box(flags: int, bits: int) -> None:
     stream = io.BytesIO()
     Image.fromarray(RGB).save(stream, "AVIF")
     data = bytearray(stream.getvalue())

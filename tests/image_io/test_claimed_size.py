@@ -40,7 +40,7 @@ def on_canvas(data: bytes, side: int) -> bytes:
 
 
 @avif
-def test_an_avif_that_says_to_be_large_is_refused_undecoded(
+def test_avif_that_declares_far_more_pixels_is_refused_undecoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.avif"
@@ -49,7 +49,7 @@ def test_an_avif_that_says_to_be_large_is_refused_undecoded(
     assert f"{SIDE}×{SIDE} pixels but holds a far smaller" in str(refusal(path))
 
 
-def test_a_webp_whose_frames_are_lost_on_its_canvas_is_refused(tmp_path: Path) -> None:
+def test_webp_with_tiny_frames_on_a_huge_canvas_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.webp"
     data = saved("WEBP", 2, lossless=True)
     path.write_bytes(on_canvas(data, 16_383))
@@ -64,7 +64,7 @@ def in_frame(data: bytes, side: int) -> bytes:
     return data[:at] + struct.pack("<I", side - 1)[:3] * 2 + data[at + 6 :]
 
 
-def test_what_the_head_of_a_frame_says_does_not_count(tmp_path: Path) -> None:
+def test_size_in_a_webp_frame_header_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.webp"
     for lossless in (True, False):
         data = on_canvas(saved("WEBP", 2, lossless=lossless), 16_383)
@@ -79,12 +79,12 @@ def framed(parts: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", 4 + len(frame)) + b"WEBP" + frame
 
 
-def test_a_frame_of_countless_parts_takes_no_time() -> None:
+def test_chunks_of_a_webp_frame_are_searched_up_to_a_limit() -> None:
     stream = io.BytesIO(framed((b"abcd" + bytes(4)) * 1000))
     assert 0 < len(list(claimed_size._chunks_and_frame_chunks(stream))) < 20
 
 
-def test_a_part_of_odd_size_in_a_frame_is_filled_up() -> None:
+def test_chunk_of_odd_size_in_a_webp_frame_is_padded() -> None:
     """As an alpha channel may be, before the picture that it belongs to."""
     size = b"\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 40, 30)
     parts = b"ALPH" + struct.pack("<I", 3) + bytes(4) + b"VP8 " + struct.pack("<I", 10) + size
@@ -118,13 +118,13 @@ def test_flat_webps_are_read(side: int, lossless: bool) -> None:
 @avif
 @pytest.mark.parametrize("options", [{}, {"quality": 0}, {"subsampling": "4:4:4"}, {"speed": 10}])
 @pytest.mark.parametrize("frames", [1, 2])
-def test_sound_files_hold_what_they_say(
+def test_sound_files_code_as_many_pixels_as_they_declare(
     options: dict[str, object], frames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were no larger one allowed, each would still be read."""
-    for name in ("FREE", "CANVAS"):
+    """They are read even if a file may declare no more pixels than it codes."""
+    for name in ("UNCHECKED_AVIF_PIXELS", "UNCHECKED_WEBP_PIXELS"):
         monkeypatch.setattr(claimed_size, name, 0)
-    monkeypatch.setattr(claimed_size, "ENLARGED", 1)
+    monkeypatch.setattr(claimed_size, "MAX_ENLARGEMENT", 1)
     data = saved("AVIF", frames, **options)
     assert max(claimed_size._max_frame_pixels(data)) == 31 * 24
     pictures.load("a.avif", data=data)
@@ -143,7 +143,7 @@ def header(*fields: tuple[int, int]) -> bytes:
     return int(bits.ljust(-len(bits) % 8 + len(bits), "0"), 2).to_bytes(-(-len(bits) // 8))
 
 
-def test_a_sequence_header_is_read_in_each_of_its_forms() -> None:
+def test_av1_sequence_header_is_read_in_each_form() -> None:
     size = [(9, 4), (9, 4), (639, 10), (479, 10)]
     reduced = header((0, 3), (1, 1), (1, 1), (4, 5), *size)
     point = [(0, 12), (9, 5), (0, 1), (1, 1), (5, 4)]  # of a high level, and with a delay
@@ -161,7 +161,7 @@ SEQUENCE = b"\x12\0\x0a\x0a" + header(
 )
 
 
-def test_one_sequence_header_in_doubt_leaves_all_of_them_unknown() -> None:
+def test_unreadable_sequence_header_makes_all_sizes_unknown() -> None:
     head = b"mdat" + SEQUENCE + bytes(9)
     assert claimed_size._max_frame_pixels(head) == [64 * 64]
     timed = header((0, 3), (0, 1), (0, 1), (1, 1), (0, 26))
@@ -172,7 +172,7 @@ def item(kind: bytes, version: int = 2) -> bytes:
     return b"infe" + bytes([version]) + bytes(7 if version == 2 else 9) + kind
 
 
-def test_a_grid_is_at_most_as_large_as_all_pictures_together() -> None:
+def test_grid_is_at_most_as_large_as_its_coded_images_together() -> None:
     one, grid = item(b"av01"), item(b"grid", 3)
     assert claimed_size._max_tiles(grid + 6 * one) == 6
     assert claimed_size._max_tiles(item(b"tmap") + 2 * one) == 1
@@ -181,7 +181,7 @@ def test_a_grid_is_at_most_as_large_as_all_pictures_together() -> None:
 
 @avif
 @pytest.mark.parametrize("word", [b"grid", b"tmap", item(b"tmap"), item(b"grid")])
-def test_words_of_what_is_made_of_several_do_not_let_a_small_picture_pass(
+def test_stray_grid_or_item_words_do_not_make_a_small_avif_pass(
     word: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.avif"
@@ -189,7 +189,7 @@ def test_words_of_what_is_made_of_several_do_not_let_a_small_picture_pass(
     assert f"{SIDE}×{SIDE} pixels but holds a far smaller" in str(refusal(path))
 
 
-def test_what_looks_like_a_header_is_looked_at_a_few_thousand_times() -> None:
+def test_candidates_for_sequence_headers_are_limited() -> None:
     header = b"\x12\0\x0a\x06\x08" + bytes(5)
     assert claimed_size._max_frame_pixels(3 * header) == [1, 1, 1]
     assert (

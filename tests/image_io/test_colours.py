@@ -13,7 +13,7 @@ from conftest import small_pixels
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp.image_io.colours import MADE, profile
+from imgmlp.image_io.colours import PROFILE_MADE, profile
 
 SRGB = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
 P3 = (0.3127, 0.329, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06)
@@ -50,20 +50,20 @@ def linear(pixels: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("gamma", [1.0, 1 / 1.8, 0.3])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_pngs_gamma_becomes_a_profile_that_shows_the_same(
+def test_gamma_of_a_png_becomes_an_equivalent_profile(
     tmp_path: Path, gamma: float, channels: int
 ) -> None:
     pixels = PIXELS if channels == 3 else PIXELS[:, :, 0]
     found = pictures.load(png(tmp_path / "a.png", pixels, chunks(gamma)))
     np.testing.assert_array_equal(found.pixels.squeeze(), pixels)
-    assert found.notes == (MADE,)
+    assert found.notes == (PROFILE_MADE,)
     expected = (pixels / 255) ** (1 / gamma)
     seen = linear(as_srgb(found))
     # Half a sample of 8 bits, and a 256th of the exponent that a profile does not say.
     np.testing.assert_allclose(seen if channels == 3 else seen[:, :, 0], expected, atol=0.006)
 
 
-def test_a_pngs_primaries_become_those_of_a_profile(tmp_path: Path) -> None:
+def test_primaries_of_a_png_become_those_of_a_profile(tmp_path: Path) -> None:
     """Samples of P3 are sRGB's after a matrix (SMPTE EG 432-1, IEC 61966-2-1)."""
     pixels = np.array([[[128, 128, 128], [255, 255, 255], [120, 160, 130], [90, 80, 70]]], np.uint8)
     found = pictures.load(png(tmp_path / "a.png", pixels, chunks(0.45455, P3)))
@@ -86,13 +86,15 @@ def test_a_pngs_primaries_become_those_of_a_profile(tmp_path: Path) -> None:
         chunks(1, (0.3, 0) * 4),
     ],
 )
-def test_what_is_srgb_or_makes_no_sense_makes_no_profile(tmp_path: Path, added: bytes) -> None:
+def test_srgb_or_implausible_gamma_and_primaries_make_no_profile(
+    tmp_path: Path, added: bytes
+) -> None:
     found = pictures.load(png(tmp_path / "a.png", PIXELS, added))
     assert (found.icc, found.notes) == (None, ())
 
 
 @pytest.mark.parametrize("value", [None, "x", float("nan"), float("inf"), (1, 2), -1])
-def test_whatever_a_program_says_is_a_profile_or_none(value: object) -> None:
+def test_profile_of_arbitrary_info_is_bytes_or_none(value: object) -> None:
     assert profile({"gamma": value}, gray=False) is None
     assert profile({"gamma": 1, "chromaticity": value}, gray=False) is None
 
@@ -102,7 +104,7 @@ def test_gray_has_no_primaries(tmp_path: Path) -> None:
     assert pictures.load(path).icc is None
 
 
-def test_a_profile_goes_before_it_and_without_metadata_there_is_none(tmp_path: Path) -> None:
+def test_embedded_profile_has_priority_over_gamma_and_strip_leaves_out_both(tmp_path: Path) -> None:
     path = png(tmp_path / "a.png", PIXELS, chunks(1.0))
     assert pictures.load(path, strip=True).icc is None
     assert pictures.load(path, strip=True).notes == ()
@@ -115,7 +117,7 @@ LINES = [(1, 13, False), (2, 2, False), (1, 6, False), (9, 16, True), (12, 13, T
 
 
 @pytest.mark.parametrize(("primaries", "transfer", "told"), LINES)
-def test_colours_that_a_png_or_an_avif_names_by_numbers_are_told_to_be_lost(
+def test_colour_space_given_by_code_points_is_reported_as_lost(
     tmp_path: Path, primaries: int, transfer: int, told: bool
 ) -> None:
     words = f"primaries {primaries} and transfer {transfer}"

@@ -24,7 +24,7 @@ from imgmlp.image_io.structure import CODESTREAM_START, JPEG_SOS, segments
 RGB, GRAY = small_pixels(), small_pixels(1)
 
 
-def test_a_jpeg_of_countless_markers_is_refused(tmp_path: Path) -> None:
+def test_jpeg_with_too_many_markers_is_refused(tmp_path: Path) -> None:
     """Of those without a size, in a scan, where an encoder has none of them."""
     path = save(Image.fromarray(RGB), tmp_path / "a.jpg")
     data = path.read_bytes()
@@ -34,7 +34,7 @@ def test_a_jpeg_of_countless_markers_is_refused(tmp_path: Path) -> None:
     assert pictures.load(path).notes == ()
 
 
-def test_restart_markers_that_a_jpeg_need_not_have_take_nothing(tmp_path: Path) -> None:
+def test_surplus_restart_markers_take_no_memory(tmp_path: Path) -> None:
     data = noisy("RGB", restart_marker_blocks=2)
     found = completeness.parse_jpeg(data + b"\xff\xd0" * 500_000)
     (scan,) = found._scans()
@@ -47,7 +47,7 @@ def test_restart_markers_that_a_jpeg_need_not_have_take_nothing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_what_is_beside_the_pixels_of_a_jpeg_does_not_count_as_theirs(
+def test_metadata_of_a_jpeg_do_not_count_as_coded_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progressive: bool
 ) -> None:
     data = hostile.jpeg(16_000, progressive=progressive)
@@ -60,7 +60,7 @@ def test_what_is_beside_the_pixels_of_a_jpeg_does_not_count_as_theirs(
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 @pytest.mark.parametrize("side", [1, 8, 9, 1200])
-def test_the_least_jpegs_of_a_size_are_read(mode: str, side: int) -> None:
+def test_smallest_possible_jpegs_of_a_size_are_read(mode: str, side: int) -> None:
     ways = [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 1}]
     for way in ways:
         stream = io.BytesIO()
@@ -69,13 +69,13 @@ def test_the_least_jpegs_of_a_size_are_read(mode: str, side: int) -> None:
         assert pictures.load("a.jpg", data=stream.getvalue()).width == side
 
 
-def test_flat_jpegs_are_whole(tmp_path: Path) -> None:
+def test_flat_jpegs_are_complete(tmp_path: Path) -> None:
     for options in ({}, {"progressive": True}, {"optimize": True, "subsampling": "4:2:0"}):
         path = save(Image.new("RGB", (2000, 2000), "gray"), tmp_path / "a.jpg", **options)
         assert pictures.load(path).pixels.shape == (2000, 2000, 3)
 
 
-def test_a_later_picture_in_a_jpeg_has_all_of_its_pixels_too(tmp_path: Path) -> None:
+def test_later_frame_of_an_mpo_must_be_complete(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (3, 64, 64), np.uint8)
     first, *others = map(Image.fromarray, noise)
     path = save(first, tmp_path / "a.mpo", save_all=True, append_images=others, quality=90)
@@ -104,7 +104,7 @@ def test_a_jpeg_without_a_scan_has_no_coded_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_whose_end_stands_before_its_last_pixels_is_refused(
+def test_jpeg_with_its_eoi_marker_before_the_last_pixels_is_refused(
     tmp_path: Path, progressive: bool
 ) -> None:
     path = save(Image.fromarray(RGB), tmp_path / "a.jpg", progressive=progressive)
@@ -117,7 +117,7 @@ def test_a_jpeg_whose_end_stands_before_its_last_pixels_is_refused(
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_that_lacks_only_its_end_is_read(tmp_path: Path, progressive: bool) -> None:
+def test_jpeg_that_lacks_only_its_eoi_marker_is_read(tmp_path: Path, progressive: bool) -> None:
     path = save(Image.fromarray(RGB), tmp_path / "a.jpg", progressive=progressive)
     data, whole = path.read_bytes(), pictures.load(path)
     for count in (1, 2):
@@ -156,7 +156,7 @@ def begins(data: bytes) -> list[int]:
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_jpeg_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
+def test_jpeg_truncated_within_its_pixels_is_refused_undecoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, way: dict[str, object]
 ) -> None:
     data = noisy(mode, **way)
@@ -169,7 +169,7 @@ def test_a_jpeg_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 @pytest.mark.parametrize("way", WAYS)
-def test_whatever_follows_a_jpeg_without_an_end_none_of_its_pixels_are_missing(
+def test_complete_jpeg_without_eoi_is_read_whatever_follows(
     mode: str, way: dict[str, object]
 ) -> None:
     data = noisy(mode, **way)
@@ -181,7 +181,7 @@ def test_whatever_follows_a_jpeg_without_an_end_none_of_its_pixels_are_missing(
         assert sum("end is missing" in note for note in found.notes) == 1
 
 
-def test_a_jpeg_without_an_end_that_lacks_a_scan_is_refused(tmp_path: Path) -> None:
+def test_jpeg_without_eoi_that_lacks_a_scan_is_refused(tmp_path: Path) -> None:
     """With an end, its encoder has left it out."""
     data = noisy("RGB", progressive=True)
     path, scans = tmp_path / "a.jpg", begins(data)
@@ -193,7 +193,7 @@ def test_a_jpeg_without_an_end_that_lacks_a_scan_is_refused(tmp_path: Path) -> N
         assert pictures.load(path).notes == ()
 
 
-def test_a_jpeg_with_a_scan_of_each_component_is_whole_with_the_last(tmp_path: Path) -> None:
+def test_jpeg_with_a_scan_per_component_needs_the_last_scan(tmp_path: Path) -> None:
     gray = noisy("L")
     frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
     three = b"\0\x11\x08" + gray[frame + 5 : frame + 9] + b"\3\1\x11\0\2\x11\0\3\x11\0"
@@ -209,7 +209,7 @@ def test_a_jpeg_with_a_scan_of_each_component_is_whole_with_the_last(tmp_path: P
         assert "truncated: some of its pixels are missing" in str(refusal(path))
 
 
-def test_a_jpeg_that_ends_at_a_restart_marker_lacks_pixels(tmp_path: Path) -> None:
+def test_jpeg_that_ends_at_a_restart_marker_is_incomplete(tmp_path: Path) -> None:
     data = noisy("RGB", restart_marker_rows=1)
     path, marks = tmp_path / "a.jpg", [data.index(bytes([0xFF, 0xD0 + n])) for n in range(5)]
     for at in marks:
@@ -220,7 +220,7 @@ def test_a_jpeg_that_ends_at_a_restart_marker_lacks_pixels(tmp_path: Path) -> No
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize(("mode", "subsampling"), [("L", 0), ("RGB", 0), ("RGB", 1), ("RGB", 2)])
 @pytest.mark.parametrize("marks", [{"restart_marker_blocks": 7}, {"restart_marker_rows": 2}])
-def test_a_jpeg_without_an_end_has_all_of_its_restart_markers(
+def test_jpeg_without_eoi_needs_all_restart_markers(
     tmp_path: Path, progressive: bool, mode: str, subsampling: int, marks: dict[str, int]
 ) -> None:
     data = noisy(mode, progressive=progressive, subsampling=subsampling, **marks)
@@ -239,9 +239,7 @@ def test_a_jpeg_without_an_end_has_all_of_its_restart_markers(
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_without_a_part_between_restart_markers_is_refused(
-    tmp_path: Path, progressive: bool
-) -> None:
+def test_jpeg_that_lacks_a_restart_interval_is_refused(tmp_path: Path, progressive: bool) -> None:
     """Without one, without eight, after which the markers count on, and with two exchanged."""
     data = noisy("RGB", progressive=progressive, restart_marker_blocks=2) + b"\xff\xd9"
     path, first = tmp_path / "a.jpg", begins(data)[0]
@@ -255,7 +253,7 @@ def test_a_jpeg_without_a_part_between_restart_markers_is_refused(
     assert pictures.load(path).notes == ()
 
 
-def test_without_pillows_decoders_the_pixels_tell_what_a_jpeg_lacks(
+def test_missing_pixels_are_found_without_pillows_private_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, path = noisy("RGB"), tmp_path / "a.jpg"
@@ -267,14 +265,14 @@ def test_without_pillows_decoders_the_pixels_tell_what_a_jpeg_lacks(
     assert "truncated: some of its pixels are missing" in str(refusal(path))
 
 
-def test_a_claim_is_that_of_the_first_of_several_frames(tmp_path: Path) -> None:
+def test_coding_process_is_that_of_the_first_frame_header(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     arithmetic = b"\xff\xc9\0\x0b\x08\0\1\0\1\1\1\x11\0"  # its pixels may take no bytes
     path.write_bytes(hostile.jpeg(hostile.SIDE)[:-2] + arithmetic + b"\xff\xd9")
     assert "cannot hold 16384×16384 pixels" in str(refusal(path))
 
 
-def test_a_jpeg_2000_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
+def test_jpeg_2000_truncated_within_its_pixels_is_refused_undecoded(
     tmp_path: Path,
 ) -> None:
     image = Image.fromarray(RGB)
@@ -294,7 +292,7 @@ def test_a_jpeg_2000_that_ends_within_its_pixels_is_refused_before_they_are_deco
     assert "7 bytes of its pixels are missing" in str(refusal(path))
 
 
-def test_a_jpeg_2000_without_some_of_its_tiles_is_refused(tmp_path: Path) -> None:
+def test_jpeg_2000_that_lacks_tiles_is_refused(tmp_path: Path) -> None:
     """Pillow takes anything for them, and a long time."""
     data = save(Image.fromarray(RGB), tmp_path / "a.jp2").read_bytes()
     codestream, header = data.index(CODESTREAM_START), data.index(b"ihdr") + 4
@@ -310,7 +308,7 @@ def test_a_jpeg_2000_without_some_of_its_tiles_is_refused(tmp_path: Path) -> Non
     np.testing.assert_array_equal(pictures.load(path).pixels, RGB)
 
 
-def test_a_pcx_of_listed_colours_without_the_list_is_refused(tmp_path: Path) -> None:
+def test_pcx_that_lacks_its_palette_is_refused(tmp_path: Path) -> None:
     """Pillow takes their numbers for gray."""
     path = save(Image.fromarray(RGB).resize((64, 64)).quantize(20), tmp_path / "a.pcx")
     sound = path.read_bytes()

@@ -28,7 +28,7 @@ def converted(image: Image.Image, alpha: bool = True) -> tuple[np.ndarray, tuple
     ("mode", "channels"),
     [("1", 1), ("L", 1), ("P", 3), ("RGB", 3), ("YCbCr", 3), ("HSV", 3), ("LAB", 3), ("RGBX", 3)],
 )
-def test_a_mode_has_the_channels_that_it_shows(mode: str, channels: int) -> None:
+def test_each_mode_is_converted_to_its_visible_channels(mode: str, channels: int) -> None:
     image = Image.fromarray(RGB).convert(mode)
     pixels, _ = converted(image)
     expected = np.asarray(image.convert("L" if channels == 1 else "RGB"))
@@ -45,7 +45,7 @@ def test_alpha_is_the_last_channel(mode: str, channels: int) -> None:
     assert notes == ()
 
 
-def test_one_bit_with_transparency_is_gray_and_alpha(tmp_path: Path) -> None:
+def test_bilevel_image_with_transparency_becomes_gray_and_alpha(tmp_path: Path) -> None:
     bits = Image.fromarray(GRAY > 90)
     for key in (0, 255):
         path = tmp_path / "a.png"
@@ -56,15 +56,17 @@ def test_one_bit_with_transparency_is_gray_and_alpha(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[:, :, 1] == 0, white == (key == 255))
 
 
-def test_rows_are_converted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversion_in_bands_of_rows_equals_that_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     image = Image.fromarray(np.dstack([RGB, GRAY]))
     whole, _ = converted(image)
-    monkeypatch.setattr(conversion, "BAND", 70)  # two rows and a bit
+    monkeypatch.setattr(conversion, "PIXELS_PER_BAND", 70)  # two rows and a bit
     np.testing.assert_array_equal(converted(image)[0], whole)
     np.testing.assert_array_equal(whole, np.dstack([RGB, GRAY]))
 
 
-def test_a_caller_keeps_the_image_as_it_was() -> None:
+def test_conversion_does_not_change_the_callers_image() -> None:
     image = Image.fromarray(RGB)
     pixels, _ = converted(image)
     pixels[:] = 0
@@ -105,7 +107,7 @@ def gray_inks() -> bytes:
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".tif"])
-def test_cmyk_is_converted_by_its_profile(tmp_path: Path, suffix: str) -> None:
+def test_cmyk_is_converted_to_srgb_by_its_profile(tmp_path: Path, suffix: str) -> None:
     image = Image.fromarray(RGB).convert("CMYK")
     path = tmp_path / f"a{suffix}"
     image.save(path, icc_profile=gray_inks())
@@ -117,7 +119,7 @@ def test_cmyk_is_converted_by_its_profile(tmp_path: Path, suffix: str) -> None:
     assert np.ptp(levels) > 100
 
 
-def test_cmyk_without_a_profile_is_converted_roughly_and_says_so(tmp_path: Path) -> None:
+def test_cmyk_without_a_profile_is_converted_roughly_with_a_note(tmp_path: Path) -> None:
     image = Image.fromarray(RGB).convert("CMYK")
     path = tmp_path / "a.tif"
     image.save(path)
@@ -138,7 +140,7 @@ def test_samples_of_an_unknown_range_are_refused(mode: str) -> None:
     assert caught.value.hint
 
 
-def test_colours_of_cielab_are_converted_with_a_note(tmp_path: Path) -> None:
+def test_cielab_is_converted_to_srgb_with_a_note(tmp_path: Path) -> None:
     """And do not keep a profile, which would be that of CIELab."""
     image = Image.new("LAB", (9, 7), (200, 128, 128))
     found = pictures.load(save(image, tmp_path / "a.tif", icc_profile=b"of CIELab"))
@@ -148,7 +150,7 @@ def test_colours_of_cielab_are_converted_with_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("adobe", [False, True])
-def test_inks_of_a_jpeg_are_inverted_whoever_wrote_it(adobe: bool) -> None:
+def test_cmyk_jpeg_is_inverted_with_and_without_an_adobe_marker(adobe: bool) -> None:
     """As browsers and ImageMagick have it, also where no marker of Adobe's says so."""
     Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(stream := io.BytesIO(), "JPEG", quality=100)
     data = stream.getvalue()

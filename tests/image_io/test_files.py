@@ -47,7 +47,7 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others count memory in other units")
-def test_what_claims_much_is_refused_and_takes_little(tmp_path: Path) -> None:
+def test_decompression_bombs_are_refused_in_little_memory(tmp_path: Path) -> None:
     """In a process of its own, whose limits only see to it that nothing else is harmed."""
     for name, make in hostile.BOMBS.items():
         (tmp_path / name).write_bytes(make())
@@ -70,7 +70,7 @@ def test_what_claims_much_is_refused_and_takes_little(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\xc5\xd0\xd3\xc6"])
-def test_a_drawing_is_refused_before_pillow_reads_its_lines(
+def test_eps_is_refused_before_pillow_reads_its_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
     path = tmp_path / "a.eps"
@@ -80,7 +80,7 @@ def test_a_drawing_is_refused_before_pillow_reads_its_lines(
 
 
 @pytest.mark.filterwarnings("ignore:IM image format")  # which Pillow is about to give up
-def test_lines_of_text_are_no_header_of_an_im_picture(
+def test_long_text_is_not_read_as_an_im_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "mail.txt"
@@ -94,7 +94,7 @@ def test_lines_of_text_are_no_header_of_an_im_picture(
         assert "is not a picture that Pillow can read" in str(refusal(path))
 
 
-def test_a_bomb_in_an_icon_says_what_it_is(tmp_path: Path) -> None:
+def test_bomb_inside_an_icon_is_refused_with_its_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.ico"
     for name in ("ico-png.ico", "ico-claim.ico", "ico-bitmap.ico"):
         path.write_bytes(hostile.BOMBS[name]())
@@ -103,7 +103,7 @@ def test_a_bomb_in_an_icon_says_what_it_is(tmp_path: Path) -> None:
     assert "not enough image data" in str(refusal(path))
 
 
-def test_pixels_beyond_any_file_are_told(tmp_path: Path) -> None:
+def test_offsets_of_pixels_beyond_the_file_are_reported(tmp_path: Path) -> None:
     """Those of a large TIFF, whose places have 64 bits, where a file system goes no further."""
     tags = {256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 273: 2**63 - 1, 277: 1, 278: 1, 279: 1}
     entries = b"".join(struct.pack("<HHQQ", tag, 16, 1, value) for tag, value in tags.items())
@@ -123,7 +123,7 @@ def test_pixels_beyond_any_file_are_told(tmp_path: Path) -> None:
         ("png-text.png", "texts or a colour profile of more than 8 MiB"),
     ],
 )
-def test_a_claim_is_refused_before_anything_is_decoded(
+def test_declared_size_is_refused_before_anything_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
 ) -> None:
     path = tmp_path / name
@@ -132,7 +132,7 @@ def test_a_claim_is_refused_before_anything_is_decoded(
     assert words in str(refusal(path))
 
 
-def test_a_large_colour_profile_is_no_bomb(tmp_path: Path) -> None:
+def test_large_colour_profile_is_accepted(tmp_path: Path) -> None:
     profile = np.random.default_rng(0).bytes(3 * 2**20)
     path = save(Image.fromarray(RGB), tmp_path / "a.png", icc_profile=profile)
     assert pictures.load(path).icc == profile
@@ -140,7 +140,7 @@ def test_a_large_colour_profile_is_no_bomb(tmp_path: Path) -> None:
     assert "damaged" not in str(refusal(path))
 
 
-def test_sound_icons_are_pictures(tmp_path: Path) -> None:
+def test_sound_icons_are_read(tmp_path: Path) -> None:
     image = Image.fromarray(small_pixels()).resize((256, 256))
     for name in ("a.ico", "a.icns"):
         path = save(image, tmp_path / name)
@@ -149,13 +149,13 @@ def test_sound_icons_are_pictures(tmp_path: Path) -> None:
     assert pictures.load(path).pixels.shape == (256, 256, 3)
 
 
-def test_tiles_of_usual_sizes_are_no_bombs(tmp_path: Path) -> None:
+def test_tiles_of_usual_sizes_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     path.write_bytes(hostile.tiled_tiff(512))
     assert pictures.load(path).pixels.shape == (7, 9, 1)
 
 
-def test_pillows_own_limit_is_as_it_was(tmp_path: Path) -> None:
+def test_pillows_own_pixel_limit_is_restored(tmp_path: Path) -> None:
     before = Image.MAX_IMAGE_PIXELS
     pictures.load(save(Image.fromarray(RGB), tmp_path / "a.png"))
     (tmp_path / "a.ico").write_bytes(hostile.BOMBS["ico-png.ico"]())
@@ -164,9 +164,7 @@ def test_pillows_own_limit_is_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("side", "counted"), [(16_000, 256_000_000), (16_385, 0)])
-def test_pixels_are_counted_up_to_the_limit_and_not_to_pillows(
-    tmp_path: Path, side: int, counted: int
-) -> None:
+def test_pixel_count_ignores_pillows_own_limit(tmp_path: Path, side: int, counted: int) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(hostile.png(side, side, 1, 0))
     assert files.pixel_count(path) == counted
@@ -188,7 +186,7 @@ def deep_files(folder: Path) -> list[Path]:
     return [folder / name for name in made]
 
 
-def test_an_image_is_read_as_its_file_is_also_again(tmp_path: Path) -> None:
+def test_from_image_equals_load_of_its_file_also_when_repeated(tmp_path: Path) -> None:
     for path in deep_files(tmp_path):
         whole = pictures.load(path, alpha=True)
         with Image.open(path) as image:
@@ -202,7 +200,7 @@ def test_an_image_is_read_as_its_file_is_also_again(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(found.pixels, whole.pixels)
 
 
-def test_of_an_image_its_own_frame_size_and_metadata_count(tmp_path: Path) -> None:
+def test_from_image_uses_the_images_frame_size_and_metadata(tmp_path: Path) -> None:
     path = frames(tmp_path / "a.tif", icc_profile=b"profile")
     with Image.open(path) as image:
         image.seek(1)
@@ -216,7 +214,7 @@ def test_of_an_image_its_own_frame_size_and_metadata_count(tmp_path: Path) -> No
         assert pictures.from_image(image).pixels.shape == (120, 155, 3)
 
 
-def test_an_image_of_a_tiff_on_its_side_keeps_its_resolution(tmp_path: Path) -> None:
+def test_from_image_of_a_sideways_tiff_keeps_its_resolution(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     Image.fromarray(RGB).save(path, dpi=(300, 150), tiffinfo={274: 6})
     whole = pictures.load(path)
@@ -227,7 +225,7 @@ def test_an_image_of_a_tiff_on_its_side_keeps_its_resolution(tmp_path: Path) -> 
     np.testing.assert_array_equal(found.pixels, whole.pixels)
 
 
-def test_an_image_of_a_damaged_file_is_refused_as_the_file_is(tmp_path: Path) -> None:
+def test_from_image_refuses_an_image_of_a_damaged_file(tmp_path: Path) -> None:
     path = save(Image.fromarray(RGB), tmp_path / "a.png")
     path.write_bytes(path.read_bytes()[:-30])
     with Image.open(path) as image, pytest.raises(PictureError) as caught:
@@ -235,7 +233,7 @@ def test_an_image_of_a_damaged_file_is_refused_as_the_file_is(tmp_path: Path) ->
     assert str(caught.value) == str(refusal(path))
 
 
-def test_an_image_of_an_icon_or_a_webp_is_looked_at_as_its_file_is(tmp_path: Path) -> None:
+def test_from_image_checks_icons_and_webps_as_load_does(tmp_path: Path) -> None:
     """Pillow does not tell of these where the pixels are before it loads them."""
     pixels = np.random.default_rng(0).integers(1, 256, (256, 256, 3), dtype=np.uint8)
     Image.new("RGB", (9, 7)).save(stream := io.BytesIO(), "WEBP")
@@ -261,7 +259,7 @@ def test_an_image_of_an_icon_or_a_webp_is_looked_at_as_its_file_is(tmp_path: Pat
 
 @pytest.mark.parametrize("suffix", [".png", ".icns", ".tif", ".jpg", ".gif", ".webp"])
 @pytest.mark.parametrize("ours", [False, True])
-def test_an_image_that_was_closed_before_it_was_read_is_told(
+def test_image_closed_before_it_was_read_is_reported(
     tmp_path: Path, suffix: str, ours: bool
 ) -> None:
     """But a WebP, whose bytes Pillow has by then."""
@@ -303,7 +301,7 @@ def test_a_tiff_without_some_of_its_strips_is_refused(tmp_path: Path) -> None:
         assert "some pixels are missing" in str(refusal(path))
 
 
-def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
+def test_pipe_is_read_like_a_file(tmp_path: Path) -> None:
     stream = io.BytesIO()
     Image.fromarray(RGB).save(stream, "PNG")
     out, into = os.pipe()
@@ -315,7 +313,7 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
         os.close(out)
 
 
-def test_compressed_files_are_no_pictures_of_a_folder_whatever_pillow_opens() -> None:
+def test_extensions_of_pictures_never_include_compressed_files() -> None:
     import imgmlp.pil  # noqa: F401 - which has Pillow open them
 
     assert ".imlp" in Image.registered_extensions()

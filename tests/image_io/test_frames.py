@@ -25,9 +25,7 @@ def frames(path: Path, **options: object) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".gif", ".png", ".webp", ".tif"])
-def test_of_several_frames_the_first_is_taken_or_the_one_asked_for(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_first_frame_is_read_unless_another_is_chosen(tmp_path: Path, suffix: str) -> None:
     path = frames(tmp_path / f"a{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
     first = pictures.load(path)
     np.testing.assert_array_equal(first.pixels[:, :, :1], GRAY)
@@ -39,7 +37,7 @@ def test_of_several_frames_the_first_is_taken_or_the_one_asked_for(
 
 
 @pytest.mark.parametrize("frame", [0, 4, -1])
-def test_a_frame_that_is_not_there_is_a_usage_error(tmp_path: Path, frame: int) -> None:
+def test_missing_frame_is_a_usage_error(tmp_path: Path, frame: int) -> None:
     for path in (frames(tmp_path / "a.gif"), frames(tmp_path / "a.tif")):
         with pytest.raises(UsageError, match=f"no frame {frame}"):
             pictures.load(path, frame=frame)
@@ -64,7 +62,7 @@ def tiff_pages(path: Path, *kinds: int, tag: int = 254) -> Path:
     return save(images[0], path, save_all=True, append_images=images[1:])
 
 
-def test_reduced_copies_in_a_tiff_are_no_frames(tmp_path: Path) -> None:
+def test_reduced_copies_in_a_tiff_do_not_count_as_frames(tmp_path: Path) -> None:
     picture = pictures.load(tiff_pages(tmp_path / "a.tif", 0, 1, 5))
     np.testing.assert_array_equal(picture.pixels, RGB)
     assert picture.notes == ()
@@ -73,7 +71,7 @@ def test_reduced_copies_in_a_tiff_are_no_frames(tmp_path: Path) -> None:
     assert pictures.load(older).notes == ()
 
 
-def test_a_page_whose_mask_is_left_out_is_told(tmp_path: Path) -> None:
+def test_ignored_mask_of_a_tiff_page_is_noted(tmp_path: Path) -> None:
     path = tiff_pages(tmp_path / "a.tif", 0, 1, 4, 0, 0, 4)
     assert pictures.load(path).notes == (MASK_LEFT_OUT, ONLY_FIRST)
     for frame, masked in ((1, True), (2, False), (3, True)):
@@ -84,7 +82,7 @@ def test_a_page_whose_mask_is_left_out_is_told(tmp_path: Path) -> None:
     assert only.notes == ()
 
 
-def test_frames_count_a_tiffs_pages_and_not_their_reduced_copies(tmp_path: Path) -> None:
+def test_frame_numbers_skip_reduced_copies_of_tiff_pages(tmp_path: Path) -> None:
     path = tiff_pages(tmp_path / "a.tif", 1, 0, 1, 0)
     for frame, step in ((None, 2), (1, 2), (2, 4)):
         np.testing.assert_array_equal(pictures.load(path, frame=frame).pixels, RGB[::step, ::step])
@@ -94,7 +92,7 @@ def test_frames_count_a_tiffs_pages_and_not_their_reduced_copies(tmp_path: Path)
     np.testing.assert_array_equal(pictures.load(only).pixels, RGB)
 
 
-def test_pages_that_pillow_cannot_read_do_not_hinder_others(tmp_path: Path) -> None:
+def test_unreadable_tiff_pages_do_not_prevent_reading_others(tmp_path: Path) -> None:
     """Among pages of which the second holds the filters of a camera's sensor, and a mask."""
     path = tiff_pages(tmp_path / "a.tif", 0, 0, 0, 4)
     data = bytearray(path.read_bytes())
@@ -114,7 +112,7 @@ def test_pages_that_pillow_cannot_read_do_not_hinder_others(tmp_path: Path) -> N
     assert "there are 3" in caught.value.hint
 
 
-def test_a_page_has_nothing_of_another_page(tmp_path: Path) -> None:
+def test_tiff_page_does_not_inherit_the_profile_of_another_page(tmp_path: Path) -> None:
     profiles = (None, b"one", None, b"other")
     with TiffImagePlugin.AppendingTiffWriter(tmp_path / "a.tif", True) as writer:
         for profile in profiles:
@@ -145,7 +143,7 @@ def test_a_frame_before_a_damaged_one_is_read(tmp_path: Path, cut: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "told"), [(0x020002, True), (0, True), (0x010001, False), (0x010002, False)]
 )
-def test_a_second_picture_in_a_jpeg_that_is_no_copy_is_told(kind: int, told: bool) -> None:
+def test_second_image_of_an_mpo_is_noted_unless_it_is_a_reduced_copy(kind: int, told: bool) -> None:
     """One of a pair of eyes, or an unknown one, and copies of two sizes."""
     images = [Image.new("L", (8, 8), value) for value in (10, 200)]
     images[0].save(stream := io.BytesIO(), "MPO", save_all=True, append_images=images[1:])
@@ -159,7 +157,7 @@ def test_a_second_picture_in_a_jpeg_that_is_no_copy_is_told(kind: int, told: boo
     assert pictures.load("a.jpg", data=data, frame=2).pixels[0, 0] == 200
 
 
-def test_a_frame_far_away_is_not_looked_for(tmp_path: Path) -> None:
+def test_frame_beyond_the_limit_is_not_searched(tmp_path: Path) -> None:
     path = frames(tmp_path / "a b.gif")
     with pytest.raises(UsageError, match="beyond the first 2,048") as caught:
         pictures.load(path, frame=2049)
@@ -177,7 +175,7 @@ def layered_psd(layers: int) -> bytes:
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_the_merged_picture_of_a_layered_psd_is_taken(tmp_path: Path, layers: int) -> None:
+def test_merged_image_of_a_layered_psd_is_read(tmp_path: Path, layers: int) -> None:
     path = tmp_path / "a.psd"
     path.write_bytes(layered_psd(layers))
     picture = pictures.load(path)

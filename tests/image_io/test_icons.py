@@ -47,7 +47,7 @@ def icon(kind: int, *ones: tuple[int, bytes]) -> bytes:
         (32, bytes([1, 2, 3, 0, 4, 5, 6, 0]), b"", [3, 2, 1, 255], [6, 5, 4, 0]),
     ],
 )
-def test_masks_of_icons_and_cursors(
+def test_masks_of_icons_and_cursors_become_alpha(
     kind: int, told: int, bits: int, row: bytes, colours: bytes, first: list[int], second: list[int]
 ) -> None:
     """Also where the list of pictures is wrong in how many bits there are, or bytes."""
@@ -57,7 +57,7 @@ def test_masks_of_icons_and_cursors(
 
 
 @pytest.mark.parametrize("kind", [1, 2])
-def test_of_an_icon_the_picture_of_the_most_bits_is_taken(kind: int) -> None:
+def test_image_of_the_most_bits_in_an_icon_is_read(kind: int) -> None:
     deep, flat = (icon_picture(32, bytes(range(8))), icon_picture(8, b"\0\1", RED_GREEN))
     for ones in (((32, deep), (8, flat)), ((8, flat), (32, deep))):
         assert pixels(icon(kind, *ones)) == [[[2, 1, 0, 3], [6, 5, 4, 7]]]
@@ -71,7 +71,7 @@ def test_an_icon_of_32_bits_needs_no_mask(alpha: int) -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
 @pytest.mark.parametrize("size", [(9, 7), (16, 16), (32, 32)])
-def test_an_icon_of_pillows_without_a_png_is_read(mode: str, size: tuple[int, int]) -> None:
+def test_icon_without_png_written_by_pillow_is_read(mode: str, size: tuple[int, int]) -> None:
     """Of two pictures; the rows of its masks are not filled up, as they should be."""
     noise = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
     image = Image.fromarray(noise).convert(mode)
@@ -80,7 +80,7 @@ def test_an_icon_of_pillows_without_a_png_is_read(mode: str, size: tuple[int, in
     np.testing.assert_array_equal(np.broadcast_to(found, noise.shape), image.convert("RGB"))
 
 
-def test_an_icon_that_is_not_whole_or_of_a_rare_kind_is_refused(tmp_path: Path) -> None:
+def test_incomplete_or_rare_icon_is_refused(tmp_path: Path) -> None:
     path, sound = tmp_path / "a.ico", icon_picture(24, bytes(range(6)))
     for body, words in (
         (sound[:-4], "not enough image data"),

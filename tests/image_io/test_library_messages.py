@@ -28,7 +28,7 @@ def test_libtiff_does_not_write_to_the_terminal(
     assert capfd.readouterr() == ("", "still there")
 
 
-def test_what_others_write_to_stderr_meanwhile_arrives(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stderr_of_other_threads_is_forwarded(capfd: pytest.CaptureFixture[str]) -> None:
     """Threads, while a TIFF is decoded; but not what libtiff does."""
     with silent_libraries(True) as first:
         os.write(2, b"one\nFax4Decode: Bad code word.\ntempfile.tif: Too short.\nKeyError: 5\nlast")
@@ -36,7 +36,7 @@ def test_what_others_write_to_stderr_meanwhile_arrives(capfd: pytest.CaptureFixt
     assert capfd.readouterr().err == "one\nKeyError: 5\nlast"
 
 
-def test_what_libtiff_says_of_damage_that_pillow_takes_for_sound_is_a_note(
+def test_libtiffs_report_of_damage_that_pillow_ignores_is_noted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     image, path = Image.new("1", (300, 200), 1), tmp_path / "a.tif"

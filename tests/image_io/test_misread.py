@@ -34,7 +34,9 @@ def pixels(data: bytes, frame: int | None = None) -> list[object]:
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("key", [0, 1])
-def test_the_transparent_gray_of_few_bits(bits: int, key: int) -> None:
+def test_transparent_gray_of_png_with_few_bits_is_scaled_like_its_samples(
+    bits: int, key: int
+) -> None:
     """A PNG of two pixels, 0 and 1."""
     header = struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0)
     row = zlib.compress(b"\0" + (1 << 16 - 2 * bits).to_bytes(2))
@@ -48,7 +50,7 @@ def test_the_transparent_gray_of_few_bits(bits: int, key: int) -> None:
             assert found.pixels.tolist() == [[[0, 255 * key], [step, 255 * (1 - key)]]]
 
 
-def test_an_animation_over_a_picture_that_is_none_of_its_frames(tmp_path: Path) -> None:
+def test_apng_with_a_default_image_is_refused_unless_frames_replace_it(tmp_path: Path) -> None:
     """Two pixels of gray, and frames over the first one, or over both."""
 
     def frame(number: int, *values: int, back: int = 0, over: int = 0) -> bytes:
@@ -79,7 +81,7 @@ def listed_png(colours: bytes, alpha: bytes = b"") -> bytes:
     return MAGIC + b"".join(chunk(*part) for part in (*parts, (b"IEND", b"")))
 
 
-def test_numbers_beyond_the_list_of_colours_are_told() -> None:
+def test_palette_indices_beyond_the_palette_are_noted() -> None:
     both, first = bytes([9, 8, 7, 99, 88, 77]), bytes([9, 8, 7])
     for data in (listed_png(both), bmp(8, b"\0\1", bytes([7, 8, 9, 0, 77, 88, 99, 0]))):
         found = pictures.load("a", data=data)
@@ -107,7 +109,7 @@ def bmp(bits: int, row: bytes, colours: bytes = b"", masks: tuple[int, ...] = ()
 
 
 @pytest.mark.parametrize(("bits", "row"), [(1, b"\x40"), (4, b"\x01"), (8, b"\0\1")])
-def test_a_bmp_of_any_bits_whose_colours_are_gray(bits: int, row: bytes) -> None:
+def test_bmp_with_a_gray_palette_is_read_at_any_index_size(bits: int, row: bytes) -> None:
     """Black and white, or as many grays as there may be."""
     grays = [0, 0, 0, 0, 255, 255, 255, 0], [n for gray in range(2**bits) for n in [gray] * 3 + [0]]
     for listed in grays:
@@ -116,7 +118,7 @@ def test_a_bmp_of_any_bits_whose_colours_are_gray(bits: int, row: bytes) -> None
         assert (found == found[..., :1]).all()
 
 
-def test_a_bmp_of_5_bits_a_colour_has_alpha_if_a_mask_says_so() -> None:
+def test_bmp_of_5_bits_per_colour_has_alpha_if_a_mask_declares_it() -> None:
     row, masks = struct.pack("<HH", 0x7C00, 0x801F), (0x7C00, 0x3E0, 0x1F, 0x8000)
     assert pixels(bmp(16, row, masks=masks)) == [[[255, 0, 0, 0], [0, 0, 255, 255]]]
     for without in (masks[:3], (*masks[:3], 0)):
@@ -196,7 +198,7 @@ COLOURS = [value * 257 for value in range(256)] * 3
         (8, (b"\x80\x80", b"\0\0", b"\0\0"), {}),
     ],
 )
-def test_separate_planes_that_pillow_mixes_up_are_refused(
+def test_tiff_with_separate_planes_that_pillow_swaps_is_refused(
     tmp_path: Path, photometric: int, planes: tuple[bytes, ...], tags: dict[str, list[int]]
 ) -> None:
     """Alpha beside gray, also multiplied by it, or listed colours, and CIELab."""
@@ -209,7 +211,7 @@ def test_separate_planes_that_pillow_mixes_up_are_refused(
     assert pictures.load(path, alpha=True).pixels.shape[:2] == (1, 2)
 
 
-def test_nor_is_an_image_of_such_planes_taken_that_was_loaded_before(tmp_path: Path) -> None:
+def test_loaded_image_of_a_tiff_with_separate_planes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     path.write_bytes(tiff((2, 1), 8, b"\x80\x80", b"\0\0", b"\0\0", samples=3, _284=[2]))
     with Image.open(path) as image:
@@ -234,7 +236,7 @@ def planes(bits: int, photometric: int, *channels: np.ndarray) -> bytes:
     return head + data + struct.pack("<6I", *starts, size, size, size)
 
 
-def test_separate_planes_that_are_not_compressed(tmp_path: Path) -> None:
+def test_uncompressed_tiff_with_separate_planes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     deep = np.random.default_rng(0).integers(0, 2**16, (3, 7, 9), np.uint16)
     path.write_bytes(planes(16, 2, *deep))
@@ -252,7 +254,7 @@ def test_separate_planes_that_are_not_compressed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [{"_530": [2, 2]}, {}])
-def test_ycbcr_that_is_not_compressed_with_a_colour_for_four_pixels(
+def test_uncompressed_tiff_with_subsampled_ycbcr_is_read(
     said: dict[str, list[int]],
 ) -> None:
     data = tiff(
@@ -272,7 +274,7 @@ def test_ycbcr_that_does_not_say_how_it_is_sampled_may_have_all_colours() -> Non
     assert found == [[[9, 9, 9], [199, 199, 199]]]
 
 
-def test_ycbcr_with_a_colour_for_sixteen_pixels_is_refused(tmp_path: Path) -> None:
+def test_tiff_with_4x4_subsampled_ycbcr_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     path.write_bytes(tiff((4, 4), 6, bytes([*16 * [99], 128, 128]), samples=3, _530=[4, 4]))
     assert "colours are subsampled 4×4" in str(refusal(path))
@@ -286,7 +288,7 @@ def test_signed_samples_are_refused(tmp_path: Path) -> None:
     assert pictures.load(path).pixels.tolist() == [[[127], [128]]]
 
 
-def test_listed_colours_of_8_bits(tmp_path: Path) -> None:
+def test_tiff_palette_of_8_bits_per_sample_is_read(tmp_path: Path) -> None:
     colours = [*range(256), *range(256)[::-1], *range(256)]
     data = tiff((2, 1), 3, b"\1\xc8", _320=colours)
     assert pixels(data) == [[[1, 254, 1], [200, 55, 200]]]
@@ -330,7 +332,7 @@ def pcx(width: int, bits: int, planes: int, said: int, *rows: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("said", [2, 3, 4, 7, 60_000])
-def test_a_pcx_whose_rows_are_filled_up(said: int) -> None:
+def test_pcx_with_padded_rows_is_read(said: int) -> None:
     rows = bytes([1, 2, 3, 4, 5, 6]), bytes([11, 12, 13, 14, 15, 16])
     found = [[[1, 3, 5], [2, 4, 6]], [[11, 13, 15], [12, 14, 16]]]
     assert pixels(pcx(2, 8, 3, said, *rows)) == found
@@ -350,7 +352,7 @@ def test_a_pcx_whose_rows_are_filled_up(said: int) -> None:
         (3, b"\0\0\0\xff\0\0", False),  # which says that it has none
     ],
 )
-def test_colours_of_a_pcx_of_one_bit_are_told(version: int, colours: bytes, told: bool) -> None:
+def test_ignored_colours_of_a_1_bit_pcx_are_noted(version: int, colours: bytes, told: bool) -> None:
     data = bytearray(pcx(2, 1, 1, 2, b"\x40"))
     data[1], data[16:22] = version, colours
     found = pictures.load("a", data=bytes(data))
@@ -370,13 +372,13 @@ def targa(alpha: int, bits: int, *values: int, listed: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_targa_of_16_bits_without_alpha(listed: bool) -> None:
+def test_targa_of_16_bits_without_alpha_is_read(listed: bool) -> None:
     found = pixels(targa(0, 16, 0x8000 | 31 << 10, 31, listed=listed))
     assert found == [[[255, 0, 0], [0, 0, 255]]]
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_bit_of_alpha_that_differs_is_refused(tmp_path: Path, listed: bool) -> None:
+def test_targa_with_a_varying_alpha_bit_is_refused(tmp_path: Path, listed: bool) -> None:
     path = tmp_path / "a.tga"
     path.write_bytes(targa(1, 16, 0x8000 | 31 << 10, 31, listed=listed))
     assert "one bit of alpha" in str(refusal(path))
@@ -385,7 +387,7 @@ def test_a_bit_of_alpha_that_differs_is_refused(tmp_path: Path, listed: bool) ->
         assert pixels(alike) == [[[255, 0, 0], [0, 0, 255]]]
 
 
-def test_a_targa_of_32_bits_has_alpha_if_it_says_so() -> None:
+def test_targa_of_32_bits_has_alpha_if_its_header_declares_it() -> None:
     assert pixels(targa(0, 32, 0x00010203, 0x00040506)) == [[[1, 2, 3], [4, 5, 6]]]
     assert pixels(targa(8, 32, 0x00010203, 0x70040506)) == [[[1, 2, 3, 0], [4, 5, 6, 112]]]
     found = pictures.load("a", data=targa(0, 32, 0x00010203, 0x70040506))
@@ -398,7 +400,7 @@ def psd(channels: int, mode: int, data: bytes, width: int = 1, bits: int = 8) ->
     return b"8BPS" + struct.pack(">H6xHIIHH", 1, channels, 1, width, bits, mode) + bytes(14) + data
 
 
-def test_a_psd_of_one_bit_has_1_for_black() -> None:
+def test_1_bit_psd_has_1_for_black() -> None:
     assert pixels(psd(1, 0, b"\x80", width=8, bits=1)) == [[[0], *[[255]] * 7]]
 
 
@@ -413,9 +415,7 @@ def test_a_psd_of_several_inks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "channels", "taken"), [(1, 2, 1), (8, 3, 1), (3, 5, 3), (1, 1, 1), (3, 3, 3)]
 )
-def test_channels_of_a_psd_that_are_no_colours_are_told(
-    mode: int, channels: int, taken: int
-) -> None:
+def test_ignored_extra_channels_of_a_psd_are_noted(mode: int, channels: int, taken: int) -> None:
     found = pictures.load("a.psd", data=psd(channels, mode, bytes(range(channels))))
     assert found.pixels.tolist() == [[[*range(taken)]]]
     told = f"only the first {taken} of its {channels} channels are used"
@@ -429,13 +429,13 @@ def sun(width: int, bits: int, kind: int, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3])
-def test_a_sun_raster_of_32_bits_has_what_fills_them_up_first(kind: int) -> None:
+def test_sun_raster_of_32_bits_has_its_padding_byte_first(kind: int) -> None:
     data = sun(4, 32, kind, bytes([7, 3, 2, 1] * 4 + [0, 6, 5, 4] * 4))
     first, second = ([3, 2, 1], [6, 5, 4]) if kind == 3 else ([1, 2, 3], [4, 5, 6])
     assert pixels(data) == [[first] * 4, [second] * 4]
 
 
-def test_a_sun_raster_of_run_lengths_whose_rows_are_filled_up_is_refused(tmp_path: Path) -> None:
+def test_run_length_sun_raster_with_padded_rows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.ras"
     path.write_bytes(sun(3, 8, 2, bytes([1, 2, 3, 0, 4, 5, 6, 0])))
     assert "rows are padded" in str(refusal(path))
@@ -454,7 +454,7 @@ def test_an_x11_bitmap_has_1_for_black() -> None:
 
 
 @pytest.mark.parametrize("colour", ["#f00", "#ffff00000000", "#ff0000"])
-def test_the_colours_of_an_xpm_have_six_digits(tmp_path: Path, colour: str) -> None:
+def test_xpm_colours_of_other_than_six_digits_are_refused(tmp_path: Path, colour: str) -> None:
     path = tmp_path / "a.xpm"
     path.write_text(f'/* XPM */\nstatic char *a[] = {{\n"1 1 1 1",\n"a c {colour}",\n"a"\n}};\n')
     if len(colour) == 7:
@@ -489,7 +489,7 @@ def box(kind: bytes, data: bytes) -> bytes:
         (((0, 1, 0), (1, 0, 2), (2, 0, 3)), False),
     ],
 )
-def test_the_channels_of_a_jpeg_2000_in_the_usual_order(
+def test_jpeg_2000_with_channels_in_unusual_order_is_refused(
     tmp_path: Path, channels: tuple[tuple[int, int, int], ...], sound: bool
 ) -> None:
     path = tmp_path / "a.jp2"

@@ -168,7 +168,7 @@ HELD: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_what_has_far_more_than_a_picture_is_refused_unread(
+def test_file_with_excessive_non_pixel_data_is_refused_unread(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name
@@ -182,13 +182,15 @@ def test_what_has_far_more_than_a_picture_is_refused_unread(
 
 @pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
 @pytest.mark.parametrize("inner", [False, True])
-def test_what_pictures_have_is_read(tmp_path: Path, order: str, big: bool, inner: bool) -> None:
+def test_tiff_with_xmp_or_exif_of_usual_size_is_read(
+    tmp_path: Path, order: str, big: bool, inner: bool
+) -> None:
     path = tmp_path / "a.tif"
     path.write_bytes(tiff(3000, order, big, inner))
     assert pictures.load(path).pixels.shape == (7, 9, 1)
 
 
-def test_much_is_read_where_it_is_usual(tmp_path: Path) -> None:
+def test_large_metadata_of_jpeg_png_and_webp_are_read(tmp_path: Path) -> None:
     parts = [*exif(3), *[segment(0xE2, bytes(65_000))] * 300, b"\0" * 99, b"\xff" * 99]
     (tmp_path / "a.jpg").write_bytes(jpeg(*parts))
     assert pictures.load(tmp_path / "a.jpg").pixels.shape == PIXELS.shape
@@ -209,14 +211,14 @@ SOUND: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_much_of_other_formats_is_read_where_it_is_usual(name: str, tmp_path: Path) -> None:
+def test_large_non_pixel_data_of_other_formats_are_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(SOUND[name]())
     assert pictures.load(path).pixels.size > 0
 
 
 @pytest.mark.parametrize("wrap", [bytes, hostile.icns, hostile.ico])
-def test_what_a_chunk_only_says_to_have_is_damage(
+def test_chunk_that_declares_more_than_the_file_has_is_damage(
     wrap: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     found = hostile.with_chunks(hostile.png(16, 16), struct.pack(">I", 2**31 - 1) + b"abCd")
@@ -224,13 +226,13 @@ def test_what_a_chunk_only_says_to_have_is_damage(
     assert "damaged or truncated" in str(refusal(tmp_path / "a"))
 
 
-def test_a_page_of_thousands_is_read(tmp_path: Path) -> None:
+def test_page_2000_of_a_tiff_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.tif").write_bytes(pages(3000))
     assert pictures.load(tmp_path / "a.tif", frame=2000).pixels.tolist() == [[[128]]]
 
 
 @pytest.mark.parametrize("kind", [1, 4])
-def test_a_tiff_of_countless_strips_is_refused(
+def test_tiff_with_too_many_small_strips_is_refused(
     kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a row each, whose places are told in bytes, or in words; but large ones may be many."""
@@ -249,7 +251,7 @@ def test_a_tiff_of_countless_strips_is_refused(
 
 
 @pytest.mark.parametrize("make", [lambda: png(5), lambda: webp(5), jpeg])
-def test_what_follows_a_picture_counts_for_nothing(
+def test_data_after_the_end_of_a_picture_are_ignored(
     make: Callable[[], bytes], tmp_path: Path
 ) -> None:
     path = tmp_path / "a.png"
@@ -258,13 +260,13 @@ def test_what_follows_a_picture_counts_for_nothing(
 
 
 @pytest.mark.parametrize("last", [b"\0", b"\xd3", b""])
-def test_bytes_that_fill_up_are_passed_over_at_once(last: bytes) -> None:
+def test_fill_bytes_of_a_jpeg_are_skipped_in_linear_time(last: bytes) -> None:
     """By each of them once: a megabyte took an hour, as each began a search through the rest."""
     data = b"\xff\xd8" + b"\xff" * MEBI + last
     parsing_limits.check(io.BytesIO(data), Path("a.jpg"))
 
 
-def test_a_tiff_may_have_layers_by_the_size_of_its_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_tiff_metadata_grows_with_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsing_limits, "MAX_NON_PIXEL_BYTES", 1000)
     stream = io.BytesIO()
     pixels = np.zeros((40, 50), np.uint8)
@@ -281,7 +283,7 @@ def test_a_tiff_may_have_layers_by_the_size_of_its_picture(monkeypatch: pytest.M
             parsing_limits.check(stream, Path("a.tif"))
 
 
-def test_directories_that_lead_to_each_other_end() -> None:
+def test_cyclic_tiff_directories_are_visited_once() -> None:
     data = bytearray(tiff(0))
     (at,) = struct.unpack_from("<I", data, 4)
     data[-4:] = struct.pack("<I", at)

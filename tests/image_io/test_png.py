@@ -26,7 +26,7 @@ RGB = small_pixels()
 
 
 @pytest.mark.parametrize("wrap", [bytes, hostile.icns, hostile.ico])
-def test_countless_tiny_chunks_are_refused_in_icons_too(
+def test_png_with_too_many_tiny_chunks_is_refused_also_in_icons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Callable[[bytes], bytes]
 ) -> None:
     path, flood = tmp_path / "a", hostile.chunk(b"abCd", b"")
@@ -35,7 +35,7 @@ def test_countless_tiny_chunks_are_refused_in_icons_too(
     assert "more than 4,096 tiny chunks" in str(refusal(path))
 
 
-def test_chunks_are_looked_at_no_further_than_they_may_be_many(
+def test_chunks_are_read_only_up_to_their_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked = list[object]()
@@ -52,14 +52,14 @@ def test_chunks_are_looked_at_no_further_than_they_may_be_many(
     assert len(looked) == 100
 
 
-def test_many_chunks_that_hold_something_are_read(tmp_path: Path) -> None:
+def test_png_with_many_large_chunks_is_read(tmp_path: Path) -> None:
     data = hostile.png(9, 7, rows=7)
     path = tmp_path / "a.png"
     path.write_bytes(hostile.with_chunks(data, hostile.chunk(b"abCd", bytes(120)), 5000))
     assert pictures.load(path).notes == ()
 
 
-def test_a_png_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
+def test_png_truncated_within_its_pixels_is_refused_undecoded(
     tmp_path: Path,
 ) -> None:
     noise = np.random.default_rng(3).integers(0, 256, (300, 200, 3), np.uint8)
@@ -75,7 +75,7 @@ def test_a_png_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
     assert "truncated" in str(refusal(path))
 
 
-def test_of_a_png_that_ends_in_a_later_frame_the_first_is_read(tmp_path: Path) -> None:
+def test_first_frame_of_an_apng_truncated_in_a_later_one_is_read(tmp_path: Path) -> None:
     frames = np.random.default_rng(3).integers(0, 256, (2, 60, 50, 3), np.uint8)
     first, second = map(Image.fromarray, frames)
     path = save(first, tmp_path / "a.png", save_all=True, append_images=[second])
@@ -126,7 +126,7 @@ def test_a_png_whose_data_end_before_its_last_row_is_refused(
         np.testing.assert_array_equal(pictures.load(path).pixels, pixels)
 
 
-def test_what_else_is_in_an_icon_takes_little(
+def test_pngs_searched_in_an_icon_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starts of PNGs without end, and one that claims more pixels than the icon has."""
@@ -155,7 +155,9 @@ def adam7(pixels: np.ndarray) -> list[bytes]:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (3, 5), (5, 4), (16, 17)])
-def test_an_interlaced_png_has_all_of_its_passes(tmp_path: Path, shape: tuple[int, int]) -> None:
+def test_interlaced_png_that_lacks_a_pass_is_refused(
+    tmp_path: Path, shape: tuple[int, int]
+) -> None:
     pixels = np.random.default_rng(0).integers(1, 256, shape, dtype=np.uint8)
     header = struct.pack(">IIBBBBB", shape[1], shape[0], 8, 0, 0, 0, 1)
     rows, path = adam7(pixels), tmp_path / "a.png"
@@ -168,7 +170,7 @@ def test_an_interlaced_png_has_all_of_its_passes(tmp_path: Path, shape: tuple[in
     np.testing.assert_array_equal(pictures.load(path).pixels[..., 0], pixels)
 
 
-def test_frames_of_a_png_up_to_the_one_that_is_taken_have_all_their_rows(tmp_path: Path) -> None:
+def test_apng_frames_up_to_the_chosen_one_must_be_complete(tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(1, 256, (3, 12, 10, 3), dtype=np.uint8)
     frames[1, :5], frames[2, :, :3] = frames[0, :5], frames[1, :, :3]  # so that each is a part
     first, *others = map(Image.fromarray, frames)
@@ -189,7 +191,7 @@ def test_frames_of_a_png_up_to_the_one_that_is_taken_have_all_their_rows(tmp_pat
             pictures.load(path, frame=number)
 
 
-def test_a_png_of_listed_colours_without_the_list_is_refused(tmp_path: Path) -> None:
+def test_indexed_png_without_a_palette_is_refused(tmp_path: Path) -> None:
     """Pillow takes all of them for black."""
     numbers, path = np.arange(64, dtype=np.uint8).reshape(8, 8), tmp_path / "a.png"
     path.write_bytes(png_of(numbers, 8, kind=3))
@@ -199,7 +201,7 @@ def test_a_png_of_listed_colours_without_the_list_is_refused(tmp_path: Path) -> 
     np.testing.assert_array_equal(pictures.load(path).pixels, colours[numbers])
 
 
-def test_a_png_without_its_end_is_taken_and_that_is_said(tmp_path: Path) -> None:
+def test_png_without_iend_is_read_with_a_note(tmp_path: Path) -> None:
     path = save(Image.fromarray(RGB), tmp_path / "a.png")
     sound = path.read_bytes()
     assert pictures.load(path).notes == ()

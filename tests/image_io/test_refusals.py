@@ -14,7 +14,7 @@ from PIL import Image
 RGB = small_pixels()
 
 
-def test_what_is_too_large_is_told_with_its_size(tmp_path: Path) -> None:
+def test_refusal_of_a_large_picture_names_its_size(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(hostile.png(20_000, 20_000))
     assert "has 20000×20000 pixels; the limit is 268,435,456" in str(refusal(path))
@@ -24,13 +24,13 @@ def test_what_is_too_large_is_told_with_its_size(tmp_path: Path) -> None:
     assert "is a vector drawing (EPS)" in str(refusal(path))
 
 
-def test_what_pillow_says_in_bytes_is_text(tmp_path: Path) -> None:
+def test_pillows_message_in_bytes_is_decoded(tmp_path: Path) -> None:
     path = tmp_path / "a.ppm"
     path.write_bytes(b"P6 99999999999999999999 5 255\n" + bytes(99))
     assert str(refusal(path)).endswith("Token too long in file header: 99999999999")
 
 
-def test_a_drawing_has_no_pixels(tmp_path: Path) -> None:
+def test_vector_drawing_is_refused_as_having_no_pixels(tmp_path: Path) -> None:
     path = tmp_path / "a b.eps"
     Image.fromarray(RGB).save(path)
     error = refusal(path)
@@ -45,7 +45,7 @@ def bitmap_file(header: bytes) -> bytes:
     return b"BM" + struct.pack("<IHHI", 14 + len(header), 0, 0, 14 + len(header)) + header
 
 
-def test_of_an_empty_file_it_is_said_that_it_is(tmp_path: Path) -> None:
+def test_empty_file_is_called_empty(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.touch()
     assert str(refusal(path)) == f"{path} is empty"
@@ -67,7 +67,7 @@ def dds(four: bytes) -> bytes:
         ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(200)),
     ],
 )
-def test_what_pillow_cannot_read_is_not_called_damaged(
+def test_file_of_an_unsupported_kind_is_not_called_damaged(
     tmp_path: Path, name: str, data: bytes
 ) -> None:
     path = tmp_path / name
@@ -79,7 +79,7 @@ def test_what_pillow_cannot_read_is_not_called_damaged(
     assert f"magick {path}" in error.hint
 
 
-def test_a_picture_of_another_kind_is_not_said_to_be_none(tmp_path: Path) -> None:
+def test_heic_is_called_unreadable_by_pillow_with_a_hint_to_convert_it(tmp_path: Path) -> None:
     path = tmp_path / "a.heic"
     path.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50))
     error = refusal(path)
@@ -87,14 +87,14 @@ def test_a_picture_of_another_kind_is_not_said_to_be_none(tmp_path: Path) -> Non
     assert f"magick {path}" in error.hint
 
 
-def test_what_pillow_knows_but_cannot_open_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_of_a_known_format_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.psd"
     path.write_bytes(b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 7, 9, 16, 3) + bytes(99))
     error = refusal(path)
     assert "a damaged PSD file, or one of a kind that Pillow cannot read" in str(error)
 
 
-def test_a_damaged_file_is_of_the_kind_that_its_name_says_if_it_begins_so(tmp_path: Path) -> None:
+def test_format_of_a_damaged_file_is_that_of_its_extension_if_it_begins_so(tmp_path: Path) -> None:
     """As an XBM may begin with any comment."""
     for name in ("XPM", "XBM"):
         path = tmp_path / f"a.{name.lower()}"
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_of_the_kind_that_its_name_says_if_it_begins_so(tmp_pa
         assert f"is a damaged {name} file" in str(refusal(path))
 
 
-def test_an_iphones_png_and_a_tga_of_15_bits_are_named(tmp_path: Path) -> None:
+def test_refusals_of_cgbi_png_and_15_bit_tga_name_their_kind(tmp_path: Path) -> None:
     data = hostile.png(9, 7, rows=7)
     path = tmp_path / "a.png"
     path.write_bytes(data[:8] + hostile.chunk(b"CgBI", bytes(4)) + data[8:])

@@ -51,7 +51,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_has_the_pixels_that_pillow_finds(tmp_path: Path, name: str) -> None:
+def test_pixels_equal_those_that_pillow_reads(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(FILES[name])
     found = pictures.load(path, alpha=True).pixels
@@ -62,7 +62,7 @@ def test_a_file_has_the_pixels_that_pillow_finds(tmp_path: Path, name: str) -> N
     np.testing.assert_array_equal(found.reshape(theirs.shape), theirs)
 
 
-def test_readers_of_the_same_bytes_do_not_move_each_other() -> None:
+def test_readers_of_one_stream_have_independent_positions() -> None:
     stream = io.BytesIO(bytes(range(100)))
     stream.seek(50)
     reader = shared_stream.reader(stream)
@@ -92,16 +92,14 @@ class Bare:
 
 
 @pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("TIFF", {"compression": "tiff_lzw"})])
-def test_a_stream_need_have_no_more_than_pillow_asks_for(
-    kind: str, options: dict[str, str]
-) -> None:
+def test_stream_needs_only_the_methods_that_pillow_uses(kind: str, options: dict[str, str]) -> None:
     stream = io.BytesIO()
     Image.fromarray(OPAQUE).save(stream, kind, **options)
     image = Image.open(Bare(stream.getvalue()))
     np.testing.assert_array_equal(pictures.from_image(image).pixels, OPAQUE)
 
 
-def test_what_was_closed_before_it_was_read_is_not_called_damaged(tmp_path: Path) -> None:
+def test_stream_closed_before_it_was_read_is_not_called_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.ftu"
     path.write_bytes(ftex(OPAQUE))
     with Image.open(path) as image:

@@ -22,7 +22,7 @@ from imgmlp.image_io.structure import (
 )
 
 
-def test_segments_of_a_jpeg_are_found_over_gaps_and_what_fills_up() -> None:
+def test_jpeg_segments_are_found_behind_gaps_and_fill_bytes() -> None:
     scan = b"\xff\xda\0\3s" + b"abc\xff\0\xff\xd3d"  # whose pixels hold no marker
     data = b"\xff\xd8" + b"\xff\xff\xe1\0\4xy" + b"?" + scan + b"\xff\xd9"
     assert list(segments(data)) == [
@@ -38,7 +38,7 @@ def segments_end(data: bytes) -> int:
     return next(one.marker_offset for one in segments(data) if one.marker == JPEG_EOI)
 
 
-def test_chunks_end_where_their_file_does() -> None:
+def test_chunks_end_with_iend_or_the_riff_size() -> None:
     png = hostile.png(9, 7, rows=7)
     found = list(chunks(io.BytesIO(png + b"abcd" * 9), png=True))
     assert [one.type for one in found] == [b"IHDR", b"IDAT", b"IEND"]
@@ -51,13 +51,13 @@ def test_chunks_end_where_their_file_does() -> None:
     assert list(walk) == [Chunk(b"even", 0, 30)]
 
 
-def test_a_box_that_says_to_end_past_its_file_is_the_last() -> None:
+def test_box_that_ends_beyond_the_file_is_the_last() -> None:
     data = b"\0\0\0\x08oneb" + b"\0\0\0\1last" + b"\xff" * 8 + b"more"
     found = [(b"oneb", 8, 8), (b"last", 24, 8 + 2**64 - 1)]
     assert list(boxes(io.BytesIO(data), 0, len(data))) == found
 
 
-def test_parts_of_tiles_are_found_behind_boxes_and_segments() -> None:
+def test_tile_parts_are_found_behind_boxes_and_segments() -> None:
     segment = b"\xff\x52\0\4ab"
     tile = b"\xff\x90\0\x0a\0\0" + (14).to_bytes(4) + b"\0\1" + b"\xff\x93"
     stream = b"\xff\x4f\xff\x51\0\4ab" + segment + 2 * tile + b"\xff\xd9"
@@ -72,7 +72,7 @@ def test_parts_of_tiles_are_found_behind_boxes_and_segments() -> None:
         assert list(tile_parts(io.BytesIO(data))) == [TilePart(0, end) for end in ends]
 
 
-def test_what_has_no_tiles_has_no_parts_of_them() -> None:
+def test_data_without_tiles_have_no_tile_parts() -> None:
     for data in (
         b"",
         bytes(99),
@@ -83,7 +83,7 @@ def test_what_has_no_tiles_has_no_parts_of_them() -> None:
         assert list(tile_parts(io.BytesIO(data))) == []
 
 
-def test_the_last_part_of_a_tile_may_last_until_the_end() -> None:
+def test_tile_part_of_length_0_ends_where_it_begins() -> None:
     untold = b"\xff\x90\0\x0a\0\7" + bytes(6) + b"\xff\x93abc"
     data = b"\xff\x4f\xff\x51\0\4ab" + untold
     assert list(tile_parts(io.BytesIO(data))) == [TilePart(7, 8)]
@@ -99,7 +99,7 @@ def test_the_last_part_of_a_tile_may_last_until_the_end() -> None:
         ((9, 7), (0, 0), (0, 4), (0, 0), 0),
     ],
 )
-def test_tiles_are_counted(
+def test_tile_count_follows_from_the_sizes_in_the_siz_segment(
     image: tuple[int, int],
     offset: tuple[int, int],
     tile: tuple[int, int],

@@ -34,7 +34,9 @@ def tiff(pixels: np.ndarray, **options: object) -> bytes:
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("compression", ["tiff_adobe_deflate", None])
-def test_exif_data_stand_among_a_tiffs_tags(order: str, odd: bool, compression: str | None) -> None:
+def test_exif_data_are_added_to_the_tags_of_a_tiff(
+    order: str, odd: bool, compression: str | None
+) -> None:
     exif = tiff_exif.that_fits(data(order, odd))
     assert exif is not None
     made = tiff_exif.inserted(tiff(PIXELS, compression=compression, dpi=(300, 150)), exif)
@@ -53,7 +55,7 @@ def test_exif_data_stand_among_a_tiffs_tags(order: str, odd: bool, compression: 
 
 
 @pytest.mark.parametrize("own", [None, "a lens"])
-def test_tags_of_exif_among_the_pictures_own_are_kept(own: str | None) -> None:
+def test_exif_tags_in_the_image_directory_are_kept(own: str | None) -> None:
     """Two of them, of which the right directory may have one as well, and a program's layers."""
     stream, tags = io.BytesIO(), TiffImagePlugin.ImageFileDirectory_v2()
     for tag, kind, value in ((0x829A, 5, 0.25), (LENS, 2, "a wrong one"), (37724, 7, b"layers")):
@@ -71,7 +73,7 @@ def test_tags_of_exif_among_the_pictures_own_are_kept(own: str | None) -> None:
     assert 37724 not in found
 
 
-def test_a_directory_in_that_of_exif_is_left_out() -> None:
+def test_interoperability_directory_is_left_out() -> None:
     """Pillow would have its place in the file that it was in."""
     found = Image.Exif()
     found[ExifTags.IFD.Exif] = {LENS: "a lens", ExifTags.IFD.Interop: {1: "R98"}}
@@ -86,7 +88,7 @@ def test_a_directory_in_that_of_exif_is_left_out() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of what is damaged
-def test_data_that_tell_nothing_or_are_damaged_do_not_fit() -> None:
+def test_empty_or_damaged_exif_data_do_not_fit_in_a_tiff() -> None:
     found = Image.Exif()
     found[WIDTH] = 5
     assert tiff_exif.that_fits(found.tobytes()) is None
