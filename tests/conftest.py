@@ -24,6 +24,7 @@ from PIL import Image
 
 from imgmlp import child
 from imgmlp.codec import encoder
+from imgmlp.codec.latent.step import architecture
 from imgmlp.codec.latent.training import effort
 from imgmlp.codec.training import passes, search, target
 from imgmlp.codec.training.run import Run
@@ -212,6 +213,19 @@ def clock_of_steps(monkeypatch: pytest.MonkeyPatch) -> ClockOfSteps:
 def trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little files are trained, none of one colour takes their place."""
     monkeypatch.setattr(encoder, "_nearer", lambda trained, *_: trained)
+
+
+@pytest.fixture
+def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit encoding to two passes and three trials of lambda."""
+    monkeypatch.setattr(passes, "MAX_PASSES", 2)
+    monkeypatch.setattr(search, "MAX_TRIALS", 3)
+
+
+@pytest.fixture
+def four_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every picture four grids, with which a window may be only 8 pixels high."""
+    monkeypatch.setattr(architecture, "default_levels", lambda *_: 4)
 
 
 @pytest.fixture

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent import latents
-from imgmlp.codec.latent.model import MAX_LATENT, MIN_LATENT, LatentModel
+from imgmlp.codec.latent.model import (
+    MAX_LATENT,
+    MIN_LATENT,
+    LatentModel,
+)
+from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.training.buckets import Bucket
+from imgmlp.codec.latent.training.windows import WindowedStep
+from imgmlp.engine import open_device
 
 Array = np.ndarray[Any, Any]
 
@@ -33,3 +42,85 @@ def grids_of(step: LatentStep) -> tuple[Array, ...]:
     """int8: every grid's values, rounded as in training."""
     wholes = [np.floor(grid + np.float32(0.5)) for grid in step.grids()]
     return tuple(np.clip(whole, MIN_LATENT, MAX_LATENT).astype(np.int8) for whole in wholes)
+
+
+HEIGHT, WIDTH = 21, 30
+
+
+NARROW = Architecture(8, 4)  # networks where any will do
+
+
+def small_picture() -> np.ndarray:
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    shades = np.stack([x * 255 / WIDTH, y * 255 / HEIGHT, 127 + 100 * np.sin(x * y / 40)], -1)
+    return shades.astype(np.uint8)
+
+
+def tiny_picture() -> np.ndarray:
+    """Of few levels, for what a trainer decides whatever the picture is."""
+    return small_picture()[:5, :7]
+
+
+def dot(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.sum(a.astype(np.float64) * b))
+
+
+PRETRAINED_1 = Architecture(16, 12, pretrained=1)
+
+
+PRETRAINED_4 = Architecture(16, 12, pretrained=4)
+
+
+LMBDA = 1e-3
+
+
+def whole_step(pixels: Array, bucket: Bucket = None, **sizes: Any) -> LatentStep:
+    """With latents that are not rounded, and networks that are no start's."""
+    return fill_step(
+        LatentStep(pixels, 0, open_device("numpy"), replace(PRETRAINED_4, **sizes), bucket)
+    )
+
+
+def windowed_step(pixels: Array, window: tuple[int, int], **sizes: Any) -> WindowedStep:
+    """The same in windows."""
+    made = WindowedStep(
+        pixels, 0, open_device("numpy"), replace(PRETRAINED_4, **sizes), window=window
+    )
+    fill_step(made)
+    return made
+
+
+def fill_step(step: LatentStep) -> LatentStep:
+    step.write_grids([2 * draw(*size, seed=n) for n, size in enumerate(step.shape.grid_sizes)])
+    step.flat.write(step.flat.numpy() + np.float32(0.02) * draw(*step.flat.shape))
+    return step
+
+
+def costs_of_picture(step: LatentStep, flat: Array) -> tuple[Array, list[Array]]:
+    """What all windows cost, each where it is in the picture."""
+    errors = np.full((step.height, step.width), np.nan, np.float32)
+    bits = [np.full(size, np.nan, np.float32) for size in step.shape.grid_sizes]
+    for extent in step.windows:
+        own, of_latents = step.costs(extent, flat)
+        rows, columns = (slice(*extent.span(axis, 0)) for axis in (0, 1))
+        errors[rows, columns] = own
+        for part, values in zip(extent.cut(bits), of_latents, strict=True):
+            part[:] = values
+    return errors, bits
+
+
+def total_cost(step: LatentStep, flat: Array, lmbda: float = LMBDA) -> float:
+    """D + lambda R, summed over pixels, as what networks are judged by has it."""
+    error, rate = step.judge(flat)
+    return (error * step.visible_fraction + lmbda * rate) * step.pixels
+
+
+def round_latents(step: LatentStep) -> LatentStep:
+    step.write_grids([grid.astype(np.float32) for grid in grids_of(step)])
+    return step
+
+
+def patterned_picture(height: int, width: int, channels: int = 3) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    shades = [x * 255 / width, y * 255 / height, 127 + 100 * np.sin(x * y / 40), x % 256]
+    return np.stack(shades[:channels], -1).astype(np.uint8)

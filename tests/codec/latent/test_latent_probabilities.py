@@ -1,4 +1,4 @@
-"""The latents' distributions are those of the document, exact, and close to the real ones."""
+"""Distributions of latents: exact, as documented, and close to Laplace distributions."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def edges(numbers: np.ndarray) -> np.ndarray:
     return cumulative_frequency(*np.meshgrid(numbers, np.arange(SLOTS + 1), indexing="ij"))
 
 
-def test_the_constants_are_those_that_the_tool_prints() -> None:
+def test_decay_constants_equal_those_of_the_tool() -> None:
     assert runpy.run_path(str(ROOT / "tools" / "entropy_tables.py"))["LATENT_DECAY"] == DECAY
 
 
-def test_the_constants_are_those_of_the_document() -> None:
+def test_decay_constants_equal_those_of_the_document() -> None:
     assert tuple(reference.Q) == DECAY
 
 
-def test_no_frequency_has_ever_changed() -> None:
+def test_frequencies_equal_the_recorded_digest() -> None:
     digest = hashlib.sha256(edges(NUMBERS).astype("<i4").tobytes())
     assert digest.hexdigest() == "8dc75cb96fa88491530d9d1e2d4180e08939c47a0f2cff94aa6e86afcdd03fd2"
 
@@ -70,7 +70,7 @@ def test_tables_hold_cumulative_frequencies_and_near_ones_surround_the_mean() ->
 
 
 @pytest.mark.parametrize("scale", range(0, SCALES, 15))
-def test_distributions_are_close_to_the_real_ones(scale: int) -> None:
+def test_distributions_are_close_to_exact_laplace_distributions(scale: int) -> None:
     """Coding values of the real one with it costs at most a 10,000th of a bit more."""
     b = np.exp((scale - UNIT_SCALE_INDEX) / 32)
     for phase in (0, 13, 32, 63):

@@ -1,4 +1,4 @@
-"""Which pictures have more than one grid of their own size."""
+"""Which pictures get extra grids of full resolution."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def test_noise_of_its_own_in_each_channel_has_a_grid_for_each() -> None:
+def test_independent_noise_gets_a_grid_for_each_channel() -> None:
     for channels, extra in ((1, 0), (2, 1), (3, 2), (4, 3)):
         pixels = noise(40, 50, channels)
         if channels in (2, 4):
@@ -44,7 +44,7 @@ def test_noise_of_its_own_in_each_channel_has_a_grid_for_each() -> None:
         )  # which are too few for any
 
 
-def test_channels_that_tell_of_the_same_details_share_a_grid() -> None:
+def test_channels_with_the_same_details_share_a_grid() -> None:
     gray, slow = noise(40, 50, 1) / 2, np.linspace(0, 50, 50)[None, :, None]
     pixels = np.concatenate([gray, gray * 0.5 + slow, 100 - gray * 0.7], -1).astype(np.uint8)
     assert extra_grids(pixels, QUALITY_60, MIN_STEPS_FOR_EXTRA_GRIDS) == 0
@@ -58,7 +58,7 @@ def test_channels_that_tell_of_the_same_details_share_a_grid() -> None:
         *[(2.9e-5, 0.9, 0), (2.9e-5, 1.1, 1), (2.9e-5, 3.9, 1), (2.9e-5, 4.1, 2)],
     ],
 )
-def test_so_many_bits_make_so_many_grids(
+def test_number_of_extra_grids_follows_detail_bits_and_lambda(
     lmbda: float, bits: float, extra: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them where so little error is wanted that coarser grids do not get there."""
@@ -67,7 +67,7 @@ def test_so_many_bits_make_so_many_grids(
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
-def test_bits_are_those_of_what_one_grid_leaves(channels: int) -> None:
+def test_detail_bits_are_those_of_what_one_grid_leaves(channels: int) -> None:
     """Of channels with one that is not at rest nothing is left; of two, the weaker one."""
     one = np.zeros((20, 20, channels), np.uint8)
     one[..., -1] = 255  # alpha, or white
@@ -80,7 +80,7 @@ def test_bits_are_those_of_what_one_grid_leaves(channels: int) -> None:
     assert detail_bits(two, 1e-3) == pytest.approx(math.log2(1 + left * bit), rel=1e-6)
 
 
-def test_other_colours_elsewhere_are_not_of_other_details() -> None:
+def test_colours_that_differ_between_blocks_add_no_detail_bits() -> None:
     """As of words in many colours, each of which coarser grids tell."""
     strength, colours = noise(60, 44, 1) / 255, noise(4, 3, 3).repeat(16, 0).repeat(16, 1)
     pixels = (strength * colours[:60, :44]).astype(np.uint8)
@@ -88,7 +88,7 @@ def test_other_colours_elsewhere_are_not_of_other_details() -> None:
     assert detail_bits(pixels[4:, 4:], 1e-3) > 0.5
 
 
-def test_nothing_is_seen_in_what_nobody_sees() -> None:
+def test_invisible_or_thin_pictures_have_no_detail() -> None:
     pixels = noise(20, 20, 4)
     pixels[..., 3] = 0
     assert detail_bits(pixels, 1e-4) == 0
@@ -96,7 +96,7 @@ def test_nothing_is_seen_in_what_nobody_sees() -> None:
         assert extra_grids(noise(*size), 1e-5, MIN_STEPS_FOR_EXTRA_GRIDS) == 0
 
 
-def test_a_large_picture_is_looked_at_in_parts() -> None:
+def test_detail_of_large_pictures_is_sampled_evenly() -> None:
     """All over: a quarter of this one is noise, wherever that is."""
     part = noise(1000, 1000, 3)
     for row, column in np.ndindex(2, 2):
@@ -107,27 +107,25 @@ def test_a_large_picture_is_looked_at_in_parts() -> None:
 
 
 @pytest.mark.parametrize("colours", [0, 16])
-def test_noise_in_colour_is_more_than_26_db_at_the_usual_quality(colours: int) -> None:
+def test_colour_noise_reaches_26_db_at_the_default_quality(colours: int) -> None:
     pixels = noise(16, 16, 3)
     if colours:
         pixels = noise(colours, 3)[pixels[..., 0] % colours]
-    found = encoded(pixels, choose(pixels.size // 3))
+    found = encode_quickly(pixels, choose(pixels.size // 3))
     assert found.metrics["psnr"] > 26
     parsed = container.parse(found.bytes)
     assert latent_decode.read(parsed, open_device("numpy")).shape.extra_grids == 2
     assert np.array_equal(decoder.decode(parsed, open_device("numpy")), found.pixels)
 
 
-def test_db_that_one_grid_does_not_reach_are_reached() -> None:
-    found = encoded(noise(16, 16, 3), Goal("psnr", 40))
+def test_colour_noise_reaches_a_target_of_40_db() -> None:
+    found = encode_quickly(noise(16, 16, 3), Goal("psnr", 40))
     assert found.missed is None
     assert found.metrics["psnr"] > 39.8
 
 
 @pytest.mark.parametrize(("seconds", "extra"), [(29.0, 0), (31.0, 2), (None, 2)])
-def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
-    seconds: float | None, extra: int
-) -> None:
+def test_short_time_limit_allows_no_extra_grids(seconds: float | None, extra: int) -> None:
     asked = Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy")
     assert (
         effort.expected_extra_grids(*asked)
@@ -136,7 +134,7 @@ def test_a_limit_that_compiling_would_exceed_leaves_no_time_for_more(
     )
 
 
-def test_what_has_them_has_no_long_run() -> None:
+def test_pictures_with_extra_grids_have_no_hyperlatents() -> None:
     """Which is one with hyperlatents."""
     gray, device = noise(320, 320, 1).repeat(3, 2), open_device("numpy")
     for pixels, extra in ((gray, 0), (noise(320, 320, 3), 2)):
@@ -144,7 +142,7 @@ def test_what_has_them_has_no_long_run() -> None:
         assert (found.setup.extra_grids, found.hyperlatents) == (extra, not extra)
 
 
-def test_estimates_know_of_them() -> None:
+def test_estimates_include_extra_grids() -> None:
     """Each has a program that others have not, and more to compute."""
     gray, device = Picture(noise(200, 200, 1).repeat(3, 2)), open_device("numpy")
     asked = choose(40_000), Workload(300), device
@@ -155,5 +153,5 @@ def test_estimates_know_of_them() -> None:
     assert more.operations > 1.2 * plain.operations
 
 
-def encoded(pixels: np.ndarray, wanted: Goal) -> Encoded:
+def encode_quickly(pixels: np.ndarray, wanted: Goal) -> Encoded:
     return encode(Picture(pixels), wanted, workload("latent", 1, None), open_mapping("one"))

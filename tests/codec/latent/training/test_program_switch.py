@@ -1,5 +1,4 @@
-"""Long runs of the latent codec: begun in a program for many sizes while a bucket of their own is
-compiled for."""
+"""Long runs start in a shared program while one for the own bucket is compiled."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from typing import Any, Self
 import numpy as np
 import pytest
 from conftest import stops_after
+from latent_steps import PRETRAINED_4
 
 from imgmlp import child
 from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import plane
-from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.control import Control
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training import (
@@ -43,13 +42,16 @@ from imgmlp.image import Picture
 
 pytestmark = pytest.mark.usefixtures("trained")
 
-STARTED = Architecture(16, 12, pretrained=4)
 SIZE = 5, 6
+
+
 PIXELS = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8)
+
+
 BUCKET = 8, 8
 
 
-def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_many() -> None:
+def test_opening_on_processors_is_about_the_same_work_for_all_sizes() -> None:
     info = SimpleNamespace(kind="cpu", compute_units=2)
     device: Any = SimpleNamespace(info=info, lanes="one")
 
@@ -75,7 +77,7 @@ def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_
     assert steps(512, 768) == steps(600, 20) == 0
 
 
-def test_long_runs_on_graphics_cards_begin_in_a_coarse_bucket(
+def test_long_runs_on_gpus_open_in_a_coarse_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """But in none so large that there is no memory for the picture's own as well."""
@@ -109,7 +111,7 @@ def test_long_runs_on_graphics_cards_begin_in_a_coarse_bucket(
     assert not goes(512, 768, 30_000)
 
 
-def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_bucket(
+def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By an H200's: 0.41 ms in a bucket of 512x768, 0.30 in one of 384x576 and 0.345 of 448x640."""
@@ -143,22 +145,24 @@ def test_what_steps_take_after_that_is_told_with_what_is_the_same_in_every_bucke
     assert costs.own_step_seconds() == pytest.approx(0.41 * 384 * 576 / (512 * 768))
 
 
-def test_on_a_graphics_card_others_help_the_process_that_compiles_beside(
+def test_bucket_compiler_may_have_helpers_on_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, told = WindowedStep(PIXELS, 0, open_device("numpy"), STARTED, window=BUCKET), []
+    step, told = WindowedStep(PIXELS, 0, open_device("numpy"), PRETRAINED_4, window=BUCKET), []
     monkeypatch.setattr(child, "Helper", lambda *_, may_have_helpers: told.append(may_have_helpers))
     monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
     bucket_compiler(step, BUCKET)
     assert told == [True]
 
 
-def test_the_whole_goes_on_where_windows_are() -> None:
+def test_state_of_windows_is_handed_over_to_the_whole_picture() -> None:
     """Of one window, which does what the whole does; of several, networks' moments are as those of
     so many times larger gradients."""
     device = open_device("numpy")
-    step, padded = (LatentStep(PIXELS, 0, device, STARTED, bucket=one) for one in (None, BUCKET))
-    window = WindowedStep(PIXELS, 0, device, STARTED, window=BUCKET)
+    step, padded = (
+        LatentStep(PIXELS, 0, device, PRETRAINED_4, bucket=one) for one in (None, BUCKET)
+    )
+    window = WindowedStep(PIXELS, 0, device, PRETRAINED_4, window=BUCKET)
     for each in (step, window):
         each.steer(Control(1e-3, noise_scale=0.0))
         each.run(2)
@@ -172,20 +176,23 @@ def test_the_whole_goes_on_where_windows_are() -> None:
     for found, expected in zip(padded.grids(), step.grids(), strict=True):
         assert np.allclose(found, expected, atol=1e-4)
     tall = np.concatenate([PIXELS] * 3)
-    several = WindowedStep(tall, 0, device, STARTED, window=BUCKET)
+    several = WindowedStep(tall, 0, device, PRETRAINED_4, window=BUCKET)
     several.adam.first[0].write(np.full(several.flat.shape, 0.5, np.float32))
     several.adam.second[0].write(np.full(several.flat.shape, 0.25, np.float32))
-    found, count = several.handed_to(LatentStep(tall, 0, device, STARTED)), len(several.windows)
+    found, count = (
+        several.handed_to(LatentStep(tall, 0, device, PRETRAINED_4)),
+        len(several.windows),
+    )
     assert count > 1
     assert (found["networks_0"] == 0.5 * count).all()
     assert (found["networks_1"] == 0.25 * count**2).all()
 
 
-def test_a_bucket_goes_on_where_another_is() -> None:
+def test_state_of_a_bucket_is_handed_over_to_another_bucket() -> None:
     device = open_device("numpy")
     all_buckets: tuple[buckets.Bucket, ...] = None, (16, 16), (8, 6)
     step, shared, own = (
-        LatentStep(PIXELS, 0, device, STARTED, bucket=bucket) for bucket in all_buckets
+        LatentStep(PIXELS, 0, device, PRETRAINED_4, bucket=bucket) for bucket in all_buckets
     )
     for each in (step, shared):
         each.steer(Control(1e-3, noise_scale=0.0))
@@ -201,14 +208,14 @@ def test_a_bucket_goes_on_where_another_is() -> None:
         assert np.allclose(found, expected, atol=1e-4)
 
 
-class Compiler:
+class FakeCompiler:
     """In the place of the other process, which has ended as soon as it is waited for."""
 
     made = 0
     working = done = True  # as far as anybody asks
 
     def __init__(self, *_: object) -> None:
-        Compiler.made += 1
+        FakeCompiler.made += 1
 
     def wait(self, enough: Callable[[], bool]) -> None:
         pass
@@ -221,7 +228,7 @@ class Compiler:
 
 
 @dataclass
-class Begun:
+class Opening:
     """A picture whose run takes two steps in another form than the rest."""
 
     form: str
@@ -229,7 +236,7 @@ class Begun:
 
 
 @pytest.fixture(params=[("in windows", 5), ("in a shared bucket", 3)], ids=lambda param: param[0])
-def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Begun:
+def opening(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Opening:
     """In windows or a bucket of 8x8, from where a bucket of 8x8 or 4x8 goes on."""
     form, rows = request.param
     monkeypatch.setattr(buckets, "_compiles", lambda _: True)
@@ -243,42 +250,42 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     for module in (cost_model, run_plan):
         monkeypatch.setattr(module, "is_short", lambda *_: False)
     monkeypatch.setattr(buckets, "MIN_RUN_PER_OPENING", 2)
-    monkeypatch.setattr(latent, "bucket_compiler", Compiler)
+    monkeypatch.setattr(latent, "bucket_compiler", FakeCompiler)
     monkeypatch.setattr(passes, "MAX_PASSES", 0)
     monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
-    Compiler.made = 0
-    return Begun(form, Picture(PIXELS[:rows]))
+    FakeCompiler.made = 0
+    return Opening(form, Picture(PIXELS[:rows]))
 
 
-def encoded(picture: Picture, run: Run | None = None) -> encoder.Encoded:
+def encode_small(picture: Picture, run: Run | None = None) -> encoder.Encoded:
     made = picture, Goal("lambda", 3e-3), Workload(4), open_device("numpy"), run
     return encoder.encode(*made, "latent")
 
 
-def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
-    begun: Begun, tmp_path: Path
+def test_run_interrupted_around_the_switch_resumes_to_the_same_bytes(
+    opening: Opening, tmp_path: Path
 ) -> None:
     seen = []
     for stop in (0, 0, 1):
         kept = Checkpoint(tmp_path / "state", "key")
         with pytest.raises(Interrupted):
-            encoded(begun.picture, Run(None, stops_after(stop), checkpoint=kept))
+            encode_small(opening.picture, Run(None, stops_after(stop), checkpoint=kept))
         state = kept.load()
         assert state is not None
         done = state.arrays["steps" if "steps" in state.arrays else "count"]
         seen.append((state.values["form"], int(done)))
     # the second time where the program is waited for
-    assert seen == [(begun.form, 1), (begun.form, 2), ("in a bucket", 3)]
-    rest = encoded(begun.picture, Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
+    assert seen == [(opening.form, 1), (opening.form, 2), ("in a bucket", 3)]
+    rest = encode_small(opening.picture, Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
     assert rest.resumed == 3
-    assert rest.bytes == encoded(begun.picture).bytes
+    assert rest.bytes == encode_small(opening.picture).bytes
 
 
 @pytest.mark.parametrize(
     ("done", "late", "pause"),
     [(0, False, 111), (111, True, 111), (112, False, None), (112, True, 120), (120, True, 130)],
 )
-def test_a_run_pauses_and_where_it_may_be_late_at_its_next_look(
+def test_run_pauses_at_the_switch_or_if_late_at_its_next_check(
     done: int, late: bool, pause: int | None
 ) -> None:
     step: Any = SimpleNamespace(done=done, device=SimpleNamespace(lanes="one"))
@@ -291,13 +298,13 @@ def test_a_run_pauses_and_where_it_may_be_late_at_its_next_look(
     ("lanes", "steps", "look"),
     [("one", 36_000, 72), ("group", 36_000, 144), ("group", 100_000, 200), ("group", 300, 10)],
 )
-def test_long_runs_of_gpus_are_looked_at_less_often(lanes: str, steps: int, look: int) -> None:
+def test_long_runs_on_gpus_are_checked_less_often(lanes: str, steps: int, look: int) -> None:
     step: Any = SimpleNamespace(done=0, device=SimpleNamespace(lanes=lanes))
     assert LatentTrainer(step, LatentTrainerState(steps, 1e-3)).check_interval == look
 
 
 @pytest.mark.parametrize(("steps", "goes"), [(7, False), (8, True)])
-def test_a_run_goes_over_if_it_is_long_enough(steps: int, goes: bool) -> None:
+def test_run_switches_program_only_if_long_enough(steps: int, goes: bool) -> None:
     made = Picture(PIXELS), Goal("lambda", 3e-3), Workload(steps), open_device("numpy"), Run()
     found = run_plan.RunPlan(*made)
     found.costs.opening_steps, found.costs.is_opening = 2, True
@@ -306,9 +313,11 @@ def test_a_run_goes_over_if_it_is_long_enough(steps: int, goes: bool) -> None:
     assert not found.costs.switches_program(steps)
 
 
-def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_under_a_time_limit_does_not_wait_for_the_compiler(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run goes on as it began until the program is there, if it ever is."""
-    made, seen = (begun.picture, Goal("bytes", 150)), []  # for which there are no more steps
+    made, seen = (opening.picture, Goal("bytes", 150)), []  # for which there are no more steps
     monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (6, False))
     monkeypatch.setattr(
         latent_trainer, "MAX_LIMITED_CHANGE", 1e6
@@ -320,33 +329,33 @@ def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.Mo
         switch(self, trainer)
 
     monkeypatch.setattr(latent._Encoder, "_switch_program", noted)
-    monkeypatch.setattr(Compiler, "wait", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr(FakeCompiler, "wait", lambda *_: pytest.fail("it waits"))
     for ready in (True, False):
-        monkeypatch.setattr(Compiler, "done", ready)
+        monkeypatch.setattr(FakeCompiler, "done", ready)
         work = Workload(0, 60.0)
         found = encoder.encode(*made, work, open_device("numpy"), None, "latent")
         assert found.metrics["steps"] == 6
     assert seen == [2]
 
 
-def test_where_its_own_bucket_has_no_memory_a_run_stays_as_it_began(
-    begun: Begun, monkeypatch: pytest.MonkeyPatch
+def test_run_keeps_its_opening_form_if_its_bucket_is_out_of_memory(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = forms.Forms._whole
 
     def too_large(self: forms.Forms, bucket: buckets.Bucket) -> LatentStep:
-        if Compiler.made == 0:
+        if FakeCompiler.made == 0:
             return whole(self, bucket)
         raise OutOfMemoryError("too large", hint="take less")
 
     monkeypatch.setattr(forms.Forms, "_whole", too_large)
-    found = encoded(begun.picture)
-    assert (Compiler.made, found.metrics["steps"]) == (1, 4)
+    found = encode_small(opening.picture)
+    assert (FakeCompiler.made, found.metrics["steps"]) == (1, 4)
 
 
-@pytest.mark.parametrize("begun", [("in a shared bucket", 3)], indirect=True)
-def test_where_a_shared_bucket_has_no_memory_a_run_has_its_own_from_the_beginning(
-    begun: Begun, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("opening", [("in a shared bucket", 3)], indirect=True)
+def test_run_starts_in_its_own_bucket_if_the_shared_one_is_out_of_memory(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = forms.Forms._whole
 
@@ -356,12 +365,12 @@ def test_where_a_shared_bucket_has_no_memory_a_run_has_its_own_from_the_beginnin
         raise OutOfMemoryError("too large", hint="take less")
 
     monkeypatch.setattr(forms.Forms, "_whole", too_large)
-    found = encoded(begun.picture)
-    assert (Compiler.made, found.metrics["steps"]) == (0, 4)
+    found = encode_small(opening.picture)
+    assert (FakeCompiler.made, found.metrics["steps"]) == (0, 4)
 
 
-def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> None:
-    step = WindowedStep(PIXELS, 0, open_device("numpy"), STARTED, window=BUCKET)
+def test_compiler_process_reports_its_state_and_ends_with_the_run() -> None:
+    step = WindowedStep(PIXELS, 0, open_device("numpy"), PRETRAINED_4, window=BUCKET)
     with bucket_compiler(step, BUCKET) as compiler:
         process = compiler._process
         assert process is not None
@@ -377,11 +386,13 @@ def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> No
 
 
 @pytest.mark.parametrize("more", [{}, {"has_hyperlatents": True}, {"extra_grids": 2}])
-def test_the_other_process_makes_the_step_that_is_gone_over_to(
+def test_compiler_process_builds_the_step_that_the_run_switches_to(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels, made = np.zeros((6, 40, 3), np.uint8), []
-    step = WindowedStep(pixels, 0, open_device("numpy"), replace(STARTED, **more), window=(64, 64))
+    step = WindowedStep(
+        pixels, 0, open_device("numpy"), replace(PRETRAINED_4, **more), window=(64, 64)
+    )
     kind = buckets.LatentStep
 
     def noted(*given: Any, **named: Any) -> LatentStep:
@@ -400,9 +411,9 @@ def test_the_other_process_makes_the_step_that_is_gone_over_to(
     assert made[0].pretrained.number == step.pretrained.number
 
 
-def test_the_other_process_ends_with_the_one_that_started_it() -> None:
+def test_compiler_process_ends_when_its_parent_does() -> None:
     """However that ends: of its standard input there is no more then."""
-    step = WindowedStep(PIXELS, 0, open_device("numpy"), STARTED, window=BUCKET)
+    step = WindowedStep(PIXELS, 0, open_device("numpy"), PRETRAINED_4, window=BUCKET)
     with bucket_compiler(step, BUCKET) as compiler:
         process = compiler._process
         assert process is not None
@@ -411,7 +422,7 @@ def test_the_other_process_ends_with_the_one_that_started_it() -> None:
         assert process.wait(60) == 1
 
 
-def test_where_no_process_may_be_started_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_waits_if_no_compiler_process_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/there is no such program")
     with child.Helper("calendar") as compiler:
         compiler.wait(lambda: False)

@@ -1,0 +1,143 @@
+"""The search for rounded networks and the file that is nearest to a target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from conftest import small_pixels
+from latent_encoding import PIXELS
+
+from imgmlp.codec.latent.model import Quantized
+from imgmlp.codec.latent.step.architecture import Architecture
+from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.training import (
+    bit_allocation,
+    rounding_search,
+)
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.rounding_search import Refining, Trial, Written
+from imgmlp.codec.training.target import Goal
+from imgmlp.engine import open_device
+from imgmlp.image import Picture
+
+
+@pytest.mark.parametrize("wanted", [Goal("lambda", 3e-3), Goal("bytes", 200)])
+def test_weight_refinement_leaves_time_to_approach_a_target(wanted: Goal) -> None:
+    picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
+    step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
+    LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
+    asked = list[float]()
+
+    def enough(share: float) -> bool:
+        asked.append(share)
+        return True
+
+    rounding_search.Rounding(picture, wanted, step, device, {}, enough).best(3e-3)
+    assert (rounding_search.MAX_REFINEMENT_TIME in asked) == (wanted.kind == "bytes")
+
+
+@pytest.mark.parametrize(("spent", "times"), [(0.29, 2), (0.31, 1)])
+def test_second_quantisation_runs_only_if_time_is_left(
+    spent: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = list[int]()
+
+    def hardened(
+        search: bit_allocation.Search, networks: dict[str, Quantized], lmbda: float, count: int
+    ) -> dict[str, Quantized]:
+        counts.append(count)
+        search._cost(networks, lmbda)
+        return dict(networks)
+
+    monkeypatch.setattr(bit_allocation.Search, "quantised", hardened)
+    monkeypatch.setattr(bit_allocation, "MIN_NETWORK_FRACTION", 0.0)
+    picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
+    made = picture, Goal("lambda", 3e-3), LatentStep(picture.pixels, 0, device, Architecture(4, 4))
+    refining = Refining(5, quantisation_steps=3, searching=False)
+    found = rounding_search.Rounding(*made, device, {}, lambda share: share <= spent, refining)
+    found.best(3e-3)
+    assert counts == [3] * times
+
+
+@pytest.mark.parametrize(("share", "lmbdas"), [(0.99, 1), (0.5, 3)])
+def test_shaving_raises_lambda_until_the_file_is_small_enough(share: float, lmbdas: int) -> None:
+    """Until they are few enough; one after the other, as what one saved is kept."""
+    step = LatentStep(small_pixels(), 0, open_device("numpy"), Architecture(8, 8))
+    LatentTrainer(step, LatentTrainerState(30, 1e-4)).run()
+    made = step, open_device("numpy"), {}
+    first = rounding_search.Rounding(Picture(small_pixels()), Goal("bytes", 10**6), *made)
+    networks = first._search.refined(first._search.run(1e-4), 1e-4, most=50)
+    before = first._trial(networks, 0.0)
+    wanted = Goal("bytes", share * before.size)
+    found = rounding_search.Rounding(Picture(small_pixels()), wanted, *made)
+    tried = found._shaved(networks, 1e-4, lambda: False)
+    assert [trial.shaved for trial in tried] == list(
+        rounding_search.SHAVING_LMBDA_DOUBLINGS[:lmbdas]
+    )
+    assert all(later.size < earlier.size for earlier, later in pairwise([before, *tried]))
+    assert len(found._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
+
+
+@pytest.mark.parametrize(
+    ("shaving", "size", "saved"), [(False, 60, False), (True, 60, True), (True, 10**6, False)]
+)
+def test_shaving_runs_only_for_too_large_files_without_a_further_pass(
+    shaving: bool, size: int, saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        rounding_search.Rounding, "_shaved", lambda *_: asked.append(True) or list[Trial]()
+    )
+    picture, device = Picture(PIXELS), open_device("numpy")
+    step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
+    LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
+    made = picture, Goal("bytes", size), step, device, {}
+    rounding_search.Rounding(*made, refining=Refining(5, shaving=shaving)).best(3e-3)
+    assert bool(asked) is saved
+
+
+@pytest.mark.parametrize(("shaved", "files"), [(0, 1), (1, 2)])
+def test_shaved_networks_are_written_as_a_file_of_their_own(
+    shaved: int, files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has the same steps of networks and latents."""
+    picture, device = Picture(PIXELS), open_device("numpy")
+    step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
+    made = picture, Goal("bytes", 60), step, device, {}
+    found = rounding_search.Rounding(*made, refining=Refining(5))
+    written: list[int] = []
+    write = found._written
+
+    def counted(trial: Trial) -> rounding_search.Written:
+        written.append(trial.shaved)
+        return write(trial)
+
+    monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
+    monkeypatch.setattr(found, "_written", counted)
+    monkeypatch.setattr(
+        found, "_nearest", lambda networks, _: replace(found._trial(networks, 0.0), shaved=shaved)
+    )
+    found.best(3e-3)
+    assert written == [0, shaved][:files]
+
+
+def test_lossless_file_leaves_the_psnr_offset_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = open_device("numpy")
+    step = LatentStep(PIXELS, 0, device, Architecture(4, 4))
+    made = Picture(PIXELS), Goal("psnr", 10.0), step, device, {}
+    found = rounding_search.Rounding(*made, refining=Refining(5))
+    write, files = found._written, list[Written]()
+
+    def written(trial: Trial) -> Written:
+        files.append(write(trial))
+        return files[-1] if len(files) > 1 else replace(files[-1], psnr=math.inf)
+
+    monkeypatch.setattr(found, "_written", written)
+    _, first = found.best(3e-3)
+    assert first.psnr == math.inf
+    assert math.isfinite(found._psnr_offset)

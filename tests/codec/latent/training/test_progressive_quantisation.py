@@ -1,0 +1,235 @@
+"""Progressive quantisation of networks, and when a search of exponents runs beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from latent_steps import PRETRAINED_1, grids_of, small_picture
+
+from imgmlp.codec.latent.model import (
+    LatentModel,
+    Quantized,
+    quantized,
+)
+from imgmlp.codec.latent.step import (
+    control,
+)
+from imgmlp.codec.latent.step.control import Steering
+from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.step.parameters import (
+    flat_of,
+    networks_of,
+)
+from imgmlp.codec.latent.training import (
+    progressive_quantisation,
+    schedule,
+)
+from imgmlp.codec.latent.training.bit_allocation import Search, part_of
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
+from imgmlp.engine import open_device
+
+
+@pytest.mark.parametrize("form", ["numpy", "cpu"])
+def test_progressive_quantisation_beats_rounding_all_weights_at_once(form: str) -> None:
+    """Each stays as it was rounded; latents stay as they are."""
+    step, lmbda = LatentStep(small_picture(), 1, open_device(form), PRETRAINED_1), 1e-3
+    LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
+    step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
+    search = Search(step)
+    networks = search.run(lmbda)
+    exponents = {name: tensor.exponent - 2 for name, tensor in networks.items()}
+    floats, grids = step.flat.numpy(), step.grids()
+    at_once = {
+        n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.parameter_shapes).items()
+    }
+    found = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: False)
+    before = Steering(*step.control.numpy())
+    step.steer(schedule.control(59, 60, lmbda))
+    after = Steering(*step.control.numpy())
+    assert (
+        before.tile_subsampling == after.tile_subsampling == control.TILE_SUBSAMPLING
+    )  # by whose pace it is timed
+    assert {name: tensor.exponent for name, tensor in found.items()} == exponents
+    assert search._cost(found, lmbda) < search._cost(at_once, lmbda)
+    same = np.concatenate(
+        [(one.values == at_once[name].values).ravel() for name, one in found.items()]
+    )
+    assert progressive_quantisation.ROUNDED_FRACTIONS[0] <= same.mean() < 1
+    assert np.array_equal(
+        step.flat.numpy(), flat_of({name: one.floats() for name, one in found.items()})
+    )
+    assert all(map(np.array_equal, step.grids(), grids))
+    assert step.trainable.numpy().all()  # for whatever comes then
+    step.flat.write(floats)
+    stopped = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: True)
+    for name, tensor in stopped.items():
+        assert np.array_equal(tensor.values, at_once[name].values), name
+
+
+def test_progressively_quantised_networks_are_used_only_if_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, lmbda = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1), 1e-3
+    search = Search(step)
+    networks = search.run(lmbda, rounds=1)
+    worse = {n: Quantized(t.values + 9, t.exponent) for n, t in networks.items()}
+    better, counts, begun = networks, list[int](), list[np.ndarray]()
+    before, floats = dict(search.exponents), step.flat.numpy()
+
+    def made(step: LatentStep, exponents: dict[str, int], lmbda: float, count: int, _: Any) -> Any:
+        counts.append(count)
+        begun.append(step.flat.numpy())
+        step.flat.write(np.zeros_like(floats))
+        return worse if len(counts) == 1 else better
+
+    monkeypatch.setattr(progressive_quantisation, "quantise", made)
+    assert search.quantised(networks, lmbda, 0) is networks
+    assert search.quantised(networks, lmbda, 40) is networks
+    assert counts == [40]
+    assert search.exponents == before
+    counts.clear()
+    better = {n: Quantized(t.values // 2, t.exponent - 1) for n, t in networks.items()}
+    foreseen = {n: t.exponent - 3 for n, t in networks.items()}
+    monkeypatch.setattr(search, "_predicted_exponents", lambda *_: foreseen)
+    monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 if one is better else 2.0)
+    assert (
+        search.quantised(networks, lmbda, progressive_quantisation.MIN_STEPS_TO_TRY_TWICE) is better
+    )
+    assert counts == [
+        progressive_quantisation.MIN_STEPS_TO_TRY_TWICE,
+        progressive_quantisation.MIN_STEPS_TO_TRY_TWICE,
+    ]
+    assert all(np.array_equal(one, floats) for one in begun)  # each from what was trained
+    usual = progressive_quantisation.coarser_exponents(networks)
+    assert search.exponents == usual
+    for name, tensor in networks.items():
+        assert usual[name] == tensor.exponent - (
+            tensor.values.size > progressive_quantisation.MIN_WEIGHTS_TO_COARSEN
+        )
+    assert (
+        search.quantised(networks, lmbda, progressive_quantisation.MIN_STEPS_TO_TRY_TWICE) is better
+    )
+    assert search.exponents == foreseen  # as these were better at once
+    assert len(counts) == 3
+
+
+def test_search_runs_if_requested_or_if_quantisation_does_not_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
+    search, done, helps = Search(step), list[str](), [False]
+    usual = search._rounded(search.exponents)
+    looked_for, hard = dict(usual), dict(usual)
+
+    def run(*_: object) -> dict[str, Quantized]:
+        done.append("looked for")
+        return looked_for
+
+    def hardened(networks: dict[str, Quantized], _lmbda: float, count: int) -> Any:
+        done.append(f"{count} from {'usual' if networks is not looked_for else 'found'} ones")
+        return hard if helps[0] else networks
+
+    monkeypatch.setattr(search, "run", run)
+    monkeypatch.setattr(search, "quantised", hardened)
+    monkeypatch.setattr(search, "_bits_with", lambda _: math.inf)
+    for searching, helps[0], found, expected in (
+        (False, True, hard, ["9 from usual ones"]),
+        (False, False, looked_for, ["9 from usual ones", "looked for"]),
+        (True, True, hard, ["looked for", "9 from found ones"]),
+        (True, False, looked_for, ["looked for", "9 from found ones"]),
+    ):
+        done.clear()
+        assert search.best_networks(1e-3, 9, searching) is found
+        assert done == expected
+
+
+@pytest.mark.parametrize("cheaper", [False, True])
+def test_search_also_runs_where_networks_are_a_large_part_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, cheaper: bool
+) -> None:
+    step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
+    search, lmbda = Search(step), 1e-3
+    before = dict(search.exponents)
+    coarser, finer = ({name: n + by for name, n in before.items()} for by in (-1, 1))
+    without, other = search._rounded(coarser), search._rounded(finer)
+    begun = list[bool]()  # whether the one to harden was searched for
+
+    def hardened(networks: dict[str, Quantized], _lmbda: float, _count: int) -> Any:
+        begun.append(networks is looked_for)
+        search.exponents = finer if begun[-1] else coarser
+        return other if begun[-1] else without
+
+    def judged(networks: Mapping[str, Quantized], bits: float) -> None:
+        each = (networks[name].floats().tobytes() for name in networks if part_of(name) == "bits")
+        search._judged["bits", b"".join(each)] = bits / step.pixels
+
+    def run(_: float) -> dict[str, Quantized]:
+        assert search.exponents == before  # from where a search begins
+        return looked_for
+
+    looked_for = dict(without)
+    monkeypatch.setattr(search, "run", run)
+    monkeypatch.setattr(search, "quantised", hardened)
+    monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 + ((one is other) != cheaper))
+    own = search._network_bits(without)
+    judged(without, 3.01 * own)
+    assert search.best_networks(lmbda, 9, False) is without
+    assert begun == [False]
+    judged(without, 2.99 * own)
+    search.exponents = before
+    assert search.best_networks(lmbda, 9, False, hurried=lambda: True) is without
+    assert begun == [False, False]
+    search.exponents = before
+    assert search.best_networks(lmbda, 9, False) is (other if cheaper else without)
+    assert begun == [False, False, False, True]
+    assert search.exponents == (finer if cheaper else coarser)
+
+
+def test_predicted_exponents_are_coarser_the_less_cost_remains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, lmbda = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1), 1e-3
+    LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
+    search = Search(step)
+    networks = search.run(lmbda)
+    before, cost, floats = dict(search.exponents), search._cost(networks, lmbda), step.flat.numpy()
+    totals = []
+    for left in (1.0, 0.1):
+        monkeypatch.setattr(progressive_quantisation, "REMAINING_COST_FRACTION", left)
+        totals.append(sum(search._predicted_exponents(lmbda, floats).values()))
+    assert totals[0] > totals[1]  # the less it costs, the coarser they are
+    assert search.exponents == before
+    assert search._cost(networks, lmbda) == cost
+
+
+@pytest.mark.parametrize("ample", [10, 11])
+def test_exploded_networks_are_quantised_from_the_search_result(
+    ample: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progressive_quantisation, "MIN_STEPS_TO_TRY_TWICE", ample)
+    step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
+    step.flat.write(np.full(step.flat.shape, 1e6, np.float32))
+    search, grids = Search(step), grids_of(step)
+    networks = search.run(1e-3)
+    monkeypatch.setattr(step, "judge", lambda _: (math.inf, math.inf))
+    found = search.quantised(networks, 1e-3, 10)
+    LatentModel(step.shape, grids, found)  # which checks all bounds
+    assert math.isfinite(search._cost(found, 1e-3))
+
+
+def test_quantisation_learning_rate_falls_with_the_number_of_windows() -> None:
+    rates: list[float] = []
+    for count in (1, 8):
+        step: Any = SimpleNamespace(
+            windows=[0] * count, together=1, run=lambda *_: True,
+            steer=lambda control: rates.append(control.network_lr),
+        )  # fmt: skip
+        progressive_quantisation._learn(step, 1e-3, 1, lambda: False)
+    assert rates == pytest.approx(
+        [progressive_quantisation.LEARNING_RATE, progressive_quantisation.LEARNING_RATE / 2]
+    )

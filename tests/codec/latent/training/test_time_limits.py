@@ -1,0 +1,328 @@
+"""How a time limit is divided among training, rounding, passes and coding."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from conftest import stops_after
+from latent_encoding import PIXELS, TWO_COLOURS, encode_pixels, rdoq_seconds
+
+from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.training import (
+    cost_model,
+    effort,
+    latent_trainer,
+    rounding_search,
+    run_plan,
+)
+from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.lmbdas import Lambdas
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Goal, Kind, Workload
+from imgmlp.engine import open_device
+from imgmlp.errors import Interrupted
+from imgmlp.image import Picture
+
+pytestmark = pytest.mark.usefixtures("trained")
+
+
+@pytest.mark.parametrize(
+    ("fitting", "steady"), [(39, False), (40, True), (1000, True), (1001, False)]
+)
+def test_time_limit_decides_once_whether_lambda_is_fixed(
+    fitting: int, steady: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the steps that a part of it leaves time for; passes take the rest then."""
+    work, device = Workload(0, seconds=1e4), open_device("numpy")
+    picture = Picture(np.tile(TWO_COLOURS, (7, 5, 1)))
+    found = run_plan.RunPlan(picture, Goal("psnr", 35), work, device, Run())
+    asked = list[float]()
+
+    def fits(room: float) -> int:
+        asked.append(room)
+        return round(fitting * room / asked[0])
+
+    monkeypatch.setattr(found, "steps_within", fits)
+    found.costs.step_seconds = 1e4
+    steps, found.has_fixed_lmbda = found.fitting_run(1e4)
+    assert found.has_fixed_lmbda is steady
+    assert steps == (fitting if steady else pytest.approx(fitting * 0.8 / 0.65, abs=1))
+    found.costs.step_seconds = 1.0
+    told = found._announced_seconds(steps)
+    assert told == pytest.approx(1e4, abs=60) if steady else told < 5e3
+
+
+def limited_plan(judging: float) -> tuple[run_plan.RunPlan, float]:
+    """The plan of a picture of 512 × 512 pixels, and the seconds that a step of it takes."""
+    made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), Run()
+    plan = run_plan.RunPlan(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
+    plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, judging
+    return plan, 0.01
+
+
+@pytest.mark.parametrize("judging", [0.002, 0.01, 0.04])
+def test_steps_within_a_limit_fit_it_wherever_quantisation_or_search_begin(
+    judging: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From nothing that hardens to what does, and from there to what is searched for as well."""
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
+    plan, pace = limited_plan(judging)
+    for room in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
+        steps = plan.steps_within(float(room))
+        taken = steps * pace + effort.quantisation_steps(plan.goal, steps, 512**2, 1) * pace
+        searched = min(plan.costs.search_seconds(steps), run_plan.MAX_ROUNDING_FRACTION * room)
+        assert 0.8 * room < taken + searched <= room, (room, steps)
+
+
+@pytest.mark.parametrize("judging", [0.002, 0.004])
+def test_steps_within_a_limit_leave_time_for_rdoq(judging: float) -> None:
+    """Wherever that takes longer than after a step less."""
+    plan, pace = limited_plan(judging)
+    ends = [n * pace * (1 + effort.QUANTISATION_FRACTION) for n in effort.RDOQ_BUDGETS["one"]]
+    for room in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
+        steps = plan.steps_within(float(room))
+        taken = (steps + effort.quantisation_steps(plan.goal, steps, 512**2, 1)) * pace
+        looking = plan.costs.search_seconds(steps) + rdoq_seconds(steps, pace, judging, 512**2)
+        taken += min(looking, run_plan.MAX_ROUNDING_FRACTION * room)
+        assert 0.7 * room < taken <= room, (room, steps)
+
+
+def test_time_limit_reserves_time_for_saving_bytes() -> None:
+    device, state = open_device("numpy"), LatentTrainerState(1000, 1e-3)
+
+    def until(kind: Kind) -> float:
+        run = Run()
+        run.began = 0.0
+        made = latent.workload(None, 1e6), device, run
+        found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 100.0), *made)
+        found.costs.step_seconds, found.costs.judging_seconds = 0.01, 1e-4
+        return found.set_deadline(state)[0] or 0.0
+
+    saving = (
+        len(rounding_search.SHAVING_LMBDA_DOUBLINGS) * rounding_search.SHAVING_TRIALS * 1e-4 / 2
+    )
+    assert until("psnr") - until("bytes") == pytest.approx(saving)
+
+
+@pytest.mark.parametrize("steps", [49, 50, 1000, 4000])
+def test_time_limit_reserves_time_for_rdoq(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def until() -> float:
+        made = latent.workload(None, 1e6), open_device("numpy"), Run(began=0.0)
+        found = run_plan.RunPlan(Picture(PIXELS), Goal("lambda", 1e-3), *made)
+        found.costs.step_seconds, found.costs.judging_seconds = 0.01, 1e-4
+        return found.set_deadline(LatentTrainerState(steps, 1e-3))[0] or 0.0
+
+    before, taken = until(), rdoq_seconds(steps, 0.01, 1e-4, PIXELS.shape[0] * PIXELS.shape[1])
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
+    assert until() - before == pytest.approx(taken, abs=1e-6)
+
+
+@pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
+def test_too_short_a_time_limit_is_reported(
+    pace: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
+    notes: list[str] = []
+    device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
+    encoder = latent._Encoder(
+        Picture(PIXELS), wanted, Workload(0, seconds=20.0), device, Run(note=notes.append)
+    )
+    encoder.plan.choose_steps(encoder.forms.first(), 1e-3)
+    assert any("too little time" in note for note in notes) is told
+
+
+@pytest.mark.parametrize("kind", ["lambda", "psnr", "bytes"])
+@pytest.mark.parametrize("now", [0.0, 1.0, 2.9, 9.0])
+def test_announced_seconds_do_not_exceed_the_remaining_limit(
+    now: float, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a training that is done even where less is left, however long judging took once."""
+
+    def tried(found: run_plan.RunPlan, *_: Any) -> float:
+        found.costs.judging_seconds = 0.2  # as where others have the cores
+        return 2.7e-3
+
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", tried)
+    monkeypatch.setattr(run_plan.RunPlan, "_note_speed", lambda *_: None)
+    monkeypatch.setattr(run_plan.time, "perf_counter", lambda: now)
+    notes: list[str] = []
+    made = Workload(0, seconds=3.0), open_device("numpy"), Run(note=notes.append, began=0.0)
+    found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 30.0), *made)
+    steps = found.choose_steps(cast(LatentStep, None), 1e-3)
+    (told,) = re.findall(r" steps, about (\S+) s from here", notes[-1])
+    done_anyway = (
+        run_plan.MIN_TRAINING_FRACTION
+        * 3.0
+        / (1 - run_plan.MAX_ROUNDING_FRACTION - 2 * cost_model.MAX_WEIGHT_TRIAL_FRACTION)
+    )
+    assert steps * 2.7e-3 <= float(told) <= max(3.0 - now, done_anyway) + 0.05
+
+
+def test_time_limit_of_a_resumed_run_counts_earlier_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as compiling."""
+    checkpoint, device, work = Checkpoint(tmp_path / "c", "k"), open_device("numpy"), Workload(30)
+    before, made = time.perf_counter() - 500, (Picture(PIXELS), Goal("lambda", 1e-3), work, device)
+    with pytest.raises(Interrupted):
+        latent.encode(*made, Run(None, stops_after(1), None, checkpoint, began=before))
+    found = latent._Encoder(*made, again := Run(checkpoint=checkpoint)).plan
+    assert found.earlier_seconds == pytest.approx(500, abs=60)
+    found.workload = Workload(0, seconds=900.0)
+    found.set_deadline(latent_trainer.LatentTrainerState(10, 1e-3))
+    assert found.deadline == pytest.approx(again.began + 400, abs=60)
+
+
+@pytest.mark.parametrize(
+    ("gone", "pace", "least", "most"),
+    [(1.5, 0.067, 50, 100), (25.0, 0.067, 30, 40), (1.5, 2.0, 10, 10), (1.5, 1e-4, 50_000, 85_000)],
+)
+def test_steps_fill_the_time_limit_but_are_at_least_ten(
+    gone: float, pace: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warm, after compiling for longer than the limit, on a slow device, and on a fast one."""
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    work, there = Workload(0, seconds=10.0), Run(began=100.0 - gone)
+    made = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), there
+    found = latent._Encoder(*made).plan
+    found.costs.judging_seconds = pace / 5  # of all that a step computes, about
+    found.costs.step_seconds = pace
+    assert least <= found.fitting_run(10.0)[0] <= most
+
+
+@pytest.mark.parametrize(
+    ("kind", "colours", "most", "share"),
+    [("psnr", 3, 650, 0.65), ("psnr", 3, 640, 0.8), ("psnr", 9, 650, 0.8), ("bytes", 3, 650, 0.95)],
+)
+def test_time_limit_reserves_time_for_passes_towards_a_target(
+    kind: Kind, colours: int, most: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More for a short run of few colours."""
+    monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", most)
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    pixels = np.arange(256 * 256, dtype=np.int64).reshape(256, 256, 1) % colours * 20
+    wanted, limit = Goal(kind, {"psnr": 35, "bytes": 400}[kind]), Workload(0, seconds=1000.0)
+    made = Picture(pixels.astype(np.uint8)), wanted, limit, open_device("numpy")
+    found = run_plan.RunPlan(*made, Run(began=100.0))
+    monkeypatch.setattr(found, "steps_within", lambda room: room)
+    found.costs.step_seconds = 1.0
+    assert found.fitting_run(1000.0)[0] == pytest.approx(1000 * share, rel=0.02)
+
+
+@pytest.mark.parametrize(("kernel", "seconds"), [(True, 0.6), (False, 1.6)])
+def test_time_limit_reserves_time_for_coding_by_numpy_without_a_kernel(
+    kernel: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside a GPU whose processor has no driver."""
+    monkeypatch.setattr(cost_model, "has_sequential_processor", lambda _: kernel)
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    work, picture = Workload(0, seconds=10.0), Picture(np.zeros((500, 500, 3), np.uint8))
+    made = picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run(began=100.0)
+    found = run_plan.RunPlan(*made)
+    state = latent_trainer.LatentTrainerState(10, 1e-3)
+    found.set_deadline(state)
+    assert found.deadline == pytest.approx(110 - seconds, abs=0.06)
+
+
+@pytest.mark.parametrize(("judging", "search"), [(2e-3, 0.1), (0.1, 5.0)])
+def test_time_limit_reserves_time_for_rounding_networks(
+    judging: float, search: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By how long judging one takes, but never most of it."""
+    monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
+    work, wanted, there = Workload(0, seconds=10.0), Goal("lambda", 1e-3), Run(began=100.0)
+    encoder = latent._Encoder(Picture(PIXELS), wanted, work, open_device("numpy"), there)
+    found = encoder.plan
+    steps = found.choose_steps(encoder.forms.first(), 1e-3)
+    found.costs.judging_seconds = judging
+    assert steps > 1000
+    state = latent_trainer.LatentTrainerState(found.fitting_run(10.0)[0], 1e-3)
+    until, _ = found.set_deadline(state)
+    assert until is not None
+    assert found.deadline is not None
+    share = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
+    hardened = min(round(share * state.steps), effort.MAX_QUANTISATION_STEPS) * 1e-3
+    both = state.steps * 1e-3 + hardened
+    rounding = (
+        cost_model.MAX_WEIGHT_TRIAL_FRACTION / (1 - cost_model.MAX_WEIGHT_TRIAL_FRACTION) * both
+        + hardened
+        + min(search, 0.2 * both)
+    )
+    assert found.deadline - until == pytest.approx(rounding)
+    assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("left", "steps", "longer"),
+    [(8.0, 40, 40), (4.0, 34, 34), (1.6, 10, 10), (1.3, 0, 7), (0.5, 0, 0), (-1.0, 0, 0)],
+)
+def test_pass_has_the_steps_that_fit_before_the_deadline(
+    left: float, steps: int, longer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: 50.0)
+    made = Picture(PIXELS), Goal("psnr", 30), Workload(0, 20.0), open_device("numpy")
+    found = latent._Encoder(*made, Run(began=40.0)).plan
+    found.costs.step_seconds, found.rounding_seconds = 0.1, 0.6 / run_plan.PASS_ROUNDING_FRACTION
+    assert found.pass_steps(40) == 40
+    found.deadline = 50.0 + left
+    assert found.pass_steps(40) == pytest.approx(steps, abs=1)
+    assert found.pass_steps(10, factor=4.0) == pytest.approx(longer, abs=1)
+
+
+@pytest.mark.parametrize("seconds", [None, 1000.0])
+def test_time_limit_decides_steps_deadline_and_shaving_of_a_pass(
+    seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many steps and until when; whether single weights save bytes, and how many are aimed
+    at. What the file before took is known then."""
+    monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (12, False))
+    monkeypatch.setattr(
+        latent_trainer, "MAX_LIMITED_CHANGE", 1e6
+    )  # so that it does not begin anew in fewer
+    seen: dict[str, Any] = {}
+    repeat, rounding = LatentTrainer.begin_pass, latent.Rounding
+    again, pricing = run_plan.RunPlan.pass_steps, Lambdas.pricing
+
+    def repeated(trainer: LatentTrainer, *given: Any) -> None:
+        before = trainer.state.steps
+        repeat(trainer, *given)
+        seen["pass"] = trainer.state.steps - before, trainer._limit
+
+    def asked(found: run_plan.RunPlan, usual: int, *longer: float) -> int:
+        seen.setdefault("until", found.pass_deadline())
+        seen["took"], seen["longer"] = found.rounding_seconds, longer
+        return min(again(found, usual, *longer), 2)
+
+    def priced(lmbdas: Lambdas, *given: Any, limited: bool) -> Any:
+        seen["limited"] = limited
+        return pricing(lmbdas, *given, limited=limited)
+
+    def rounded(*given: Any) -> rounding_search.Rounding:
+        seen["shaving"] = given[-1].shaving
+        return rounding(*given)
+
+    monkeypatch.setattr(LatentTrainer, "begin_pass", repeated)
+    monkeypatch.setattr(run_plan.RunPlan, "pass_steps", asked)
+    monkeypatch.setattr(Lambdas, "pricing", priced)
+    monkeypatch.setattr(latent, "Rounding", rounded)
+    enough = iter([False])
+    monkeypatch.setattr(latent.Passes, "suffice", lambda *_: next(enough, True))
+    monkeypatch.setattr(latent.Passes, "step_factor", lambda _: 1.5)
+    encode_pixels(Goal("bytes", 150), workload=Workload(12, seconds))
+    limited = seconds is not None
+    assert seen["took"] > 0
+    assert seen["longer"] == (1.5,)
+    assert (seen["limited"], seen["shaving"]) == (limited, limited)
+    assert seen["pass"][0] == 2 < round(latent_trainer.PASS_LENGTH * 12)
+    assert seen["pass"][1] == seen["until"]
+    assert (seen["until"] is not None) is limited
