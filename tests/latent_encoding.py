@@ -20,12 +20,9 @@ from imgmlp.image import Picture
 from imgmlp.metadata import NOTHING, Metadata
 
 SHORT = Workload(30)
-
-
 PIXELS = small_pixels()[:10, :13]
-
-
 METADATA = Metadata(b"a colour profile", b"II*\0 EXIF", b"<xmp/>", (300.0, 72.5))
+TWO_COLOURS = np.repeat(np.random.default_rng(0).integers(0, 2, (10, 13, 1), np.uint8) * 255, 3, 2)
 
 
 def encode_pixels(
@@ -41,19 +38,16 @@ def encode_pixels(
 
 @functools.cache
 def uninterrupted_file(target: Goal) -> bytes:
-    """The file of a run that is not stopped, of few trials."""
+    """The file of an uninterrupted run of few trials, cached."""
     return encode_pixels(target).bytes
 
 
-TWO_COLOURS = np.repeat(np.random.default_rng(0).integers(0, 2, (10, 13, 1), np.uint8) * 255, 3, 2)
-
-
 class StopRun(Exception):
-    """Of a run, for what a test asks."""
+    """Raised by a test that has seen enough of a run."""
 
 
 def rdoq_seconds(steps: int, pace: float, judging: float, pixels: int) -> float:
-    """Seconds: both times sweeps, with a step for the gradient of each, and all that is judged."""
+    """Seconds of the two rounds of RDOQ: a gradient step per sweep, and all judgements."""
     budget = effort.rdoq_budget(steps, "one")
     looked = budget.judged * (
         judging + cost_model.RDOQ_HOST_SECONDS + cost_model.RDOQ_HOST_SECONDS_PER_PIXEL * pixels

@@ -25,7 +25,7 @@ SIZES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 5), (4, 4), (33, 31), (17, 64)]  # 
 
 @functools.cache
 def shared_device(mapping: str) -> AnyDevice:
-    """A device of this module, so that kernels that several tests run are compiled once."""
+    """A cached device, so that kernels that several tests run are compiled once."""
     return open_mapping(mapping)
 
 
@@ -62,7 +62,7 @@ TINY = {"synthesis_width": 3, "entropy_width": 2, "neighbours": 4}
 
 
 def extreme_model() -> LatentModel:
-    """One whose values and means run into their bounds everywhere."""
+    """A model whose values and means are clamped everywhere."""
     model = small_latent_model(9, 14, spread=60.0, has_filter=True)
     networks = dict(model.networks)
     for name, factor in [

@@ -18,7 +18,7 @@ from imgmlp.codec.latent.step.latent_step import LatentStep
 def reference_loss(
     step: LatentStep, pixels: np.ndarray, grids: list[np.ndarray], flat: np.ndarray, lmbda: float
 ) -> float:
-    """The loss of a step without noise, in float64 and value by value."""
+    """The loss of a step without noise, in float64."""
     ends = np.cumsum([int(np.prod(s)) for s in step.parameter_shapes.tensors])[:-1]
     arrays = [
         a.reshape(s)
@@ -33,8 +33,8 @@ def reference_loss(
     bits += sum(float(np.sum(latent_bits(g, entropy, np.zeros((3, *g.shape))))) for g in own)
     maps = seen[-1][None]
     for level in range(step.levels - 2, -1, -1):
-        for axis, wanted in ((1, grids[level].shape[0]), (2, grids[level].shape[1])):
-            maps = upsampled_axis(maps, arrays[16 + level], axis, wanted)
+        for axis, expected in ((1, grids[level].shape[0]), (2, grids[level].shape[1])):
+            maps = upsampled_axis(maps, arrays[16 + level], axis, expected)
         maps = np.concatenate([seen[level][None], maps])
     if step.shape.has_filter:
         of_finest = convolved(seen[0][..., None], arrays[-1].reshape(9, 1))
@@ -65,9 +65,9 @@ def network(x: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
 
 
 def hyperlatents_above(own: list[np.ndarray], grids: list[np.ndarray], level: int) -> np.ndarray:
-    """[hyperlatents, h, w]: what they are where a grid's values are."""
-    found = np.zeros((len(own), *grids[level].shape))
-    for maps, values, first in zip(found, own, HYPERLATENT_LEVELS, strict=False):
+    """Hyperlatents at the positions of a grid's values, [hyperlatents, h, w]."""
+    result = np.zeros((len(own), *grids[level].shape))
+    for maps, values, first in zip(result, own, HYPERLATENT_LEVELS, strict=False):
         apart = 1 << max(level - first, 0)
         one = values[None, ::apart, ::apart]
         for n in range(first - 1, level - 1, -1):
@@ -79,7 +79,7 @@ def hyperlatents_above(own: list[np.ndarray], grids: list[np.ndarray], level: in
                     upsampled_axis(one, np.array(BICUBIC_TAPS), 1, h), np.array(BICUBIC_TAPS), 2, w
                 )
         maps[:] = one[0]
-    return found
+    return result
 
 
 def latent_bits(grid: np.ndarray, layers: list[np.ndarray], above: np.ndarray) -> np.ndarray:
@@ -99,12 +99,12 @@ def latent_bits(grid: np.ndarray, layers: list[np.ndarray], above: np.ndarray) -
 
 
 def upsampled_axis(x: np.ndarray, taps: np.ndarray, axis: int, wanted: int) -> np.ndarray:
-    places, found = np.arange(wanted), 0.0
+    places, result = np.arange(wanted), 0.0
     for j in range(4):
         tap = np.where(places % 2, taps[3 - j], taps[j]).reshape((-1, 1) if axis == 1 else -1)
         at = np.clip(places // 2 + places % 2 + j - 2, 0, x.shape[axis] - 1)
-        found = found + np.take(x, at, axis) * tap
-    return np.asarray(found)
+        result = result + np.take(x, at, axis) * tap
+    return np.asarray(result)
 
 
 def convolved(x: np.ndarray, weights: np.ndarray) -> np.ndarray:

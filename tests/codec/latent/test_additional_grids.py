@@ -32,8 +32,8 @@ def test_hyperlatents_survive_coding_and_change_the_bits_of_latents(
         own = [np.where(grid, grid, np.int8(1)) for grid in model.latents[-3:]]
         model = replace(model, latents=(*model.pyramid, *own))
         parts = sections.write(model)
-        found = read_sections(parts, model.shape, mapping)
-        assert_models_equal(found, model)
+        result = read_sections(parts, model.shape, mapping)
+        assert_models_equal(result, model)
         first = model.networks["entropy.0.weight"]
         for row in (-3, -2, -1):  # of weights that hyperlatents themselves have nothing for
             values = first.values.copy()
@@ -51,9 +51,9 @@ def test_extra_grids_survive_coding_and_change_the_picture(extra: int, mapping: 
         model = make(
             21, 26, has_filter=(make is small_latent_model) == (extra == 2), extra_grids=extra
         )
-        found = read_sections(sections.write(model), model.shape, mapping)
-        assert_models_equal(found, model)
-        picture = synthesize(found, shared_device(mapping))
+        result = read_sections(sections.write(model), model.shape, mapping)
+        assert_models_equal(result, model)
+        picture = synthesize(result, shared_device(mapping))
         np.testing.assert_array_equal(picture, synthesize(model, open_device("numpy")))
         for number in range(extra):
             grids = [*model.latents]
@@ -72,7 +72,7 @@ def test_invalid_numbers_of_extra_grids_are_refused() -> None:
 
 
 def test_hyperlatents_of_zeros_are_coded() -> None:
-    """So that who has them is told by them being there."""
+    """Their presence is how a decoder knows that the model has them."""
     model = small_latent_model(40, 40, has_hyperlatents=True)
     empty = replace(model, latents=tuple(np.zeros_like(grid) for grid in model.latents))
     assert len(sections.write(empty)[2]) > 2
@@ -85,13 +85,13 @@ def test_hyperlatents_are_refused_for_too_large_or_too_small_pictures() -> None:
             ModelShape(*size, has_hyperlatents=True)
     ModelShape(4096, 4096, 3, 9, has_hyperlatents=True)
     head, *others = sections.write(started_latent_model(32, 32))
-    announced = head[:2] + bytes([head[2] | 1 << 6]) + head[3:]
+    flagged_head = head[:2] + bytes([head[2] | 1 << 6]) + head[3:]
     with pytest.raises(FormatError, match="6 grids have no hyperlatents"):
-        read_sections((announced, *others), ModelShape(32, 32, 3, 6, 16, 12))
+        read_sections((flagged_head, *others), ModelShape(32, 32, 3, 6, 16, 12))
 
 
 def test_hyperlatent_maps_do_not_depend_on_levels_requested_before() -> None:
-    """Every level's maps are made of the next coarser one's, whether anybody asks for these."""
+    """The maps of a level derive from the next coarser level's, requested or not."""
     shape = ModelShape(90, 70, 3, 7, has_hyperlatents=True)
     chance = np.random.default_rng(0)
     grids = [chance.integers(-9, 9, size).astype(np.int8) for size in shape.grid_sizes[7:]]

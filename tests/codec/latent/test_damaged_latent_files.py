@@ -41,7 +41,7 @@ def test_every_truncation_and_flipped_bit_is_refused() -> None:
 
 
 def test_flipped_bits_of_sections_with_valid_checksums_are_refused() -> None:
-    """Every decoded picture is compared with its digest; most files are refused long before."""
+    """Most files are refused early; the digest of the picture reveals the rest."""
     pieces = mutations.parts(file_of_model(small_latent_model(5, 7, 1, **TINY)))
     for at, piece in enumerate(pieces):
         for bit in range(8 * (1 if at else len(piece)), 8 * len(piece), 5):
@@ -84,11 +84,11 @@ def test_damaged_latent_stream_is_refused_or_gives_other_latents(mapping: str) -
     for _ in range(100):
         damaged = mutations.damage(coded, chance)
         try:
-            found = read_sections((head, weights, damaged), model.shape, mapping)
+            result = read_sections((head, weights, damaged), model.shape, mapping)
         except FormatError:
             refused += 1
         else:
-            assert any((a != b).any() for a, b in zip(found.latents, model.latents, strict=True))
+            assert any((a != b).any() for a, b in zip(result.latents, model.latents, strict=True))
     assert refused > 50
 
 

@@ -47,35 +47,35 @@ def test_diverged_run_returns_to_a_saved_state_with_a_lower_learning_rate(
         return way_on
 
     monkeypatch.setattr(latent_trainer.LatentTrainer, "_check", exploding)
-    found = encode_pixels(Goal("lambda", 1e-3))
-    assert not found.diverged
+    encoded = encode_pixels(Goal("lambda", 1e-3))
+    assert not encoded.diverged
     assert rates == [pytest.approx(schedule.control(20, 30, 1e-3).network_lr / 4)]
 
 
 def test_state_to_return_to_is_saved_ten_times_in_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept: list[int] = []
+    saved: list[int] = []
     monkeypatch.setattr(
-        latent_trainer.LatentTrainer, "_remember", lambda self: kept.append(self.done)
+        latent_trainer.LatentTrainer, "_remember", lambda self: saved.append(self.done)
     )
     encode_pixels(Goal("lambda", 1e-3), workload=Workload(120))
-    assert kept == list(range(12, 121, 12))
+    assert saved == list(range(12, 121, 12))
 
 
 def test_hopelessly_diverged_run_still_writes_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule, "LATENT_LR", math.nan)
-    found = encode_pixels(Goal("lambda", 1e-3), workload=Workload(20))
-    assert found.diverged
-    assert container.parse(found.bytes).header.codec == "latent"
+    encoded = encode_pixels(Goal("lambda", 1e-3), workload=Workload(20))
+    assert encoded.diverged
+    assert container.parse(encoded.bytes).header.codec == "latent"
 
 
 def test_divergence_after_the_last_check_is_not_in_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where a limit ends a step of windows midway."""
+    """This can happen where a limit ends a step between windows."""
     train, usual = latent._Encoder._train, encode_pixels(Goal("lambda", 1e-3))
 
     def exploding(self: latent._Encoder, trainer: LatentTrainer) -> str:
@@ -84,14 +84,14 @@ def test_divergence_after_the_last_check_is_not_in_the_file(
         return ended
 
     monkeypatch.setattr(latent._Encoder, "_train", exploding)
-    found = encode_pixels(Goal("lambda", 1e-3))
-    assert found.metrics["psnr"] > usual.metrics["psnr"] - 2
+    encoded = encode_pixels(Goal("lambda", 1e-3))
+    assert encoded.metrics["psnr"] > usual.metrics["psnr"] - 2
 
 
 def test_diverged_pass_returns_to_its_own_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And not to the run before it, whose lambda and networks are others."""
+    """It does not return to the run before it, which had another lambda and other networks."""
     step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3))
     assert trainer.run() == "done"
@@ -131,13 +131,13 @@ def test_divergence_is_reported_only_for_the_file_that_is_chosen(
     monkeypatch.setattr(
         latent._Encoder, "_distance", lambda _, draft: draft.diverged is not bool(best)
     )
-    found = encode_pixels(Goal("bytes", 300), workload=Workload(60))
+    encoded = encode_pixels(Goal("bytes", 300), workload=Workload(60))
     assert passes == ["done", "done"]
-    assert found.diverged is (best == 1)
+    assert encoded.diverged is (best == 1)
 
 
 def corrupt_files(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have files hold another latent than was meant, another weight, or pixels of another model."""
+    """Make files hold a wrong latent or a wrong weight, or synthesis return wrong pixels."""
     if what == "synthesis":
         real = rounding_search.synthesize
         monkeypatch.setattr(rounding_search, "synthesize", lambda *made: real(*made) ^ 1)
@@ -169,12 +169,12 @@ def test_file_that_differs_from_the_model_is_an_error(
 
 
 def test_encoding_synthesizes_the_pixels_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    calls = []
     real = rounding_search.synthesize
-    monkeypatch.setattr(rounding_search, "synthesize", lambda *a: made.append(a) or real(*a))
-    monkeypatch.setattr(decode, "synthesize", lambda *a: made.append(a) or real(*a))
-    found = encode_pixels(Goal("lambda", 3e-3), workload=Workload(3))
-    assert len(made) == 1
+    monkeypatch.setattr(rounding_search, "synthesize", lambda *a: calls.append(a) or real(*a))
+    monkeypatch.setattr(decode, "synthesize", lambda *a: calls.append(a) or real(*a))
+    encoded = encode_pixels(Goal("lambda", 3e-3), workload=Workload(3))
+    assert len(calls) == 1
     assert (
-        decoder.decode(container.parse(found.bytes), open_device("numpy")) == found.pixels
+        decoder.decode(container.parse(encoded.bytes), open_device("numpy")) == encoded.pixels
     ).all()

@@ -32,26 +32,28 @@ pytestmark = pytest.mark.usefixtures("trained")
 def test_resumed_run_gives_the_bytes_of_an_uninterrupted_one(
     target: Goal, stops: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """However often it was stopped: while it trains, while networks are rounded, and in a pass of
-    8 steps more."""
+    """It is stopped several times: in training, while networks are rounded and in a pass.
+
+    The pass adds 8 steps.
+    """
     checkpoint = Checkpoint(tmp_path / "c", "k")
     notes: list[str] = []
     for count in stops:
         stop = stops_after(count)
         with pytest.raises(Interrupted, match=r"stopped after \d+ of (30|38) steps"):
             encode_pixels(target, run=Run(None, stop, notes.append, checkpoint))
-    found = encode_pixels(target, run=Run(note=notes.append, checkpoint=checkpoint))
-    assert found.bytes == uninterrupted_file(target)
-    assert found.resumed > 0
-    told = [note for note in notes if note.startswith("continuing after")]
-    assert len(told) == len(stops)
+    encoded = encode_pixels(target, run=Run(note=notes.append, checkpoint=checkpoint))
+    assert encoded.bytes == uninterrupted_file(target)
+    assert encoded.resumed > 0
+    messages = [note for note in notes if note.startswith("continuing after")]
+    assert len(messages) == len(stops)
 
 
 @pytest.mark.usefixtures("few_trials")
 def test_run_resumed_in_a_pass_keeps_the_best_earlier_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no pass makes a better one, which is judged here by the fewest steps."""
+    """The file of the fewest steps counts as the best here, so no pass makes a better one."""
     monkeypatch.setattr(latent._Encoder, "_distance", lambda _, made: made.metrics["steps"])
     target, checkpoint, steps = Goal("bytes", 420), Checkpoint(tmp_path / "c", "k"), list[int]()
     best = encode_pixels(target)
@@ -73,19 +75,19 @@ def test_repeated_run_can_be_interrupted_and_resumed(
     monkeypatch.setattr(LatentTrainer, "lmbda_was_too_low", lambda *_: True)
     target, again = Goal("psnr", 20), "30 steps once more, as bits were too cheap at first"
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
-    checkpoint, told = Checkpoint(tmp_path / "c", "k"), list[str | int]()
-    wanted = encode_pixels(target, run=Run(note=told.append))
-    assert told.count(again) == 1
-    told.clear()
+    checkpoint, messages = Checkpoint(tmp_path / "c", "k"), list[str | int]()
+    expected = encode_pixels(target, run=Run(note=messages.append))
+    assert messages.count(again) == 1
+    messages.clear()
 
     def stop() -> bool:
-        return again in told and told[-1] != again
+        return again in messages and messages[-1] != again
 
-    stopped = Run(lambda p: told.append(p.step), stop, told.append, checkpoint)
+    stopped = Run(lambda p: messages.append(p.step), stop, messages.append, checkpoint)
     with pytest.raises(Interrupted, match=r"stopped after \d+ of 30 steps"):
         encode_pixels(target, run=stopped)
-    assert 0 < told[-1] < 30
-    assert encode_pixels(target, run=Run(checkpoint=checkpoint)).bytes == wanted.bytes
+    assert 0 < messages[-1] < 30
+    assert encode_pixels(target, run=Run(checkpoint=checkpoint)).bytes == expected.bytes
 
 
 @pytest.mark.usefixtures("few_trials")
@@ -100,9 +102,9 @@ def test_run_interrupted_in_the_rounding_search_can_be_resumed(tmp_path: Path) -
             Goal("lambda", 1e-3),
             run=Run(lambda p: steps.append(p.step), stop, checkpoint=checkpoint),
         )
-    found = encode_pixels(Goal("lambda", 1e-3), run=Run(checkpoint=checkpoint))
-    assert found.resumed == 30
-    assert found.bytes == uninterrupted_file(Goal("lambda", 1e-3))
+    encoded = encode_pixels(Goal("lambda", 1e-3), run=Run(checkpoint=checkpoint))
+    assert encoded.resumed == 30
+    assert encoded.bytes == uninterrupted_file(Goal("lambda", 1e-3))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_run_interrupted_in_the_rounding_search_can_be_resumed(tmp_path: Path) -
 def test_run_with_additional_grids_can_be_encoded_and_resumed(
     flag: int, described: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With hyperlatents, or two extra grids, which a new run would not have by then."""
+    """The resumed run keeps hyperlatents or extra grids that a new run would not have."""
 
     def have(many: bool) -> None:
         monkeypatch.setattr(effort, "has_hyperlatents", lambda *_: many and flag == 64)
@@ -119,12 +121,12 @@ def test_run_with_additional_grids_can_be_encoded_and_resumed(
 
     pixels, target, work = small_pixels()[:6, :34].repeat(2, 1), Goal("lambda", 1e-3), Workload(8)
     have(True)
-    found = encode_pixels(target, pixels, work)
-    parts = {section.type: section.data for section in container.parse(found.bytes).sections}
+    encoded = encode_pixels(target, pixels, work)
+    parts = {section.type: section.data for section in container.parse(encoded.bytes).sections}
     assert parts["N"][2] & (64 + 32 + 16) == flag
-    assert found.metrics["network"] == described
-    decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
-    assert (decoded == found.pixels).all()
+    assert encoded.metrics["network"] == described
+    decoded = decoder.decode(container.parse(encoded.bytes), open_device("numpy"))
+    assert (decoded == encoded.pixels).all()
     checkpoint = Checkpoint(tmp_path / "c", "k")
     stop = stops_after(2)
     with pytest.raises(Interrupted):
@@ -132,4 +134,4 @@ def test_run_with_additional_grids_can_be_encoded_and_resumed(
     have(False)
     rest = encode_pixels(target, pixels, work, Run(checkpoint=checkpoint))
     assert rest.resumed > 0
-    assert rest.bytes == found.bytes
+    assert rest.bytes == encoded.bytes

@@ -48,20 +48,20 @@ GOLDEN_FILES = {
 
 @pytest.mark.parametrize("name", GOLDEN_FILES)
 def test_golden_files_decode_to_their_recorded_pictures(name: str) -> None:
-    """On NumPy all of them; elsewhere those of the starts that files are written with."""
+    """NumPy decodes all; other devices only those of the newest pretrained networks."""
     data = (GOLDEN / "latent" / f"{name}.imlp").read_bytes()
-    found = container.parse(data)
+    parsed = container.parse(data)
     number, digest = GOLDEN_FILES[name]
-    assert latent_decode.read(found, open_device("numpy")).pretrained == number
+    assert latent_decode.read(parsed, open_device("numpy")).pretrained == number
     newest = {newest_pretrained(w, lmbda) for w in HIDDEN_WIDTHS.values() for lmbda in (1e-3, 1e-5)}
     for mapping in ("numpy", "one") if number in newest else ("numpy",):
-        decoded = decoder.decode(found, shared_device(mapping))
+        decoded = decoder.decode(parsed, shared_device(mapping))
         assert container.digest(decoded).hex() == digest
     assert reference.picture(data) == decoded.tolist()
 
 
 def test_golden_files_cover_all_pretrained_networks() -> None:
-    """And no file in their folder that nobody decodes."""
+    """Every file in their folder is decoded."""
     assert {number for number, _ in GOLDEN_FILES.values()} == {0, *HIDDEN_WIDTHS}
     assert {path.stem for path in (GOLDEN / "latent").iterdir()} == GOLDEN_FILES.keys()
 
@@ -102,7 +102,7 @@ def test_documented_format_suffices_to_decode_extra_grids(
 
 @pytest.mark.parametrize("levels", [7, 9])
 def test_documented_hyperlatent_maps_match_the_decoder(levels: int) -> None:
-    """Where there are grids finer, coarser and as large as those of hyperlatents."""
+    """There are grids finer than those of hyperlatents, coarser ones and ones of equal size."""
     shape = ModelShape(75, 261, 1, levels, has_hyperlatents=True)
     chance = np.random.default_rng(levels)
     grids = [chance.integers(-64, 64, size) for size in shape.grid_sizes[levels:]]

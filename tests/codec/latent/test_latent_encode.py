@@ -47,36 +47,36 @@ pytestmark = pytest.mark.usefixtures("trained")
 def test_metrics_describe_the_written_file(channels: int) -> None:
     pixels = np.concatenate([PIXELS, PIXELS[::-1]], axis=2)[:, :, :channels]
     beside = METADATA if channels == 3 else NOTHING
-    found = encode_pixels(Goal("lambda", 3e-3), pixels, Workload(10), metadata=beside)
-    parsed = container.parse(found.bytes)
+    encoded = encode_pixels(Goal("lambda", 3e-3), pixels, Workload(10), metadata=beside)
+    parsed = container.parse(encoded.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert parsed.header.codec == "latent"
-    assert (decoded == found.pixels).all()
+    assert (decoded == encoded.pixels).all()
     assert metadata_sections.read(parsed) == beside
-    assert found.metrics["bytes"] == len(found.bytes)
-    assert found.metrics["psnr"] == psnr(pixels, decoded)
-    assert found.metrics["steps"] == 10
+    assert encoded.metrics["bytes"] == len(encoded.bytes)
+    assert encoded.metrics["psnr"] == psnr(pixels, decoded)
+    assert encoded.metrics["steps"] == 10
     sections = {s.type: len(s.data) for s in parsed.sections}
-    assert found.metrics["network_bytes"] == sections["N"] + sections["W"]
-    assert found.metrics["latent_bytes"] == sections["L"]
+    assert encoded.metrics["network_bytes"] == sections["N"] + sections["W"]
+    assert encoded.metrics["latent_bytes"] == sections["L"]
 
 
 @pytest.mark.parametrize("size", [(1, 2), (2, 1), (1, 40), (40, 1), (2, 2), (3, 5), (17, 9)])
 def test_pictures_of_any_size_can_be_encoded(size: tuple[int, int]) -> None:
     values = np.linspace(0, 255, math.prod(size)).astype(np.uint8)
-    found = encode_pixels(Goal("lambda", 1e-3), values.reshape(*size, 1), Workload(4))
-    parsed = container.parse(found.bytes)
+    encoded = encode_pixels(Goal("lambda", 1e-3), values.reshape(*size, 1), Workload(4))
+    parsed = container.parse(encoded.bytes)
     assert parsed.header.codec == "latent"
-    assert (decoder.decode(parsed, open_device("numpy")) == found.pixels).all()
+    assert (decoder.decode(parsed, open_device("numpy")) == encoded.pixels).all()
 
 
 @pytest.mark.parametrize("target", [Goal("psnr", 40), Goal("bytes", 5000), Goal("lambda", 1e-3)])
 def test_single_colour_picture_becomes_a_small_lossless_file(target: Goal) -> None:
     pixels = np.broadcast_to(np.array([3, 128, 250, 77], np.uint8), (20, 33, 4))
-    found = encode_pixels(target, np.ascontiguousarray(pixels))
-    assert found.metrics["psnr"] == math.inf
-    assert found.missed is None
-    assert len(found.bytes) < 64
+    encoded = encode_pixels(target, np.ascontiguousarray(pixels))
+    assert encoded.metrics["psnr"] == math.inf
+    assert encoded.missed is None
+    assert len(encoded.bytes) < 64
 
 
 def test_more_steps_raise_psnr_and_a_higher_lambda_shrinks_the_file() -> None:
@@ -87,28 +87,28 @@ def test_more_steps_raise_psnr_and_a_higher_lambda_shrinks_the_file() -> None:
 
 
 def test_target_bytes_are_used_but_not_exceeded() -> None:
-    found = encode_pixels(Goal("bytes", 300), workload=Workload(60))
-    assert 0.97 * 300 <= len(found.bytes) <= 300
-    assert found.missed is None
+    encoded = encode_pixels(Goal("bytes", 300), workload=Workload(60))
+    assert 0.97 * 300 <= len(encoded.bytes) <= 300
+    assert encoded.missed is None
 
 
 def test_target_psnr_is_met_in_few_bytes() -> None:
-    """A smaller file with more dB is better than one that has just what was wanted."""
-    found = {goal: encode_pixels(Goal("psnr", goal), workload=Workload(60)) for goal in (17, 23)}
-    for goal, one in found.items():
+    """A smaller file of higher PSNR is preferred to one that just meets the target."""
+    result = {goal: encode_pixels(Goal("psnr", goal), workload=Workload(60)) for goal in (17, 23)}
+    for goal, one in result.items():
         assert goal - one.metrics["psnr"] <= 0.1
         assert one.missed is None
-    assert len(found[23].bytes) <= 190  # by a single pass and rounding: 210
-    assert len(found[17].bytes) <= 130  # 150
+    assert len(result[23].bytes) <= 190  # by a single pass and rounding: 210
+    assert len(result[17].bytes) <= 130  # 150
 
 
 def test_low_lambda_reaches_the_psnr_that_needs_finer_latents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With steps of one size it has 30.5 dB in 555 bytes."""
+    """Without scaled latents it has 30.5 dB in 555 bytes."""
     monkeypatch.setattr(schedule, "SHORT_RUN", 100)
-    found = encode_pixels(Goal("lambda", 1e-6), workload=Workload(100))
-    assert found.metrics["psnr"] > 33
+    encoded = encode_pixels(Goal("lambda", 1e-6), workload=Workload(100))
+    assert encoded.metrics["psnr"] > 33
 
 
 @pytest.mark.usefixtures("few_trials")
@@ -120,17 +120,17 @@ def test_lambda_selects_the_pretrained_networks(
     for goal, number in (
         (Goal("lambda", 1e-3), 4), (Goal("lambda", 1e-5), 9), (Goal("psnr", 60.0), 9),
     ):  # fmt: skip
-        found = container.parse(encode_pixels(goal, workload=Workload(2)).bytes)
-        assert decode.read(found, device).pretrained == number
+        parsed = container.parse(encode_pixels(goal, workload=Workload(2)).bytes)
+        assert decode.read(parsed, device).pretrained == number
 
 
 @pytest.mark.usefixtures("few_trials")
 def test_unreachable_target_is_reported_as_missed() -> None:
-    found = encode_pixels(Goal("bytes", 40), workload=Workload(4))
-    assert found.missed == f"{len(found.bytes)} bytes instead of 40"
-    found = encode_pixels(Goal("psnr", 55), workload=Workload(4))
-    assert found.missed is not None
-    assert found.missed.endswith("instead of 55")
+    encoded = encode_pixels(Goal("bytes", 40), workload=Workload(4))
+    assert encoded.missed == f"{len(encoded.bytes)} bytes instead of 40"
+    encoded = encode_pixels(Goal("psnr", 55), workload=Workload(4))
+    assert encoded.missed is not None
+    assert encoded.missed.endswith("instead of 55")
 
 
 @pytest.mark.usefixtures("few_trials")
@@ -158,10 +158,10 @@ def test_repeated_run_of_a_graphic_may_raise_lambda_further(
 
 
 def test_progress_reports_the_minimised_cost() -> None:
-    told: list[Progress] = []
-    encode_pixels(Goal("lambda", 2e-3), run=Run(told.append))
-    assert told[-1].step == told[-1].steps == 30
-    for progress in told:
+    messages: list[Progress] = []
+    encode_pixels(Goal("lambda", 2e-3), run=Run(messages.append))
+    assert messages[-1].step == messages[-1].steps == 30
+    for progress in messages:
         assert progress.bpp is not None
         assert progress.cost == pytest.approx(progress.loss + 2e-3 * progress.bpp)
 
@@ -193,17 +193,19 @@ def test_long_runs_quantise_networks_progressively(monkeypatch: pytest.MonkeyPat
 def test_small_pictures_have_unconditional_passes_and_keep_the_best_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As many as a target may take, of AGAIN steps in all at most; none where time is short."""
+    """There are none in runs of few or many steps, in large pictures or under a short limit."""
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 20)
-    found = [effort.unconditional_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000, 8000)]
-    assert found == [0, 6, 3, 1, 0]
+    results = [
+        effort.unconditional_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000, 8000)
+    ]
+    assert results == [0, 6, 3, 1, 0]
     assert effort.unconditional_passes(600, 256 * 256) == 0
     drafts, rounded = list[Draft](), latent._Encoder._round
 
     def noted(encoder: latent._Encoder, trainer: LatentTrainer) -> tuple[Draft, Written]:
-        made, first = rounded(encoder, trainer)
-        drafts.append(made)
-        return made, first
+        draft, first = rounded(encoder, trainer)
+        drafts.append(draft)
+        return draft, first
 
     monkeypatch.setattr(latent._Encoder, "_round", noted)
     best = encode_pixels(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(20)).metrics
@@ -220,22 +222,24 @@ def test_pass_starts_its_exponent_search_from_the_previous_exponents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(effort, "MIN_EFFORT_STEPS", 20)
-    begun, ended = list[dict[str, int]](), list[dict[str, int]]()
+    first_exponents, last_exponents = list[dict[str, int]](), list[dict[str, int]]()
 
     class Noted(latent.Rounding):
         def best(self, lmbda: float) -> tuple[Written, Written]:
-            begun.append(dict(self._search.exponents))
-            found, first = super().best(lmbda)
-            ended.append({name: one.exponent for name, one in first.model.networks.items()})
-            return found, first
+            first_exponents.append(dict(self._search.exponents))
+            result, first = super().best(lmbda)
+            last_exponents.append(
+                {name: one.exponent for name, one in first.model.networks.items()}
+            )
+            return result, first
 
     monkeypatch.setattr(latent, "Rounding", Noted)
     encode_pixels(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(20))
-    assert len(begun) == 3
-    assert begun[1:] == ended[:-1]
+    assert len(first_exponents) == 3
+    assert first_exponents[1:] == last_exponents[:-1]
 
 
 def test_time_limit_ends_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: 1e-6)  # which it does not keep
-    found = encode_pixels(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
-    assert 1 <= found.metrics["steps"] < 5000
+    encoded = encode_pixels(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
+    assert 1 <= encoded.metrics["steps"] < 5000

@@ -32,8 +32,8 @@ def test_quantized_clamps_unreachable_values_and_maps_nan_to_0() -> None:
     values = np.array([np.nan, np.inf, -np.inf, 1e30, 1.5, -0.125], np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = quantized(values, 2).values.tolist()
-    assert found == [0, MAX_CODABLE_WEIGHT, -MAX_CODABLE_WEIGHT, MAX_CODABLE_WEIGHT, 6, 0]
+        result = quantized(values, 2).values.tolist()
+    assert result == [0, MAX_CODABLE_WEIGHT, -MAX_CODABLE_WEIGHT, MAX_CODABLE_WEIGHT, 6, 0]
 
 
 def test_weights_whose_sums_exceed_32_bits_are_refused() -> None:
@@ -64,7 +64,7 @@ def test_weight_sums_are_accepted_up_to_the_32_bit_limit(more: int) -> None:
 
 
 def test_largest_networks_on_the_largest_picture_stay_within_max_products() -> None:
-    """So that no file has to be refused for them."""
+    """No file has to be refused because its networks are too large."""
     sizes = {"synthesis_width": MAX_HIDDEN_WIDTH, "entropy_width": MAX_HIDDEN_WIDTH}
     shape = ModelShape(
         2**14, 2**14, 4, MAX_LEVELS, **sizes, has_filter=True, extra_grids=MAX_EXTRA_GRIDS

@@ -28,7 +28,7 @@ NUMBERS = np.arange(SCALES * PHASES)
 
 
 def edges(numbers: np.ndarray) -> np.ndarray:
-    """int64 [count, SLOTS + 1]: all edges of each distribution."""
+    """All edges of each distribution, int64 [count, SLOTS + 1]."""
     return cumulative_frequency(*np.meshgrid(numbers, np.arange(SLOTS + 1), indexing="ij"))
 
 
@@ -48,15 +48,15 @@ def test_frequencies_equal_the_recorded_digest() -> None:
 @pytest.mark.parametrize("scale", [0, 57, 112, 190, 255])
 @pytest.mark.parametrize("phase", [0, 1, 32, 63])
 def test_frequencies_follow_from_the_document(scale: int, phase: int) -> None:
-    found = np.diff(edges(np.array([PHASES * scale + phase]))[0])
-    assert found.tolist() == reference.frequencies(scale, phase)
+    result = np.diff(edges(np.array([PHASES * scale + phase]))[0])
+    assert result.tolist() == reference.frequencies(scale, phase)
 
 
 def test_every_slot_has_a_frequency_and_their_sum_is_2_to_the_26() -> None:
-    found = edges(NUMBERS)
-    assert (found[:, 0] == 0).all()
-    assert (found[:, -1] == 1 << 26).all()
-    assert np.diff(found, axis=1).min() >= MIN_FREQUENCY - 1
+    result = edges(NUMBERS)
+    assert (result[:, 0] == 0).all()
+    assert (result[:, -1] == 1 << 26).all()
+    assert np.diff(result, axis=1).min() >= MIN_FREQUENCY - 1
 
 
 def test_tables_hold_cumulative_frequencies_and_near_ones_surround_the_mean() -> None:
@@ -71,7 +71,7 @@ def test_tables_hold_cumulative_frequencies_and_near_ones_surround_the_mean() ->
 
 @pytest.mark.parametrize("scale", range(0, SCALES, 15))
 def test_distributions_are_close_to_exact_laplace_distributions(scale: int) -> None:
-    """Coding values of the real one with it costs at most a 10,000th of a bit more."""
+    """Coding values of the exact distribution costs at most 1/10,000 bit more."""
     b = np.exp((scale - UNIT_SCALE_INDEX) / 32)
     for phase in (0, 13, 32, 63):
         boundaries = (

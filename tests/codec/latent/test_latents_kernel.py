@@ -17,7 +17,7 @@ from imgmlp.errors import DeviceError, ImgmlpError, OutOfMemoryError
 
 
 def pairwise_launches() -> list[tuple[tuple[int, int], float, int]]:
-    """Sizes, spreads and latents per launch, any two of which meet in every way."""
+    """Sizes, spreads and latents per launch that cover all pairs of values."""
     spreads, at_once = (0.1, 0.3, 100.0), (1, 100, latents_kernel.LATENTS_PER_LAUNCH)
     sizes = [*SIZES, (70, 65), (60, 80)]
     return [
@@ -31,19 +31,18 @@ def pairwise_launches() -> list[tuple[tuple[int, int], float, int]]:
 def test_kernel_writes_the_bytes_of_numpy_and_reads_them(
     size: tuple[int, int], spread: float, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many launches they take; unlikely latents, which have many bits, and those among
-    zeros alone as well."""
+    """The number of launches does not matter, nor whether latents are unlikely or mostly zeros."""
     monkeypatch.setattr(latents_kernel, "LATENTS_PER_LAUNCH", at_once)
     model = small_latent_model(*size, spread=spread, has_hyperlatents=min(size) > 64)
-    found = sections.write(model, shared_device("one"))
-    assert found == sections.write(model)
-    assert_models_equal(read_sections(found, model.shape, "one"), model)
+    result = sections.write(model, shared_device("one"))
+    assert result == sections.write(model)
+    assert_models_equal(read_sections(result, model.shape, "one"), model)
 
 
 def test_tall_pictures_take_at_most_4_times_the_launches_of_wide_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a column there is one latent in every fourth wave."""
+    """A column has one latent in every fourth wave only."""
     monkeypatch.setattr(latents_kernel, "LATENTS_PER_LAUNCH", 1000)
     launch, launches = latents_kernel.RawKernel.__call__, list[int]()
 
@@ -64,12 +63,12 @@ def test_tall_pictures_take_at_most_4_times_the_launches_of_wide_ones(
 @pytest.mark.parametrize("size", SIZES)
 def test_waves_visit_latents_in_wavefront_order(size: tuple[int, int]) -> None:
     waves = latents.Waves(*size)
-    found = [divmod(int(place), waves.stride) for n in range(waves.count) for place in waves[n]]
-    wanted = [(x + 4 * y, y, x) for y in range(size[0]) for x in range(size[1])]
-    assert [(y - 3, x - 3) for y, x in found] == [(y, x) for _, y, x in sorted(wanted)]
+    results = [divmod(int(place), waves.stride) for n in range(waves.count) for place in waves[n]]
+    expected = [(x + 4 * y, y, x) for y in range(size[0]) for x in range(size[1])]
+    assert [(y - 3, x - 3) for y, x in results] == [(y, x) for _, y, x in sorted(expected)]
     for least in (1, 7, 10_000):
         blocks = np.concatenate(list(waves.blocks(least)))
-        assert [divmod(int(place), waves.stride) for place in blocks] == found
+        assert [divmod(int(place), waves.stride) for place in blocks] == results
     assert all(map(len, waves.blocks(0)))
 
 
@@ -79,7 +78,7 @@ def test_waves_visit_latents_in_wavefront_order(size: tuple[int, int]) -> None:
 def test_kernel_launches_need_little_host_memory(
     size: tuple[int, int], hyper: bool, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`most` bytes of the host for each place of a padded grid, at a time."""
+    """At most `most` bytes of host memory per position of the padded grid are in use at a time."""
     monkeypatch.setattr(latents_kernel.RawKernel, "__call__", lambda *_: None)
     model, state = small_latent_model(65, 9, 1, has_hyperlatents=hyper), np.zeros(4, np.uint64)
     kernel = latents_kernel._LatentsKernel(
@@ -141,15 +140,15 @@ def test_processor_kernels_are_prepared_while_a_gpu_is_busy(
 
 
 def test_failed_preparation_of_kernels_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    requests: list[object] = []
 
     def fails(*made: object) -> None:
-        asked.append(made)
+        requests.append(made)
         raise OutOfMemoryError("there is none")
 
     monkeypatch.setattr(latents_kernel, "KernelGridReader", fails)
     latents_kernel._prepare(small_latent_model().shape)
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize("error", [DeviceError, OutOfMemoryError])
@@ -160,9 +159,9 @@ def test_numpy_writes_latents_if_the_processor_fails(
         raise error("it does not run")
 
     model, one, group = small_latent_model(13, 21, 3), open_mapping("one"), open_mapping("group")
-    wanted = sections.write(model)
+    expected = sections.write(model)
     monkeypatch.setattr(sections.KernelGridWriter, "write", fails)
-    assert sections.write(model, group) == wanted
+    assert sections.write(model, group) == expected
     monkeypatch.setattr(one, "lanes", "one")
     with pytest.raises(error):
         sections.write(model, one)

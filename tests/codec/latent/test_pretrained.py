@@ -33,9 +33,9 @@ def test_model_with_pretrained_networks_survives_coding_and_is_smaller(
     model = started_latent_model(*size, channels)
     model = replace(model, latents=tuple(np.zeros_like(grid) for grid in model.latents))
     parts = sections.write(model)
-    found = read_sections(parts, model.shape)
-    assert_models_equal(found, model)
-    assert found.pretrained == 1
+    result = read_sections(parts, model.shape)
+    assert_models_equal(result, model)
+    assert result.pretrained == 1
     bits = sections.network_bits(model.networks, pretrained_networks(1, model.shape))
     assert 0 <= 8 * len(parts[1]) - bits <= 24
     plain = sections.write(replace(model, pretrained=0))
@@ -73,7 +73,7 @@ def test_pretrained_tensors_are_shared_by_models_of_all_shapes() -> None:
 
 @pytest.mark.parametrize("number", HIDDEN_WIDTHS)
 def test_pretrained_networks_agree_for_gray_colour_and_alpha(number: int) -> None:
-    """And of colours, whether there is alpha or not, of which it makes an opaque one."""
+    """Colours do not depend on whether there is alpha; alpha starts opaque."""
     widths, filtered = HIDDEN_WIDTHS[number], number in WITH_FILTER
     shapes = [
         ModelShape(40, 50, channels, 6, *widths, has_filter=filtered) for channels in range(1, 5)
@@ -132,7 +132,7 @@ DIGESTS = {
 
 
 def test_pretrained_files_never_change_and_are_all_documented() -> None:
-    """As files hold differences from them."""
+    """Files hold differences from them."""
     assert {
         number: (*widths, len(NEIGHBOUR_OFFSETS), number in WITH_FILTER)
         for number, widths in HIDDEN_WIDTHS.items()

@@ -53,27 +53,27 @@ def _trained_state() -> tuple[LatentStep, dict[str, Array]]:
 
 @pytest.fixture
 def trained_step() -> LatentStep:
-    """A step that has just been trained, with latents that are not rounded."""
+    """A trained step whose latents are not rounded."""
     step, state = _trained_state()
     step.restore(state)
     return step
 
 
 def test_wrongly_rounded_latents_are_moved_back(trained_step: LatentStep) -> None:
-    """Where that costs as much as several bits."""
+    """Only latents whose wrong rounding costs more than 10 bits are counted."""
     step, flat = round_latents(trained_step), trained_step.flat.numpy()
     rdoq.optimise(step, flat, LMBDA, Budget(3, 8))
     least, grids = total_cost(step, flat), [grid.copy() for grid in step.grids()]
-    found = list[bool]()
+    results = list[bool]()
     for way, place in itertools.product((-1, 1), itertools.product((0, 10, 20), (0, 9, 29))):
         wrong = [grid.copy() for grid in grids]
         wrong[0][place] += way
         step.write_grids(wrong)
         if total_cost(step, flat) - least > 10 * LMBDA:
             rdoq.optimise(step, flat, LMBDA, Budget(1, 4))
-            found.append(bool(step.grids()[0][place] == grids[0][place]))
-    assert len(found) > 5
-    assert sum(found) > 0.8 * len(found)
+            results.append(bool(step.grids()[0][place] == grids[0][place]))
+    assert len(results) > 5
+    assert sum(results) > 0.8 * len(results)
 
 
 @pytest.mark.usefixtures("four_grids")
@@ -116,7 +116,7 @@ def test_rdoq_lowers_the_cost_of_the_smallest_pictures(size: tuple[int, int]) ->
 @pytest.mark.usefixtures("four_grids")
 @pytest.mark.parametrize("form", ["whole", "in windows"])
 def test_search_judges_networks_with_the_moved_latents(form: str) -> None:
-    """Whichever of them it has judged before."""
+    """Costs judged before the move are discarded."""
     pixels = patterned_picture(20, 28)
     step = round_latents(whole_step(pixels) if form == "whole" else windowed_step(pixels, (16, 16)))
     search = Search(step)
@@ -124,10 +124,10 @@ def test_search_judges_networks_with_the_moved_latents(form: str) -> None:
     others = search._rounded(dict.fromkeys(networks, 6))
     before = [search._cost(one, LMBDA) for one in (networks, others)]
     search.optimise_latents(networks, LMBDA, Budget(1, 4))
-    found = [search._cost(one, LMBDA) for one in (networks, others)]
-    assert found == [Search(step)._cost(one, LMBDA) for one in (networks, others)]
-    assert found[0] < before[0]
-    assert found[1] != before[1]
+    results = [search._cost(one, LMBDA) for one in (networks, others)]
+    assert results == [Search(step)._cost(one, LMBDA) for one in (networks, others)]
+    assert results[0] < before[0]
+    assert results[1] != before[1]
 
 
 @pytest.mark.usefixtures("four_grids")
@@ -135,7 +135,7 @@ def test_search_judges_networks_with_the_moved_latents(form: str) -> None:
 def test_latent_moves_that_raise_the_judged_cost_are_undone(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so is what was judged of them."""
+    """The costs judged before remain valid."""
 
     def worse(step: LatentStep, *_: object) -> None:
         for extent, level in itertools.product(step.windows, range(2)):
@@ -158,7 +158,7 @@ def test_latent_moves_that_raise_the_judged_cost_are_undone(
 def test_latent_moves_outside_the_judged_windows_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As they were where time is over before the others' turn."""
+    """Such moves occur where time runs out before the turn of the judged windows."""
     monkeypatch.setattr("imgmlp.codec.latent.training.windows.JUDGED_PIXELS", 1)
     step = round_latents(windowed_step(patterned_picture(20, 60), (16, 16)))
     unseen = next(extent for extent in step.windows if extent not in step._judged_windows)
@@ -172,14 +172,14 @@ def test_latent_moves_outside_the_judged_windows_stay(
 def test_rdoq_gets_the_networks_budget_and_stop_condition_of_the_search(
     trained_step: LatentStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = list[tuple[Any, ...]]()
-    monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given))
+    calls = list[tuple[Any, ...]]()
+    monkeypatch.setattr(rdoq, "optimise", lambda *given: calls.append(given))
     round_latents(trained_step)
     over = False
     search = Search(trained_step)
     networks = search._rounded(dict.fromkeys(search.exponents, 5))
     search.optimise_latents(networks, 3e-3, Budget(2, 3), lambda: over)
-    ((step, flat, lmbda, budget, enough),) = made
+    ((step, flat, lmbda, budget, enough),) = calls
     assert (step, lmbda, budget) == (trained_step, 3e-3, Budget(2, 3))
     assert np.array_equal(flat, flat_of({n: tensor.floats() for n, tensor in networks.items()}))
     assert not enough()
@@ -191,7 +191,7 @@ def test_rdoq_gets_the_networks_budget_and_stop_condition_of_the_search(
 def test_latents_stay_unmoved_for_networks_that_no_file_can_hold(
     exponent: int, trained_step: LatentStep
 ) -> None:
-    """As of some that exploded, whose errors may be no numbers."""
+    """Exploded networks are an example; their errors may be NaN."""
     step = round_latents(trained_step)
     search, grids = Search(step), [grid.copy() for grid in step.grids()]
     usual = search._rounded(search.exponents).items()
@@ -206,7 +206,7 @@ def test_latents_stay_unmoved_for_networks_that_no_file_can_hold(
 def test_file_has_moved_latents_and_others_as_trained(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before single weights and after them; what did not move may still be rounded inwards."""
+    """Latents move before and after single weights; unmoved ones may still be rounded inwards."""
     done, refined = list[Any](), Search.refined
 
     def move(search: Search, networks: Any, lmbda: float, budget: Budget, _: object) -> None:
@@ -225,14 +225,15 @@ def test_file_has_moved_latents_and_others_as_trained(
     pixels = patterned_picture(20, 28)
     step = whole_step(pixels) if form == "whole" else windowed_step(pixels, (16, 16))
     given, before = step.grids(), [grid.copy() for grid in step.grids()]
-    made = Picture(pixels), Goal("lambda", LMBDA), step, step.device, {}
-    found, without = (
-        Rounding(*made, refining=each) for each in (Refining(5, budget=Budget(4, 2)), Refining())
+    arguments = Picture(pixels), Goal("lambda", LMBDA), step, step.device, {}
+    result, without = (
+        Rounding(*arguments, refining=each)
+        for each in (Refining(5, budget=Budget(4, 2)), Refining())
     )
     expected = [grid.copy() for grid in grids_of(step)]
-    file, _ = found.best(LMBDA)
-    (one, *told), networks, (other, *also) = done
-    assert told == also == [LMBDA, Budget(4, 2)]
+    file, _ = result.best(LMBDA)
+    (one, *first_arguments), networks, (other, *second_arguments) = done
+    assert first_arguments == second_arguments == [LMBDA, Budget(4, 2)]
     assert other is networks
     assert one.keys() == other.keys()
     inwards = without._write_rounded(0.3)
@@ -241,7 +242,7 @@ def test_file_has_moved_latents_and_others_as_trained(
         expected[0][row, 7] += 3
         inwards[0][row, 7] = expected[0][row, 7]  # a whole number, and none nearer to zero
     assert all(map(np.array_equal, file.model.latents, expected))
-    assert all(map(np.array_equal, found._write_rounded(0.3), inwards))
+    assert all(map(np.array_equal, result._write_rounded(0.3), inwards))
     assert all(map(np.array_equal, given, before))  # whoever has them
 
 
@@ -249,19 +250,19 @@ PIXELS = small_pixels()[:12, :17]
 
 
 def encode_small(steps: int, target: Goal | None = None, run: Run | None = None) -> Encoded:
-    wanted, work = target or Goal("lambda", 3e-3), Workload(steps)
-    return encode(Picture(PIXELS), wanted, work, open_device("numpy"), run, "latent")
+    goal, work = target or Goal("lambda", 3e-3), Workload(steps)
+    return encode(Picture(PIXELS), goal, work, open_device("numpy"), run, "latent")
 
 
 def test_rdoq_lowers_the_rate_distortion_cost_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = []
     for budget in (NO_BUDGET, Budget(1, 4)):
         monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: budget})
-        found = encode_small(12)
-        decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
-        assert np.array_equal(decoded, found.pixels)
+        encoded = encode_small(12)
+        decoded = decoder.decode(container.parse(encoded.bytes), open_device("numpy"))
+        assert np.array_equal(decoded, encoded.pixels)
         error = np.mean((decoded - PIXELS.astype(np.float64)) ** 2) / 255**2
-        costs.append(error + 3e-3 * 8 * len(found.bytes) / (12 * 17))
+        costs.append(error + 3e-3 * 8 * len(encoded.bytes) / (12 * 17))
     assert costs[1] < costs[0]
 
 
@@ -271,12 +272,12 @@ def test_rdoq_lowers_the_rate_distortion_cost_of_a_file(monkeypatch: pytest.Monk
 def test_rdoq_leaves_time_to_approach_a_target(
     kind: Kind, asked: float, trained_step: LatentStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = list[Callable[[], bool]]()
-    monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given[-1]))
-    wanted, enough = Goal(kind, 1e-3 if kind == "lambda" else 60), lambda share: share < 1
+    stop_conditions = list[Callable[[], bool]]()
+    monkeypatch.setattr(rdoq, "optimise", lambda *given: stop_conditions.append(given[-1]))
+    goal, enough = Goal(kind, 1e-3 if kind == "lambda" else 60), lambda share: share < 1
     rounding = Rounding(
         Picture(PIXELS),
-        wanted,
+        goal,
         trained_step,
         trained_step.device,
         {},
@@ -284,20 +285,20 @@ def test_rdoq_leaves_time_to_approach_a_target(
         Refining(5, budget=Budget(1, 1)),
     )
     rounding._optimise_latents(rounding._search.run(LMBDA), LMBDA)
-    assert [enough() for enough in made] == [asked < 1]
+    assert [enough() for enough in stop_conditions] == [asked < 1]
 
 
 def test_passes_use_the_rdoq_budget_of_the_first_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Though runs get longer by passes."""
-    made = list[Budget]()
+    """Passes lengthen the run but do not change the budget."""
+    budgets = list[Budget]()
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
     monkeypatch.setattr(rounding_search, "MAX_FILES", 1)
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: Budget(1, 1), 13: Budget(2, 2)})
-    monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given[3]))
+    monkeypatch.setattr(rdoq, "optimise", lambda *given: budgets.append(given[3]))
     encode_small(12, Goal("bytes", 60))
-    assert made == [Budget(1, 1)] * 4
+    assert budgets == [Budget(1, 1)] * 4
 
 
 def test_run_interrupted_during_rdoq_resumes_to_the_same_bytes(
@@ -314,6 +315,6 @@ def test_run_interrupted_during_rdoq_resumes_to_the_same_bytes(
     monkeypatch.setattr(LatentStep, "put", noted)
     with pytest.raises(Interrupted):
         encode_small(8, run=Run(None, lambda: len(puts) > 5, checkpoint=checkpoint))
-    found = encode_small(8, run=Run(checkpoint=checkpoint))
-    assert found.resumed == 8
-    assert found.bytes == expected
+    encoded = encode_small(8, run=Run(checkpoint=checkpoint))
+    assert encoded.resumed == 8
+    assert encoded.bytes == expected

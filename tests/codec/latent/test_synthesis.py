@@ -40,18 +40,18 @@ def test_model_decodes_to_the_same_picture_on_every_device(mapping: str) -> None
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (5, 3)])
 def test_file_decodes_to_the_picture_of_its_digest(size: tuple[int, int], channels: int) -> None:
-    found = container.parse(file_of_model(small_latent_model(*size, channels)))
-    decoded = decoder.decode(found, open_device("numpy"))
+    parsed = container.parse(file_of_model(small_latent_model(*size, channels)))
+    decoded = decoder.decode(parsed, open_device("numpy"))
     assert decoded.shape == (*size, channels)
-    assert container.digest(decoded) == found.header.digest
+    assert container.digest(decoded) == parsed.header.digest
 
 
 def test_decoding_at_another_size_is_refused() -> None:
-    found = container.parse(file_of_model(small_latent_model()))
+    parsed = container.parse(file_of_model(small_latent_model()))
     device = open_device("numpy")
-    assert decoder.decode(found, device, (26, 21)).shape == (21, 26, 3)
+    assert decoder.decode(parsed, device, (26, 21)).shape == (21, 26, 3)
     with pytest.raises(UsageError, match="only its own size, 26×21"):
-        decoder.decode(found, device, (52, 42))
+        decoder.decode(parsed, device, (52, 42))
 
 
 def test_upsampled_part_equals_that_part_of_the_whole() -> None:
@@ -64,7 +64,7 @@ def test_upsampled_part_equals_that_part_of_the_whole() -> None:
 
 
 def test_upsampling_preserves_constants() -> None:
-    """But for rounding: the taps add up to 1."""
+    """The quantised taps add up to exactly 1."""
     shape = ModelShape(19, 30, 1, 5)
     grids = tuple(np.full(size, 5 * (n == 4), np.int8) for n, size in enumerate(shape.grid_sizes))
     filters = quantized(np.tile(BICUBIC_TAPS, (4, 1)), 9)
@@ -111,5 +111,5 @@ def test_thin_picture_is_synthesized_in_few_pieces(
 def test_values_out_of_bounds_are_clamped_alike_on_every_device(mapping: str) -> None:
     model = extreme_model()
     assert_models_equal(read_sections(sections.write(model), model.shape, mapping), model)
-    found = synthesize(model, shared_device(mapping))
-    np.testing.assert_array_equal(found, synthesize(model, open_device("numpy")))
+    result = synthesize(model, shared_device(mapping))
+    np.testing.assert_array_equal(result, synthesize(model, open_device("numpy")))

@@ -40,7 +40,7 @@ def test_costs_of_windows_and_whole_picture_sum_to_the_judged_cost(
 ) -> None:
     pixels = patterned_picture(*size, channels)
     step, windows = whole_step(pixels, **has), windowed_step(pixels, (64, 64), **has)
-    flat, found = step.flat.numpy(), list[list[Array]]()
+    flat, results = step.flat.numpy(), list[list[Array]]()
     assert len(windows.windows) in (3, 4)
     assert (step.visible_fraction < 1) is (channels == 4)
     for each in (step, windows):
@@ -50,9 +50,9 @@ def test_costs_of_windows_and_whole_picture_sum_to_the_judged_cost(
         assert errors.sum(dtype=np.float64) == pytest.approx(error * samples, rel=1e-5)
         own = sum(float(part.sum(dtype=np.float64)) for part in bits)
         assert own == pytest.approx(rate * each.pixels, rel=1e-5)
-        found.append([errors, *bits])
-    assert len(found[0]) == 1 + step.levels + len(step.shape.additional_levels)
-    for one, other in zip(*found, strict=True):
+        results.append([errors, *bits])
+    assert len(results[0]) == 1 + step.levels + len(step.shape.additional_levels)
+    for one, other in zip(*results, strict=True):
         assert np.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
@@ -66,7 +66,7 @@ MAPPED = [
 @pytest.mark.usefixtures("four_grids")
 @pytest.mark.parametrize(("device", "form"), MAPPED, indirect=["device"])
 def test_costs_and_slopes_match_numpy_on_every_device(device: AnyDevice, form: str) -> None:
-    pixels, found = patterned_picture(20, 28), list[list[Array]]()
+    pixels, results = patterned_picture(20, 28), list[list[Array]]()
     for each in (open_device("numpy"), device):
         step: LatentStep
         if form == "whole":
@@ -78,30 +78,30 @@ def test_costs_and_slopes_match_numpy_on_every_device(device: AnyDevice, form: s
             values += step.latent_slopes(extent, flat, LMBDA)
             errors, bits = step.costs(extent, flat)
             values += [errors, *bits]
-        found.append([part.copy() for part in values])
-    for one, other in zip(*found, strict=True):
+        results.append([part.copy() for part in values])
+    for one, other in zip(*results, strict=True):
         assert np.allclose(one, other, rtol=1e-2, atol=2e-3 * np.abs(one).max())
 
 
 @pytest.mark.parametrize("extra", [0, 2])
 def test_padding_to_a_bucket_changes_neither_costs_nor_slopes(extra: int) -> None:
-    """Nor what is around a window."""
-    pixels, found, bucket = patterned_picture(20, 28), list[list[Array]](), (32, 64)
+    """Nor do the margins around a window."""
+    pixels, results, bucket = patterned_picture(20, 28), list[list[Array]](), (32, 64)
     steps = [whole_step(pixels, one, extra_grids=extra) for one in (None, bucket)]
     architecture = steps[0].architecture
     steps.append(fill_step(WindowStep(pixels, 0, open_device("numpy"), architecture, bucket)))
     for step in steps:
         flat, (extent,) = step.flat.numpy(), step.windows
         errors, bits = step.costs(extent, flat)
-        found.append([errors, *bits, *step.latent_slopes(extent, flat, LMBDA)])
-    for other in found[1:]:
-        for one, same in zip(found[0], other, strict=True):
+        results.append([errors, *bits, *step.latent_slopes(extent, flat, LMBDA)])
+    for other in results[1:]:
+        for one, same in zip(results[0], other, strict=True):
             assert np.allclose(one, same, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("has", [{}, {"has_hyperlatents": True}, {"extra_grids": 2}])
 def test_bits_are_at_the_position_of_their_latent(has: dict[str, Any]) -> None:
-    """As plain NumPy has them; those of hyperlatents and extra grids behind those of levels."""
+    """They equal those of plain NumPy; hyperlatents and extra grids follow the levels."""
     step = whole_step(patterned_picture(12, 40), **has)
     flat = step.flat.numpy()
     _, bits = step.costs(step.windows[0], flat)
@@ -113,26 +113,26 @@ def test_bits_are_at_the_position_of_their_latent(has: dict[str, Any]) -> None:
     ]
     grids = [np.floor(grid.astype(np.float64) + 0.5) for grid in step.grids()]
     seen, own = grids[: step.levels], grids[step.levels :]
-    for n, (grid, found) in enumerate(zip(grids, bits, strict=True)):
+    for n, (grid, result) in enumerate(zip(grids, bits, strict=True)):
         above = np.zeros((3, *grid.shape))
         if step.shape.has_hyperlatents and n < len(seen):
             above = hyperlatents_above(own, seen, n)
-        assert np.allclose(found, latent_bits(grid, layers, above), rtol=1e-3, atol=1e-3), n
+        assert np.allclose(result, latent_bits(grid, layers, above), rtol=1e-3, atol=1e-3), n
 
 
 def test_error_is_at_the_position_of_its_pixel() -> None:
     pixels = patterned_picture(21, 30)
     other = pixels.copy()
     other[13, 27] ^= 64
-    (errors, _), (found, _) = (
+    (errors, _), (result, _) = (
         step.costs(step.windows[0], step.flat.numpy()) for step in map(whole_step, (pixels, other))
     )
-    assert [tuple(place) for place in np.argwhere(errors != found)] == [(13, 27)]
+    assert [tuple(place) for place in np.argwhere(errors != result)] == [(13, 27)]
     assert errors.shape == (21, 30)
 
 
 def test_costs_follow_the_given_networks_and_the_latents_put_last() -> None:
-    """And of latents as they were put last."""
+    """Costs also follow latents that were put since."""
     step = whole_step(patterned_picture(21, 30))
     flat, (extent,) = step.flat.numpy(), step.windows
     before = costs_of_picture(step, flat)
@@ -163,13 +163,13 @@ def test_latents_put_into_a_window_change_the_costs_of_its_neighbours() -> None:
 def assert_slopes_match_differences(
     step: LatentStep, ways: list[Array], slopes: list[Array], loss: Any
 ) -> None:
-    """Check slopes by latents of all grids against differences of a loss of grids."""
+    """Check slopes by latents of all grids against finite differences of a loss of these grids."""
     grids = [np.floor(grid.astype(np.float64) + 0.5) for grid in step.grids()]
     up, down = (
         loss([g + sign * way for g, way in zip(grids, ways, strict=True)]) for sign in (1e-6, -1e-6)
     )
-    found = sum(float((s.astype(np.float64) * w).sum()) for s, w in zip(slopes, ways, strict=True))
-    assert found == pytest.approx((up - down) / 2e-6, rel=2e-3)
+    result = sum(float((s.astype(np.float64) * w).sum()) for s, w in zip(slopes, ways, strict=True))
+    assert result == pytest.approx((up - down) / 2e-6, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def assert_slopes_match_differences(
 def test_latent_slopes_match_finite_differences_of_the_rounded_cost(
     sizes: dict[str, Any], lmbda: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each grid's by itself, in float64 and value by value."""
+    """Each grid is checked by itself, in float64."""
     monkeypatch.setattr(latent_step_reference, "soft_rounded", lambda x: x)
     pixels = patterned_picture(12, 40) if "has_hyperlatents" in sizes else patterned_picture(21, 30)
     step = whole_step(pixels, **sizes)
@@ -205,7 +205,7 @@ def test_latent_slopes_match_finite_differences_of_the_rounded_cost(
 @pytest.mark.usefixtures("four_grids")
 @pytest.mark.parametrize("number", range(4))
 def test_latent_slopes_of_a_window_match_differences_of_its_own_cost(number: int) -> None:
-    """By its own latents; others stand still."""
+    """Only latents that belong to the window vary."""
     step, lmbda = windowed_step(patterned_picture(20, 28), (16, 16)), 1e-2
     extent, flat = step.windows[number], step.flat.numpy() * np.float32(0.9)
     slopes = step.latent_slopes(extent, flat, lmbda)
@@ -226,39 +226,39 @@ def test_latent_slopes_of_a_window_match_differences_of_its_own_cost(number: int
         step.latents.write((plane + np.float32(sign) * way).astype(np.float32))
         program.run()
         costs.append(float(program.read("cost")))
-    found = sum(
+    result = sum(
         float((s * w).sum(dtype=np.float64)) for s, w in zip(slopes, extent.parts(way), strict=True)
     )
-    assert found == pytest.approx((costs[0] - costs[1]) / 4e-3, rel=1e-2)
+    assert result == pytest.approx((costs[0] - costs[1]) / 4e-3, rel=1e-2)
 
 
 def test_latent_slopes_are_taken_at_rounded_latents() -> None:
     step = whole_step(patterned_picture(21, 30))
     flat, (extent,) = step.flat.numpy(), step.windows
-    found = step.latent_slopes(extent, flat, LMBDA)
+    result = step.latent_slopes(extent, flat, LMBDA)
     step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
-    for one, other in zip(found, step.latent_slopes(extent, flat, LMBDA), strict=True):
+    for one, other in zip(result, step.latent_slopes(extent, flat, LMBDA), strict=True):
         assert np.allclose(one, other, rtol=1e-4, atol=1e-5 * float(np.abs(other).max()))
 
 
 @pytest.mark.usefixtures("four_grids")
 @pytest.mark.parametrize("form", ["whole", "in windows"])
 def test_asking_for_slopes_and_costs_does_not_change_training(form: str) -> None:
-    """Latents, networks, moments, and the count that noise is drawn by; steered as it was."""
-    pixels, found = patterned_picture(20, 28), list[dict[str, Array]]()
-    for asked in (False, True):
+    """Latents, networks, moments, the step count and the control stay as they were."""
+    pixels, results = patterned_picture(20, 28), list[dict[str, Array]]()
+    for asks in (False, True):
         step = whole_step(pixels) if form == "whole" else windowed_step(pixels, (16, 16))
         step.steer(Control(LMBDA))
         step.run(3)
         before = step.state()
-        for extent in step.windows if asked else ():
+        for extent in step.windows if asks else ():
             step.latent_slopes(extent, step.flat.numpy() * np.float32(1.5), 1e-2)
             step.costs(extent, step.flat.numpy() * np.float32(0.5))
-        if asked:
+        if asks:
             step.slopes(step.flat.numpy() * np.float32(1.5), 1e-2)
         for name, array in step.state().items():
             assert np.array_equal(array, before[name]), name
         step.run(2)
-        found.append(step.state())
-    for name, array in found[0].items():
-        assert np.array_equal(array, found[1][name]), name
+        results.append(step.state())
+    for name, array in results[0].items():
+        assert np.array_equal(array, results[1][name]), name

@@ -59,7 +59,7 @@ BUCKET = (32, 48)
 def test_gradients_of_a_step_match_finite_differences(
     spec: str, sizes: Architecture, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Adam's first moments hold after one step what momentum leaves of the gradient."""
+    """After one step, Adam's first moments are the gradient times 1 - beta1."""
     monkeypatch.setattr(control, "MAX_GRADIENT_NORM", 1e9)
     pixels = small_picture().repeat(2 if sizes.has_hyperlatents else 1, 1)
     step = LatentStep(pixels, 1, open_device(spec), sizes, bucket)
@@ -90,8 +90,8 @@ def test_gradients_of_a_step_match_finite_differences(
         )
 
     exact = plane.astype(np.float64), flat.astype(np.float64)
-    found = float(step.program.read("error")) / 3 + 1e-2 * float(step.program.read("bits"))
-    assert found == pytest.approx(
+    result = float(step.program.read("error")) / 3 + 1e-2 * float(step.program.read("bits"))
+    assert result == pytest.approx(
         reference_loss(step, pixels, step.extent.parts(exact[0]), exact[1], 1e-2), rel=1e-5
     )
     for seed in range(3):
@@ -112,7 +112,7 @@ def test_gradients_of_a_step_match_finite_differences(
 def test_network_gradient_is_clipped_to_the_maximum_norm_per_pixel(
     size: tuple[int, int],
 ) -> None:
-    """Times the pixels, which it is summed over; a smaller one stays as it is."""
+    """The maximum is multiplied by the pixels; a smaller gradient is not changed."""
     noise = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8)
     step = LatentStep(noise, 1, open_device("numpy"), NARROW)
     most = control.MAX_GRADIENT_NORM * noise[:, :, 0].size
@@ -143,14 +143,14 @@ def test_padding_to_a_bucket_changes_neither_cost_picture_nor_gradients(
     )
     grids = [np.rint(2 * draw(*grid.shape, seed=n)) for n, grid in enumerate(own.grids())]
     flat = own.flat.numpy() + np.float32(0.02) * draw(*own.flat.shape)
-    found = []
+    results = []
     for step in (own, roomy):
         step.write_grids(grids)
         step.flat.write(flat)
-        found.append((*step.judge(step.flat.numpy()), step.picture()))
+        results.append((*step.judge(step.flat.numpy()), step.picture()))
         assert all(map(np.array_equal, step.grids(), grids))
-    assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-6)
-    assert np.array_equal(found[0][2], found[1][2])
+    assert results[0][:2] == pytest.approx(results[1][:2], rel=1e-6)
+    assert np.array_equal(results[0][2], results[1][2])
     slopes = []
     for step in (own, roomy):
         step.steer(Control(1e-2, noise_scale=0.0))
@@ -162,7 +162,7 @@ def test_padding_to_a_bucket_changes_neither_cost_picture_nor_gradients(
 
 
 def test_latent_updates_by_bits_alone_do_not_depend_on_lambda() -> None:
-    """A step of latents is as long where it is by bits alone, whatever these cost."""
+    """Adam's epsilon must not shrink the update where lambda is low."""
     moved = []
     for lmbda in (1e-3, 1e-6):
         step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
@@ -201,23 +201,25 @@ def test_network_slopes_match_finite_differences_of_judged_cost() -> None:
 def test_tile_subsampled_network_gradients_average_to_those_of_all_tiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Gradients of four steps, in each of which other tiles tell them, are those of all tiles in
-    the mean; latents have the same as ever."""
+    """Four steps use one of four tiles each; their mean gradient is that of all tiles.
+
+    Latents get the same gradients with and without subsampling.
+    """
     # Sums of many more round by 1e-5 themselves.
     monkeypatch.setattr(forward_pass, "MIN_SUBSAMPLED_POSITIONS", 2**12)
     side = int(math.sqrt(forward_pass.MIN_SUBSAMPLED_POSITIONS))
     pixels = np.random.default_rng(3).integers(0, 256, (side, side, 3), np.uint8)
     step = LatentStep(pixels, 1, open_device("numpy"), NARROW)
     step.write_grids([draw(*size, seed=n) for n, size in enumerate(step.shape.grid_sizes)])
-    before, found, moved = step.state(), list[np.ndarray](), list[list[np.ndarray]]()
+    before, results, moved = step.state(), list[np.ndarray](), list[list[np.ndarray]]()
     for turn, tiles in enumerate([1, 4, 4, 4, 4]):
         step.restore(before)
         step.count.write(np.uint32(turn))
         step.steer(Control(1e-3, noise_scale=0.0, tile_subsampling=tiles))
         step.run(1)
-        found.append(networks_of(step.program.read("slopes"), step.parameter_shapes))
+        results.append(networks_of(step.program.read("slopes"), step.parameter_shapes))
         moved.append(step.grids())
-    every, *parts = found
+    every, *parts = results
     for name, values in every.items():
         mean = np.mean([part[name] for part in parts], 0)
         assert np.abs(mean - values).max() <= 1e-5 * np.abs(values).max(), name
@@ -230,7 +232,7 @@ def test_tile_subsampled_network_gradients_average_to_those_of_all_tiles(
 
 
 def test_gpus_and_small_pictures_use_no_tile_subsampling() -> None:
-    """Whose program does not ask, which has no more sums than another's."""
+    """Their programs contain no subsampling at all."""
     small = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
     assert small._subsample(forward_pass.MIN_SUBSAMPLED_POSITIONS - 1) is None
     assert small._subsample(forward_pass.MIN_SUBSAMPLED_POSITIONS) is not None
@@ -242,8 +244,10 @@ def test_gpus_and_small_pictures_use_no_tile_subsampling() -> None:
 def test_gradients_of_the_worst_picture_stay_within_half_precision(
     channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Black and white at random, bits for next to nothing; before anything is learned, with
-    latents that mean nothing, and later. Gradients of what layers give are what products round.
+    """Random black and white samples at a very low lambda are the worst case.
+
+    Gradients by the outputs of layers, which products round to halves, are checked with zero
+    latents, with random ones and after training.
     """
     outputs: list[Tensor] = []
 

@@ -30,13 +30,13 @@ def test_filter_equals_convolution_of_one_channel() -> None:
     device, plane = open_device("numpy"), Plane.of(HEIGHT, WIDTH, 3)
     values = draw(1, plane.pixels) * np.resize(np.arange(plane.pitch) < WIDTH, plane.pixels)
     x, weights = Tensor(values, device), Tensor(draw(9, seed=1), device)
-    g, found = Tensor(draw(1, plane.pixels, seed=2), device), list[list[Tensor]]()
+    g, results = Tensor(draw(1, plane.pixels, seed=2), device), list[list[Tensor]]()
     for y in (
         operations.Filter.apply(x, weights, plane),
         operations.Convolution.apply(x, weights.reshape(9, 1), plane, None),
     ):
-        found.append([y, *(y * g).sum().gradient([x, weights])])
-    for one, other in zip(*found, strict=True):
+        results.append([y, *(y * g).sum().gradient([x, weights])])
+    for one, other in zip(*results, strict=True):
         assert np.allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)
 
 
@@ -44,7 +44,7 @@ def test_gradients_of_bits_match_finite_differences() -> None:
     device = open_device("numpy")
     values = [draw(400, seed=s) * 3 for s in range(2)] + [draw(400, seed=2) * 2 + 4]
     tensors = [Tensor(v, device) for v in values]
-    found = [g.numpy() for g in operations.Bits.apply(*tensors).sum().gradient(tensors)]
+    gradients = [g.numpy() for g in operations.Bits.apply(*tensors).sum().gradient(tensors)]
 
     def bits(changed: list[np.ndarray]) -> np.ndarray:
         value, mean, s = (c.astype(np.float64) for c in changed)
@@ -59,7 +59,7 @@ def test_gradients_of_bits_match_finite_differences() -> None:
         )
 
     likely = bits(values) < 12  # nearer to the floor there is no slope, and cancellation in `below`
-    for n, g in enumerate(found):
+    for n, g in enumerate(gradients):
         step = 1e-4
         up, down = ([v + step * sign * (i == n) for i, v in enumerate(values)] for sign in (1, -1))
         differences = (bits(up) - bits(down)) / (2 * step)
@@ -68,7 +68,7 @@ def test_gradients_of_bits_match_finite_differences() -> None:
 
 
 def test_context_gradients_reach_all_own_values_of_a_window() -> None:
-    """Though bits are computed of no other rows than those that have such values."""
+    """Bits are computed only in rows that have such values."""
     device = open_device("numpy")
     plane = Plane.of(32, 48, 4, halo=4)
     own = Extent(plane, (32, 48), (0, 0), (32, 48), 4).value_mask().reshape(-1)
@@ -78,19 +78,19 @@ def test_context_gradients_reach_all_own_values_of_a_window() -> None:
     framed = Tensor(draw(plane.rows + 2 * operations.NEIGHBOUR_ROWS, plane.pitch), device)
     slopes = draw(operations.NEIGHBOURS, plane.coded_positions, seed=1) * own[coded]
     contexts = operations.Contexts.apply(framed, plane)
-    (found,) = (contexts * Tensor(slopes, device)).sum().gradient([framed])
-    wanted, seen = np.zeros(framed.shape).reshape(-1), contexts.numpy()
+    (result,) = (contexts * Tensor(slopes, device)).sum().gradient([framed])
+    expected, seen = np.zeros(framed.shape).reshape(-1), contexts.numpy()
     places = np.flatnonzero(own) + operations.NEIGHBOUR_ROWS * plane.pitch
     for k, (y, x) in enumerate((k // 7 - 3, k % 7 - 3) for k in range(operations.NEIGHBOURS)):
         users = places + y * plane.pitch + x
         of_own = slopes[k][own[coded] == 1]
         assert np.array_equal(framed.numpy().reshape(-1)[users], seen[k][own[coded] == 1])
-        np.add.at(wanted, users, of_own)
-    assert np.allclose(found.numpy().reshape(-1)[places], wanted[places], atol=1e-5)
+        np.add.at(expected, users, of_own)
+    assert np.allclose(result.numpy().reshape(-1)[places], expected[places], atol=1e-5)
 
 
 def test_context_gradients_are_rounded_to_halves_where_products_are() -> None:
-    """Each of them, not their sum, and what is too large for a half is the largest one."""
+    """Each gradient is rounded before they are summed, and clamped to the largest half."""
     device = open_device("numpy")
     plane = Plane.of(9, 20, 3)
     around = plane.rows + 2 * operations.NEIGHBOUR_ROWS

@@ -33,8 +33,10 @@ def test_flat_parameters_survive_the_round_trip_through_networks() -> None:
 
 
 def test_random_layers_preserve_variance_and_other_tensors_start_neutral() -> None:
-    """He's initialisation before activations, half its variance in last layers; the weights of 100
-    seeds say so within 3%."""
+    """Layers before activations use He's initialisation, last layers half its variance.
+
+    The weights of 100 seeds have these deviations within 3%.
+    """
     model = DEFAULT_ARCHITECTURE.model_shape(64, 64, 3, 6)
     shapes = parameter_shapes(model)
     drawn = [networks_of(random_parameters(shapes, seed), shapes) for seed in range(100)]
@@ -53,32 +55,32 @@ def test_random_layers_preserve_variance_and_other_tensors_start_neutral() -> No
 
 
 def test_networks_start_from_pretrained_values_except_for_alpha() -> None:
-    """All of them but the weights of alpha, which are drawn, and cost least where they are 0."""
+    """Weights of alpha are drawn at random, and cost least where they are 0."""
     step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
     start = pretrained_networks(1, step.shape).floats()
     for name, values in networks_of(step.flat.numpy(), step.parameter_shapes).items():
         assert np.array_equal(values, start[name]), name
     wide = LatentStep(small_picture(), 1, open_device("numpy"), Architecture(pretrained=3))
-    found = networks_of(wide.flat.numpy(), wide.parameter_shapes)
-    assert not found["synthesis.0.weight"][-1].any()
-    assert found["filter"].any()  # or neither of the two would ever move
+    networks = networks_of(wide.flat.numpy(), wide.parameter_shapes)
+    assert not networks["synthesis.0.weight"][-1].any()
+    assert networks["filter"].any()  # or neither of the two would ever move
     gray = LatentStep(small_picture()[:, :, :1], 1, open_device("numpy"), PRETRAINED_1)
-    found = networks_of(gray.flat.numpy(), gray.parameter_shapes)
-    begun = pretrained_networks(1, gray.shape).floats()
-    assert all(np.array_equal(values, begun[name]) for name, values in found.items())
+    networks = networks_of(gray.flat.numpy(), gray.parameter_shapes)
+    gray_start = pretrained_networks(1, gray.shape).floats()
+    assert all(np.array_equal(values, gray_start[name]) for name, values in networks.items())
     with_alpha = small_picture()[:, :, [0, 1, 2, 0]]
     both = LatentStep(with_alpha, 1, open_device("numpy"), PRETRAINED_1)
-    found = networks_of(both.flat.numpy(), both.parameter_shapes)
-    assert np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
-    assert found["synthesis.2.weight"][:, 3].any()
+    networks = networks_of(both.flat.numpy(), both.parameter_shapes)
+    assert np.array_equal(networks["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
+    assert networks["synthesis.2.weight"][:, 3].any()
     assert not networks_of(both.rate_anchor.numpy(), both.parameter_shapes)["synthesis.2.weight"][
         :, 3
     ].any()
     hidden = np.concatenate([small_picture(), np.uint8(255) * (small_picture()[:, :, :1] > 200)], 2)
     cut_out = LatentStep(hidden, 1, open_device("numpy"), PRETRAINED_1)
-    found = networks_of(cut_out.flat.numpy(), cut_out.parameter_shapes)
-    assert np.array_equal(found["synthesis.1.weight"], start["synthesis.1.weight"])
-    assert not np.array_equal(found["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
+    networks = networks_of(cut_out.flat.numpy(), cut_out.parameter_shapes)
+    assert np.array_equal(networks["synthesis.1.weight"], start["synthesis.1.weight"])
+    assert not np.array_equal(networks["synthesis.2.weight"][:, :3], start["synthesis.2.weight"])
     assert not networks_of(cut_out.rate_anchor.numpy(), cut_out.parameter_shapes)[
         "synthesis.2.weight"
     ].any()
@@ -94,17 +96,17 @@ def test_networks_start_from_pretrained_values_except_for_alpha() -> None:
 def test_weights_without_pretrained_values_start_nonzero_but_are_coded_from_0(
     name: str, has: dict[str, Any], rows: int
 ) -> None:
-    """So that there is something for hyperlatents and extra grids to move by, from nothing."""
+    """With weights of 0, hyperlatents and extra grids would never move from 0."""
     step = LatentStep(
         small_picture().repeat(2, 1), 1, open_device("numpy"), replace(PRETRAINED_1, **has)
     )
     start = step.pretrained.tensors[name] / 2.0**11
-    begun, cheapest = (
+    initial, cheapest = (
         networks_of(flat.numpy(), step.parameter_shapes)[name]
         for flat in (step.flat, step.rate_anchor)
     )
-    assert np.array_equal(begun[:-rows], start[:-rows])
-    assert begun[-rows:].all()
+    assert np.array_equal(initial[:-rows], start[:-rows])
+    assert initial[-rows:].all()
     assert np.array_equal(cheapest, start)
     assert not start[-rows:].any()
     step.steer(Control(1e-3))

@@ -28,8 +28,10 @@ from imgmlp.engine.tiling import block
 
 
 def test_convolution_gradients_are_not_recomputed_for_each_tap() -> None:
-    """For a GPU no kernel, and none of those that a launch does one after the other in tiles,
-    multiplies much more than 3 by 3 taps of 3 channels by their weights."""
+    """No kernel of a GPU multiplies by many more than one layer's 3x3 taps of 3x3 channels.
+
+    The same holds for each of the kernels that one launch runs one after the other in tiles.
+    """
     step = LatentStep(small_picture(), 1, open_device("numpy:uops-group"))
     counts = []
     for kernel, code in zip(
@@ -65,8 +67,10 @@ def launches_on_a_gpu(pixels: np.ndarray, bucket: Bucket = None) -> int:
 
 
 def test_step_on_a_gpu_takes_at_most_24_launches() -> None:
-    """Of 5 levels: upsampling a level is one launch forward and one back, and what follows a
-    convolution is none."""
+    """Each of 5 levels is upsampled in one launch forward and one backward.
+
+    What follows a convolution takes no launch of its own.
+    """
     assert launches_on_a_gpu(small_picture()[:16, :16]) <= 24
 
 
@@ -76,7 +80,7 @@ def test_padding_to_a_bucket_adds_no_launches_on_a_gpu() -> None:
 
 
 def test_weight_gradient_sums_in_blocks_are_guarded_for_subsampling() -> None:
-    """Of all layers of the entropy network, and of all of synthesis and both convolutions."""
+    """All layers of the entropy network, of synthesis and of both convolutions are guarded."""
     side = int(math.sqrt(forward_pass.MIN_SUBSAMPLED_POSITIONS))
     pixels = np.zeros((side, side, 3), np.uint8)
     step = LatentStep(pixels, 1, open_device("numpy:procedure"), NARROW)
@@ -92,21 +96,21 @@ def test_weight_gradient_sums_in_blocks_are_guarded_for_subsampling() -> None:
 def test_step_compiled_to_blocks_matches_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both networks' forward and backward passes are blocks of a large picture's step."""
     monkeypatch.setattr(block, "MIN_PRODUCT_OPERATIONS", 1 << 10)
-    found = []
+    results = []
     for spec in ("numpy", "numpy:procedure"):
         step = LatentStep(small_picture(), 1, open_device(spec))
         step.steer(Control(1e-3))
         step.program.run(3)
-        found.append(step.state())
+        results.append(step.state())
     phases = step.program.stages.procedure.phases
     assert sum(isinstance(phase, Block) for phase in phases) == 3
-    for name, array in found[0].items():
-        assert np.allclose(array, found[1][name], rtol=2e-3, atol=2e-4), name
+    for name, array in results[0].items():
+        assert np.allclose(array, results[1][name], rtol=2e-3, atol=2e-4), name
 
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
 def test_steps_with_the_same_program_identification_have_the_same_graph(lanes: str) -> None:
-    """What is kept of one stands for the other, which is not traced."""
+    """The cached program of one step serves the other, which is not traced."""
     own, trained, bucket = Architecture(4, 4), Architecture(16, 12), (8, 8)
     small = small_picture()[:5, :7]
     wide = small.swapaxes(0, 1)
@@ -117,7 +121,7 @@ def test_steps_with_the_same_program_identification_have_the_same_graph(lanes: s
         (small, 1, trained, bucket), (small, 1, PRETRAINED_1, bucket),
         (wide, 1, PRETRAINED_1, bucket),
     ]  # fmt: skip
-    device, found = open_device("numpy"), dict[str, set[str]]()
+    device, result = open_device("numpy"), dict[str, set[str]]()
     device.lanes = lanes
     for pixels, seed, sizes, one in variants:
         program = LatentStep(pixels, seed, device, sizes, one).program
@@ -129,12 +133,12 @@ def test_steps_with_the_same_program_identification_have_the_same_graph(lanes: s
         given_too = program.outputs, program.inputs, assigned, limits, states
         assert Outline.of(identity, *given_too) is not None
         assert {*given} - {*program.outputs.values()} <= {*program._traceable.states}
-        found.setdefault(program._traceable.identification(), set()).add(graph)
-    assert [len(graphs) for graphs in found.values()] == [1] * (len(variants) - 3)
+        result.setdefault(program._traceable.identification(), set()).add(graph)
+    assert [len(graphs) for graphs in result.values()] == [1] * (len(variants) - 3)
 
 
 def test_small_pictures_share_one_program() -> None:
-    """Whatever their grids would be."""
+    """Their own sizes would give them different numbers of grids."""
     device, sizes = open_device("numpy"), [(3, 3), (7, 5), (13, 9), (20, 30)]
     steps = [
         LatentStep(

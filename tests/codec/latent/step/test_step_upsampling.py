@@ -18,7 +18,7 @@ from imgmlp.engine import Tensor, open_device
      (2, 2, 4), (2, 1, 4), (2, 8, 2), (2, 3, 8)],
 )  # fmt: skip
 def test_gradient_of_axis_upsampling_is_its_transpose(axis: int, wanted: int, first: int) -> None:
-    """It is linear in values and in taps, so products with a gradient agree on both sides."""
+    """Upsampling is linear in values and taps, so <g, y> = <dx, x> = <dtaps, taps>."""
     device = open_device("numpy")
     x, taps = Tensor(draw(2, 7, 5), device), Tensor(draw(4, seed=1), device)
     y = upsampling.AxisUpsampling.apply(x, taps, axis, wanted, first)
@@ -40,14 +40,14 @@ def test_upsampling_by_tables_equals_one_axis_after_the_other(
     size = size[0] + 2 * halo, size[1] + 2 * halo
     x, taps = Tensor(draw(2, *size), device), Tensor(draw(4, seed=1), device)
     height, width = (2 * (n - halo) - m for n, m in zip(size, less, strict=True))
-    g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
-    wanted = height + 2 * halo, width + 2 * halo
-    known = upsampling.upsampling_tables(2, [(0, n) for n in size], wanted)
+    g, results = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
+    expected = height + 2 * halo, width + 2 * halo
+    known = upsampling.upsampling_tables(2, [(0, n) for n in size], expected)
     tables = upsampling.Tables(*(Tensor(values, device) for values in known))
     for those in (None, tables):
         y = upsampling.upsample(x, taps, height, width, those, halo)
-        found.append([y, *(y * g).sum().gradient([x, taps])])
-    for one, both in zip(*found, strict=True):
+        results.append([y, *(y * g).sum().gradient([x, taps])])
+    for one, both in zip(*results, strict=True):
         assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
 
 

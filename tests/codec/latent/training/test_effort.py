@@ -32,17 +32,17 @@ def test_efforts_range_from_300_to_100000_steps() -> None:
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
 def test_rdoq_budget_grows_with_the_steps_of_a_run(lanes: str) -> None:
-    """Not at all after a few steps."""
+    """Runs of a few steps have none."""
     ends = sorted(effort.RDOQ_BUDGETS[lanes])
-    found = [effort.rdoq_budget(n, lanes) for n in (0, *ends, 100_000)]
-    assert [each.judged for each in found[:2]] == [0, effort.RDOQ_BUDGETS[lanes][ends[0]].judged]
-    assert all(one.judged < other.judged for one, other in pairwise(found[:-1]))
-    assert found[-1] == found[-2]
-    assert [effort.rdoq_budget(n - 1, lanes) for n in ends] == found[: len(ends)]
+    results = [effort.rdoq_budget(n, lanes) for n in (0, *ends, 100_000)]
+    assert [each.judged for each in results[:2]] == [0, effort.RDOQ_BUDGETS[lanes][ends[0]].judged]
+    assert all(one.judged < other.judged for one, other in pairwise(results[:-1]))
+    assert results[-1] == results[-2]
+    assert [effort.rdoq_budget(n - 1, lanes) for n in ends] == results[: len(ends)]
 
 
 def test_long_runs_of_large_pictures_expect_hyperlatents() -> None:
-    """By their steps, which pictures of more than a megapixel have fewer of for the same effort."""
+    """Pictures of more than a megapixel have fewer steps for the same effort."""
     device = open_device("numpy")
 
     def have(height: int, width: int, level: int, seconds: float | None = None) -> bool:
@@ -105,7 +105,7 @@ def test_larger_pictures_get_fewer_steps_but_at_least_9() -> None:
 
 
 def test_short_runs_in_many_windows_get_fewer_steps() -> None:
-    """Of effort 1 on processors, on which no other run has them, unless their steps are quick."""
+    """Only short runs on processors have many windows, unless their steps are quick."""
     device = open_device("numpy")
     device.info = replace(device.info, kind="cpu")  # which compiles
 

@@ -61,14 +61,14 @@ def test_channels_with_the_same_details_share_a_grid() -> None:
 def test_number_of_extra_grids_follows_detail_bits_and_lambda(
     lmbda: float, bits: float, extra: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them where so little error is wanted that coarser grids do not get there."""
+    """At a low lambda, one bit is enough for one grid, as coarser grids do not reach the error."""
     monkeypatch.setattr(picture_analysis, "detail_bits", lambda *_: bits)
     assert extra_grids(noise(4, 4, 3), lmbda, MIN_STEPS_FOR_EXTRA_GRIDS) == extra
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
 def test_detail_bits_are_those_of_what_one_grid_leaves(channels: int) -> None:
-    """Of channels with one that is not at rest nothing is left; of two, the weaker one."""
+    """One varying channel leaves nothing; of two, the weaker one is left."""
     one = np.zeros((20, 20, channels), np.uint8)
     one[..., -1] = 255  # alpha, or white
     one[..., 0] = noise(20, 20)
@@ -81,7 +81,7 @@ def test_detail_bits_are_those_of_what_one_grid_leaves(channels: int) -> None:
 
 
 def test_colours_that_differ_between_blocks_add_no_detail_bits() -> None:
-    """As of words in many colours, each of which coarser grids tell."""
+    """Coarser grids hold the colour of each block, as of words in many colours."""
     strength, colours = noise(60, 44, 1) / 255, noise(4, 3, 3).repeat(16, 0).repeat(16, 1)
     pixels = (strength * colours[:60, :44]).astype(np.uint8)
     assert detail_bits(pixels, 1e-3) < 0.1
@@ -97,7 +97,7 @@ def test_invisible_or_thin_pictures_have_no_detail() -> None:
 
 
 def test_detail_of_large_pictures_is_sampled_evenly() -> None:
-    """All over: a quarter of this one is noise, wherever that is."""
+    """A quarter of the picture is noise, in each of its corners in turn."""
     part = noise(1000, 1000, 3)
     for row, column in np.ndindex(2, 2):
         pixels = np.zeros((2000, 2000, 3), np.uint8)
@@ -111,43 +111,48 @@ def test_colour_noise_reaches_26_db_at_the_default_quality(colours: int) -> None
     pixels = noise(16, 16, 3)
     if colours:
         pixels = noise(colours, 3)[pixels[..., 0] % colours]
-    found = encode_quickly(pixels, choose(pixels.size // 3))
-    assert found.metrics["psnr"] > 26
-    parsed = container.parse(found.bytes)
+    encoded = encode_quickly(pixels, choose(pixels.size // 3))
+    assert encoded.metrics["psnr"] > 26
+    parsed = container.parse(encoded.bytes)
     assert latent_decode.read(parsed, open_device("numpy")).shape.extra_grids == 2
-    assert np.array_equal(decoder.decode(parsed, open_device("numpy")), found.pixels)
+    assert np.array_equal(decoder.decode(parsed, open_device("numpy")), encoded.pixels)
 
 
 def test_colour_noise_reaches_a_target_of_40_db() -> None:
-    found = encode_quickly(noise(16, 16, 3), Goal("psnr", 40))
-    assert found.missed is None
-    assert found.metrics["psnr"] > 39.8
+    encoded = encode_quickly(noise(16, 16, 3), Goal("psnr", 40))
+    assert encoded.missed is None
+    assert encoded.metrics["psnr"] > 39.8
 
 
 @pytest.mark.parametrize(("seconds", "extra"), [(29.0, 0), (31.0, 2), (None, 2)])
 def test_short_time_limit_allows_no_extra_grids(seconds: float | None, extra: int) -> None:
-    asked = Picture(noise(40, 40, 3)), choose(1600), Workload(300, seconds), open_device("numpy")
+    arguments = (
+        Picture(noise(40, 40, 3)),
+        choose(1600),
+        Workload(300, seconds),
+        open_device("numpy"),
+    )
     assert (
-        effort.expected_extra_grids(*asked)
-        == run_plan.RunPlan(*asked, Run()).setup.extra_grids
+        effort.expected_extra_grids(*arguments)
+        == run_plan.RunPlan(*arguments, Run()).setup.extra_grids
         == extra
     )
 
 
 def test_pictures_with_extra_grids_have_no_hyperlatents() -> None:
-    """Which is one with hyperlatents."""
+    """A long run would have hyperlatents without them."""
     gray, device = noise(320, 320, 1).repeat(3, 2), open_device("numpy")
     for pixels, extra in ((gray, 0), (noise(320, 320, 3), 2)):
-        found = run_plan.RunPlan(Picture(pixels), choose(1), Workload(100_000), device, Run())
-        assert (found.setup.extra_grids, found.hyperlatents) == (extra, not extra)
+        plan = run_plan.RunPlan(Picture(pixels), choose(1), Workload(100_000), device, Run())
+        assert (plan.setup.extra_grids, plan.hyperlatents) == (extra, not extra)
 
 
 def test_estimates_include_extra_grids() -> None:
-    """Each has a program that others have not, and more to compute."""
+    """They need programs of their own and more operations."""
     gray, device = Picture(noise(200, 200, 1).repeat(3, 2)), open_device("numpy")
-    asked = choose(40_000), Workload(300), device
+    arguments = choose(40_000), Workload(300), device
     plain, more = (
-        cost_model.estimate_work(one, *asked) for one in (gray, Picture(noise(200, 200, 3)))
+        cost_model.estimate_work(one, *arguments) for one in (gray, Picture(noise(200, 200, 3)))
     )
     assert set(plain.programs).isdisjoint(more.programs)
     assert more.operations > 1.2 * plain.operations

@@ -43,9 +43,9 @@ def test_picture_gets_its_own_program_if_the_bucket_is_out_of_memory(
 
     monkeypatch.setattr(forms, "LatentStep", made)
     monkeypatch.setattr(forms.TrainingSetup, "bucket", (32, 32))
-    asked = Picture(PIXELS), Goal("lambda", 1e-3), SHORT, open_device("numpy"), Run()
-    found: object = latent._Encoder(*asked).forms.first()
-    assert found == "a step"
+    arguments = Picture(PIXELS), Goal("lambda", 1e-3), SHORT, open_device("numpy"), Run()
+    result: object = latent._Encoder(*arguments).forms.first()
+    assert result == "a step"
     assert buckets == [(32, 32), None]
 
 
@@ -59,7 +59,7 @@ def test_small_pictures_and_few_bytes_get_small_pretrained_networks() -> None:
 def test_short_runs_on_processors_get_small_networks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And start 6, of which the same program serves small pictures."""
+    """They begin from pretrained networks 6, whose program serves small pictures too."""
     cpu = open_device("numpy")
     cpu.info = replace(cpu.info, kind="cpu")
     pixels = np.zeros((400, 300, 3), np.uint8)
@@ -76,14 +76,14 @@ def test_short_runs_on_processors_get_small_networks(
         forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL_WIDTHS
     )
     assert forms.widths((64, 64, 3), math.inf) == forms.ICON_WIDTHS == pretrained.HIDDEN_WIDTHS[4]
-    picture, wanted, work = Picture(pixels), Goal("lambda", 1e-3), latent.workload(1, None)
-    found, noted = run_plan.RunPlan(picture, wanted, work, cpu, Run()), list[str]()
-    found._compile_times = SimpleNamespace(record=noted.append)  # type: ignore[assignment]
+    picture, goal, work = Picture(pixels), Goal("lambda", 1e-3), latent.workload(1, None)
+    plan, recorded_programs = run_plan.RunPlan(picture, goal, work, cpu, Run()), list[str]()
+    plan._compile_times = SimpleNamespace(record=recorded_programs.append)  # type: ignore[assignment]
     flat = SimpleNamespace(numpy=lambda: None)
     nothing = lambda _: None  # noqa: E731
     step: Any = SimpleNamespace(flat=flat, judge=nothing, steer=nothing, pace=lambda _: 1.0)
-    found._timed(step, 1e-3)
-    assert noted == list(cost_model.estimate_work(picture, wanted, work, cpu).programs)
+    plan._timed(step, 1e-3)
+    assert recorded_programs == list(cost_model.estimate_work(picture, goal, work, cpu).programs)
     monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
     assert taken(cpu, short=True) == forms.LARGE_WIDTHS
 
@@ -92,22 +92,22 @@ def test_short_runs_on_processors_get_small_networks(
 def test_resumed_run_keeps_its_form_and_a_new_one_falls_back(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever memory there is by now; a new one takes the next form where one is too large."""
+    """A resumed run keeps its form even without memory; a new run takes the next one that fits."""
 
     def too_large(*_: object) -> LatentStep:
         raise OutOfMemoryError("too large", hint="take less")
 
     monkeypatch.setattr(forms.Forms, "_whole", too_large)
     monkeypatch.setattr(forms.Forms, "_in_windows", lambda _: WindowedStep)
-    picture, asked = Picture(np.zeros((256, 256, 3), np.uint8)), Run()
-    found = latent._Encoder(picture, Goal("lambda", 1e-3), SHORT, open_device("numpy"), asked)
-    assert found.forms.first() is WindowedStep
-    assert found.forms.name == "in windows"
+    picture, arguments = Picture(np.zeros((256, 256, 3), np.uint8)), Run()
+    result = latent._Encoder(picture, Goal("lambda", 1e-3), SHORT, open_device("numpy"), arguments)
+    assert result.forms.first() is WindowedStep
+    assert result.forms.name == "in windows"
     if form == "whole":
         with pytest.raises(OutOfMemoryError):
-            found.forms.first(form)
+            result.forms.first(form)
     else:
-        assert found.forms.first(form) is WindowedStep
+        assert result.forms.first(form) is WindowedStep
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_resumed_run_keeps_its_form_and_a_new_one_falls_back(
 def test_memory_advice_counts_hyperlatents_only_where_possible(
     size: tuple[int, int], has: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The smaller pictures that would fit may be too small for any."""
-    asked: list[bool] = []
+    """The smaller pictures that would fit may be too small for hyperlatents."""
+    requests: list[bool] = []
 
     def explained(
         error: OutOfMemoryError, _what: str, device: AnyDevice, build: Any, _: Any
@@ -127,13 +127,13 @@ def test_memory_advice_counts_hyperlatents_only_where_possible(
 
     monkeypatch.setattr(forms, "explain", explained)
     for kind in ("LatentStep", "WindowedStep"):
-        monkeypatch.setattr(forms, kind, lambda *told: asked.append(told[3].has_hyperlatents))
+        monkeypatch.setattr(forms, kind, lambda *told: requests.append(told[3].has_hyperlatents))
     setup, error = (
         TrainingSetup((*size, 3), open_device("numpy")),
         OutOfMemoryError("full", hint="less"),
     )
     assert forms.too_large(setup, has, error) is error
-    assert asked == [has and size == (512, 768)]
+    assert requests == [has and size == (512, 768)]
 
 
 def test_pretrained_networks_follow_lambda_except_for_tiny_pictures() -> None:

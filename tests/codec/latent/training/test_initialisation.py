@@ -42,15 +42,15 @@ def test_predicted_latents_resemble_the_picture(
     hidden, entropy = pretrained.hidden_widths(start)
     step = LatentStep(pixels, 0, open_device("numpy"), Architecture(hidden, entropy, start))
     nothing, _ = step.judge(step.flat.numpy())
-    found = predict_latents(pixels, step.shape, start)
-    assert found is not None
-    step.write_grids(found)
+    predicted = predict_latents(pixels, step.shape, start)
+    assert predicted is not None
+    step.write_grids(predicted)
     error, _ = step.judge(step.flat.numpy())
     assert error < min(nothing / 2, initialisation.MAX_ERROR)
     monkeypatch.setattr(initial_latents, "PIXELS_PER_BAND", 1)
     again = predict_latents(pixels, step.shape, start)
     assert again is not None
-    for once, twice in zip(found, again, strict=True):
+    for once, twice in zip(predicted, again, strict=True):
         assert np.allclose(once, twice, atol=1e-4)
 
 
@@ -59,10 +59,10 @@ def test_initial_latents_shrink_towards_zero_at_high_lambda() -> None:
     cases = (3e-4, 300, 0), (6e-4, 200, 1 / 8), (1.2e-3, 30_000, 0.5), (0, 9, 0)
     for lmbda, steps, less in cases:
         finest, *others = shrunk(grids, lmbda, steps)
-        for found, by in ((finest, 3 * less), *((other, less) for other in others)):
-            assert found.dtype == np.float32
-            wanted = [by - 2, min(by - 0.3, 0), 0, max(0.3 - by, 0), 5 - by]
-            assert np.allclose(found, [wanted], atol=1e-6)
+        for result, by in ((finest, 3 * less), *((other, less) for other in others)):
+            assert result.dtype == np.float32
+            expected = [by - 2, min(by - 0.3, 0), 0, max(0.3 - by, 0), 5 - by]
+            assert np.allclose(result, [expected], atol=1e-6)
         assert len(others) == 2
 
 
@@ -88,8 +88,8 @@ def test_runs_start_from_predicted_latents_that_resemble_the_picture(
         assert part == "error"
         judged[:] = step.grids()
 
-    begun = SimpleNamespace(number=start)
-    step = SimpleNamespace(shape=shape, pretrained=begun, ask=ask, is_mostly_visible=True)
+    pretrained_stub = SimpleNamespace(number=start)
+    step = SimpleNamespace(shape=shape, pretrained=pretrained_stub, ask=ask, is_mostly_visible=True)
     step.answer = lambda: error
     step.flat, step.grids = SimpleNamespace(numpy=lambda: np.zeros(1)), lambda: list(grids)
     step.write_grids = lambda found: grids.__setitem__(slice(None), found)
@@ -98,8 +98,8 @@ def test_runs_start_from_predicted_latents_that_resemble_the_picture(
     assert found is not None
     assert bool(judged) is (steps >= schedule.VERY_SHORT_RUN)  # where that decides
     assert all(map(np.array_equal, judged, found))
-    wanted = shrunk(found, 1e-3, steps) if begins else [np.zeros_like(grid) for grid in found]
-    assert all(map(np.array_equal, grids, wanted))
+    expected = shrunk(found, 1e-3, steps) if begins else [np.zeros_like(grid) for grid in found]
+    assert all(map(np.array_equal, grids, expected))
 
 
 @pytest.mark.parametrize(("colours", "channels", "wanted"), [
@@ -116,7 +116,7 @@ def test_pictures_of_few_colours_are_graphics(colours: int, channels: int, wante
 def test_graphics_start_from_zero_latents_except_in_very_short_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where a guess would be like the picture."""
+    """This holds even if predicted latents would resemble the picture."""
     monkeypatch.setattr(initialisation, "MAX_ERROR", 1.0)
     pixels = np.repeat((patterned_picture(24, 31)[:, :, :1] > 99) * np.uint8(255), 3, 2)
     numpy = open_device("numpy")
@@ -129,7 +129,7 @@ def test_graphics_start_from_zero_latents_except_in_very_short_runs(
 def test_lambda_of_a_graphic_falls_to_the_target_in_the_first_half(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the first half of a run whose lambda stays, and in no pass after it."""
+    """It falls in the first half of a run with a fixed lambda, and in no pass after it."""
     steered: list[tuple[int, float]] = []
     steer = LatentStep.steer
 
@@ -148,10 +148,10 @@ def test_lambda_of_a_graphic_falls_to_the_target_in_the_first_half(
     assert {lmbda for done, lmbda in run if done >= 30} == {1e-3}
     steered.clear()
     monkeypatch.setattr(passes, "MAX_PASSES", 0)
-    wanted = Goal("bytes", 300)
-    encoder.encode(Picture(pixels), wanted, Workload(60), open_device("numpy"))
+    goal = Goal("bytes", 300)
+    encoder.encode(Picture(pixels), goal, Workload(60), open_device("numpy"))
     earliest = next(lmbda for done, lmbda in steered if done)
-    assert earliest == Lambdas(Picture(pixels), wanted).initial()
+    assert earliest == Lambdas(Picture(pixels), goal).initial()
 
 
 def test_no_latents_are_predicted_for_networks_without_a_predictor() -> None:
@@ -162,11 +162,11 @@ def test_no_latents_are_predicted_for_networks_without_a_predictor() -> None:
 def test_prediction_treats_gray_as_equal_channels_and_ignores_alpha(colours: int) -> None:
     pixels = patterned_picture(9, 13, colours)
     alpha = np.arange(1, 9 * 13 + 1, dtype=np.uint8).reshape(9, 13, 1)
-    wanted = predict_latents(np.repeat(pixels, 3 // colours, 2), ModelShape(9, 13, 3, 5), 4)
-    assert wanted is not None
+    expected = predict_latents(np.repeat(pixels, 3 // colours, 2), ModelShape(9, 13, 3, 5), 4)
+    assert expected is not None
     for given in (pixels, np.concatenate([pixels, alpha], 2)):
-        found = predict_latents(given, ModelShape(*given.shape, 5), 4)
-        assert found is not None
-        for one, other in zip(found, wanted, strict=True):
+        predicted = predict_latents(given, ModelShape(*given.shape, 5), 4)
+        assert predicted is not None
+        for one, other in zip(predicted, expected, strict=True):
             assert np.abs(other).max() > 0.1
             np.testing.assert_allclose(one, other, atol=1e-5)

@@ -45,7 +45,7 @@ def test_cost_of_nan_counts_as_infinite(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("size", [1e2, 1e8])
 def test_search_ends_with_valid_weights_when_errors_are_nan(size: float) -> None:
-    """Where latents are large, weights of MAX_WEIGHT may still give none."""
+    """With large latents, even weights of MAX_WEIGHT may give an error of NaN."""
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (100, 100, 3)).astype(np.uint8)
     step = LatentStep(pixels, 0, open_device("numpy"))
@@ -63,10 +63,10 @@ def test_refinement_cost_equals_search_cost_with_invisible_pixels() -> None:
     assert step.visible_fraction < 1
     search = Search(step)
     networks, lmbda = search.run(1e-3, rounds=1), 1e-3
-    found = search._cost(networks, lmbda)
+    result = search._cost(networks, lmbda)
     bits = search._network_bits(networks)
     own = Refinement(step, networks, lmbda)
-    assert sum(map(own._cost, PARTS)) + lmbda * bits / step.pixels == pytest.approx(found)
+    assert sum(map(own._cost, PARTS)) + lmbda * bits / step.pixels == pytest.approx(result)
 
 
 @pytest.mark.parametrize("sizes", [Architecture(8, 4), PRETRAINED_1])
@@ -102,7 +102,7 @@ def test_refined_networks_give_a_lower_rate_distortion_cost(
 def test_refinement_moves_weights_only_where_saved_bits_outweigh_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every network that is tried is a little worse than the first; most save bits."""
+    """Every trial has the same error above that of the first networks; most save bits."""
     step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
     networks = Search(step).run(1e-3, rounds=1)
     monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
@@ -112,27 +112,27 @@ def test_refinement_moves_weights_only_where_saved_bits_outweigh_error(
         monkeypatch.setattr(step, "answer", lambda a=answers, lost=lost: next(a, lost))
         refinement = Refinement(step, networks, 1e-3)
         refinement.run(20, lambda: False)
-        found = refinement.networks()
-        same = [np.array_equal(one.values, found[n].values) for n, one in networks.items()]
+        result = refinement.networks()
+        same = [np.array_equal(one.values, result[n].values) for n, one in networks.items()]
         assert all(same) is not moved
 
 
 def test_refinement_does_not_retry_rejected_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No gradient says that any of them costs anything; all of them do, but the first one's."""
+    """Gradients predict no cost for any move; all moves but the first turn out to cost much."""
     step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
     networks = Search(step).run(1e-3, rounds=1)
     monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
-    asked: list[bytes] = []
-    monkeypatch.setattr(step, "ask", lambda flat, _: asked.append(flat.tobytes()))
+    requests: list[bytes] = []
+    monkeypatch.setattr(step, "ask", lambda flat, _: requests.append(flat.tobytes()))
     answers = iter([0.0, 0.0, -1.0])
     monkeypatch.setattr(step, "answer", lambda: next(answers, 1e3))
     refinement = Refinement(step, networks, 1e-3)
     refinement.run(10_000, lambda: False)
     first = len(PARTS)
-    assert len(asked) > first + 10
-    assert len(set(asked[first:])) == len(asked[first:])
+    assert len(requests) > first + 10
+    assert len(set(requests[first:])) == len(requests[first:])
     changed = sum(
         int(np.abs(one.values - networks[name].values).sum())
         for name, one in refinement.networks().items()
@@ -142,7 +142,7 @@ def test_refinement_does_not_retry_rejected_moves(
 
 @pytest.mark.parametrize("sizes", [PRETRAINED_1, Architecture(32, 24, pretrained=5)])
 def test_each_tensor_changes_only_its_own_part_of_the_judgement(sizes: dict[str, int]) -> None:
-    """That of the filter as well."""
+    """This includes the tensor of the filter."""
     step = LatentStep(small_picture(), 1, open_device("numpy"), sizes)
     step.write_grids([3 * draw(*grid.shape) for grid in step.grids()])
     flat = step.flat.numpy()
@@ -160,22 +160,22 @@ def test_each_tensor_changes_only_its_own_part_of_the_judgement(sizes: dict[str,
 
 
 def test_search_judges_no_networks_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor's step says nothing of what it does not change."""
+    """A tensor's step size affects only its own part of the judgement."""
     step = LatentStep(small_picture(), 1, open_device("numpy"), Architecture(8, 4))
-    asked: list[tuple[str, bytes]] = []
+    requests: list[tuple[str, bytes]] = []
     ask = step.ask
 
     def noted(flat: np.ndarray, part: Part) -> None:
         names = [name for name in networks_of(flat, step.parameter_shapes) if part_of(name) == part]
         own = b"".join(networks_of(flat, step.parameter_shapes)[name].tobytes() for name in names)
-        asked.append((part, own))
+        requests.append((part, own))
         ask(flat, part)
 
     monkeypatch.setattr(step, "ask", noted)
     search = Search(step)
     search.run(1e-3)
-    assert len(asked) > 10
-    assert len(set(asked)) == len(asked)
+    assert len(requests) > 10
+    assert len(set(requests)) == len(requests)
 
 
 def test_large_pictures_have_fewer_weight_trials() -> None:

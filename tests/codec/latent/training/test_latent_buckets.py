@@ -172,7 +172,7 @@ def test_gpus_use_windows_if_the_bucket_is_too_large(
     extra: int, short: bool, whole: tuple[int, int], parted: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of less pixels with extra grids, which take memory; what is told goes by that too."""
+    """Extra grids take memory and lower the limit; the estimate of work follows it."""
     for module in (buckets, effort, run_plan):
         monkeypatch.setattr(module, "is_gpu", lambda _: True)
     for module in (cost_model, run_plan):
@@ -185,25 +185,27 @@ def test_gpus_use_windows_if_the_bucket_is_too_large(
     )
     for size, parts in (whole, False), (parted, True):
         picture = Picture(np.broadcast_to(np.uint8(0), (*size, 3)))
-        made = picture, Goal("lambda", 1e-3), Workload(30_000), card
+        arguments = picture, Goal("lambda", 1e-3), Workload(30_000), card
         most = forms.Forms(picture.pixels, TrainingSetup((*size, 3), card, short, extra), math.inf)
         assert (forms.WHOLE not in most._all()) is parts
-        found = run_plan.RunPlan(*made, Run())
-        assert (found.costs.windows(300) > 1) is parts
-        trained = effort.steps_for_setup(30_000, found.setup)
-        assert (trained < effort.steps_for_pixels(30_000, found.pixels)) is (parts and short)
-        told = cost_model.estimate_work(*made)
-        assert told.kind == "latent step" + ", in windows" * parts
-        assert ("windows of 512x512" in told.programs[0]) is parts
+        plan = run_plan.RunPlan(*arguments, Run())
+        assert (plan.costs.windows(300) > 1) is parts
+        trained = effort.steps_for_setup(30_000, plan.setup)
+        assert (trained < effort.steps_for_pixels(30_000, plan.pixels)) is (parts and short)
+        estimate = cost_model.estimate_work(*arguments)
+        assert estimate.kind == "latent step" + ", in windows" * parts
+        assert ("windows of 512x512" in estimate.programs[0]) is parts
         own = math.prod(TrainingSetup((*size, 3), card, short).bucket or size)
-        each = told.operations / (told.steps * effort.operations_of((*size, 3), extra_grids=extra))
+        each = estimate.operations / (
+            estimate.steps * effort.operations_of((*size, 3), extra_grids=extra)
+        )
         computed = TrainingSetup((*size, 3), card).window_pixels if parts else own
         assert 1 < each / computed < 1.2
 
 
 @pytest.mark.parametrize("size", [(500, 500), (700, 3000)])
 def test_memory_plan_uses_the_window_size_of_the_device(size: tuple[int, int]) -> None:
-    """By a dry run, which is a NumPy device that says that it is another one."""
+    """A dry run is a NumPy device that claims to be another one."""
     card = open_device("numpy")
     card.info, card.lanes = replace(card.info, kind="gpu"), "group"
     planned: list[tuple[int, int]] = []

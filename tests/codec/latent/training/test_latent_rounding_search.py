@@ -29,14 +29,14 @@ def test_weight_refinement_leaves_time_to_approach_a_target(wanted: Goal) -> Non
     picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
     step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
-    asked = list[float]()
+    requests = list[float]()
 
     def enough(share: float) -> bool:
-        asked.append(share)
+        requests.append(share)
         return True
 
     rounding_search.Rounding(picture, wanted, step, device, {}, enough).best(3e-3)
-    assert (rounding_search.MAX_REFINEMENT_TIME in asked) == (wanted.kind == "bytes")
+    assert (rounding_search.MAX_REFINEMENT_TIME in requests) == (wanted.kind == "bytes")
 
 
 @pytest.mark.parametrize(("spent", "times"), [(0.29, 2), (0.31, 1)])
@@ -55,30 +55,36 @@ def test_second_quantisation_runs_only_if_time_is_left(
     monkeypatch.setattr(bit_allocation.Search, "quantised", hardened)
     monkeypatch.setattr(bit_allocation, "MIN_NETWORK_FRACTION", 0.0)
     picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
-    made = picture, Goal("lambda", 3e-3), LatentStep(picture.pixels, 0, device, Architecture(4, 4))
+    arguments = (
+        picture,
+        Goal("lambda", 3e-3),
+        LatentStep(picture.pixels, 0, device, Architecture(4, 4)),
+    )
     refining = Refining(5, quantisation_steps=3, searching=False)
-    found = rounding_search.Rounding(*made, device, {}, lambda share: share <= spent, refining)
-    found.best(3e-3)
+    rounding = rounding_search.Rounding(
+        *arguments, device, {}, lambda share: share <= spent, refining
+    )
+    rounding.best(3e-3)
     assert counts == [3] * times
 
 
 @pytest.mark.parametrize(("share", "lmbdas"), [(0.99, 1), (0.5, 3)])
 def test_shaving_raises_lambda_until_the_file_is_small_enough(share: float, lmbdas: int) -> None:
-    """Until they are few enough; one after the other, as what one saved is kept."""
+    """Each lambda continues from the weights that the one before has moved."""
     step = LatentStep(small_pixels(), 0, open_device("numpy"), Architecture(8, 8))
     LatentTrainer(step, LatentTrainerState(30, 1e-4)).run()
-    made = step, open_device("numpy"), {}
-    first = rounding_search.Rounding(Picture(small_pixels()), Goal("bytes", 10**6), *made)
+    arguments = step, open_device("numpy"), {}
+    first = rounding_search.Rounding(Picture(small_pixels()), Goal("bytes", 10**6), *arguments)
     networks = first._search.refined(first._search.run(1e-4), 1e-4, most=50)
     before = first._trial(networks, 0.0)
-    wanted = Goal("bytes", share * before.size)
-    found = rounding_search.Rounding(Picture(small_pixels()), wanted, *made)
-    tried = found._shaved(networks, 1e-4, lambda: False)
+    goal = Goal("bytes", share * before.size)
+    rounding = rounding_search.Rounding(Picture(small_pixels()), goal, *arguments)
+    tried = rounding._shaved(networks, 1e-4, lambda: False)
     assert [trial.shaved for trial in tried] == list(
         rounding_search.SHAVING_LMBDA_DOUBLINGS[:lmbdas]
     )
     assert all(later.size < earlier.size for earlier, later in pairwise([before, *tried]))
-    assert len(found._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
+    assert len(rounding._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
 
 
 @pytest.mark.parametrize(
@@ -87,40 +93,42 @@ def test_shaving_raises_lambda_until_the_file_is_small_enough(share: float, lmbd
 def test_shaving_runs_only_for_too_large_files_without_a_further_pass(
     shaving: bool, size: int, saved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
+    requests: list[bool] = []
     monkeypatch.setattr(
-        rounding_search.Rounding, "_shaved", lambda *_: asked.append(True) or list[Trial]()
+        rounding_search.Rounding, "_shaved", lambda *_: requests.append(True) or list[Trial]()
     )
     picture, device = Picture(PIXELS), open_device("numpy")
     step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
-    made = picture, Goal("bytes", size), step, device, {}
-    rounding_search.Rounding(*made, refining=Refining(5, shaving=shaving)).best(3e-3)
-    assert bool(asked) is saved
+    arguments = picture, Goal("bytes", size), step, device, {}
+    rounding_search.Rounding(*arguments, refining=Refining(5, shaving=shaving)).best(3e-3)
+    assert bool(requests) is saved
 
 
 @pytest.mark.parametrize(("shaved", "files"), [(0, 1), (1, 2)])
 def test_shaved_networks_are_written_as_a_file_of_their_own(
     shaved: int, files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though it has the same steps of networks and latents."""
+    """This holds even with equal exponents and latents."""
     picture, device = Picture(PIXELS), open_device("numpy")
     step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
-    made = picture, Goal("bytes", 60), step, device, {}
-    found = rounding_search.Rounding(*made, refining=Refining(5))
+    arguments = picture, Goal("bytes", 60), step, device, {}
+    rounding = rounding_search.Rounding(*arguments, refining=Refining(5))
     written: list[int] = []
-    write = found._written
+    write = rounding._written
 
     def counted(trial: Trial) -> rounding_search.Written:
         written.append(trial.shaved)
         return write(trial)
 
     monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
-    monkeypatch.setattr(found, "_written", counted)
+    monkeypatch.setattr(rounding, "_written", counted)
     monkeypatch.setattr(
-        found, "_nearest", lambda networks, _: replace(found._trial(networks, 0.0), shaved=shaved)
+        rounding,
+        "_nearest",
+        lambda networks, _: replace(rounding._trial(networks, 0.0), shaved=shaved),
     )
-    found.best(3e-3)
+    rounding.best(3e-3)
     assert written == [0, shaved][:files]
 
 
@@ -129,15 +137,15 @@ def test_lossless_file_leaves_the_psnr_offset_finite(
 ) -> None:
     device = open_device("numpy")
     step = LatentStep(PIXELS, 0, device, Architecture(4, 4))
-    made = Picture(PIXELS), Goal("psnr", 10.0), step, device, {}
-    found = rounding_search.Rounding(*made, refining=Refining(5))
-    write, files = found._written, list[Written]()
+    arguments = Picture(PIXELS), Goal("psnr", 10.0), step, device, {}
+    rounding = rounding_search.Rounding(*arguments, refining=Refining(5))
+    write, files = rounding._written, list[Written]()
 
     def written(trial: Trial) -> Written:
         files.append(write(trial))
         return files[-1] if len(files) > 1 else replace(files[-1], psnr=math.inf)
 
-    monkeypatch.setattr(found, "_written", written)
-    _, first = found.best(3e-3)
+    monkeypatch.setattr(rounding, "_written", written)
+    _, first = rounding.best(3e-3)
     assert first.psnr == math.inf
-    assert math.isfinite(found._psnr_offset)
+    assert math.isfinite(rounding._psnr_offset)

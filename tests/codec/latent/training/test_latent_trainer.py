@@ -37,7 +37,7 @@ from imgmlp.engine import Tensor, open_device
 
 
 def test_scaling_latents_keeps_the_picture_and_adds_a_bit_per_doubling() -> None:
-    """And what is trained then goes on with as many times the rate of latents."""
+    """Errors stay the same; each latent takes about one bit more at twice the scale."""
     step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
     step.write_grids([np.rint(4 * draw(*grid.shape)) for grid in step.grids()])
     before, grids = step.judge(step.flat.numpy()), step.grids()
@@ -54,12 +54,12 @@ def test_scaling_latents_keeps_the_picture_and_adds_a_bit_per_doubling() -> None
 
 def test_latent_scale_rises_as_lambda_falls_in_large_pictures_and_long_runs() -> None:
     lmbdas = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
-    found = [schedule.latent_scale(lmbda, 100_000, 300, 6) for lmbda in lmbdas]
-    assert found == sorted(found, reverse=True)
-    assert found[0] == schedule.MAX_LATENT_SCALE
-    assert found[4:] == [1.0, 1.0]
+    results = [schedule.latent_scale(lmbda, 100_000, 300, 6) for lmbda in lmbdas]
+    assert results == sorted(results, reverse=True)
+    assert results[0] == schedule.MAX_LATENT_SCALE
+    assert results[4:] == [1.0, 1.0]
     small = [schedule.latent_scale(lmbda, 256, 300, 6) for lmbda in lmbdas]
-    assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
+    assert small == [*results[:2], 1.0, 1.0, 1.0, 1.0]
     assert all(schedule.latent_scale(lmbda, 100_000, 299, 6) == 1.0 for lmbda in lmbdas)
     low = [schedule.latent_scale(lmbda, 100_000, 300, 7) for lmbda in lmbdas]
     assert low[0] == pytest.approx(100**schedule.LATENT_SCALE_EXPONENT)
@@ -96,7 +96,7 @@ def test_learning_rate_follows_latent_scale_and_passes_limit_rescaling() -> None
 
 
 def test_latents_have_a_smaller_beta1_than_networks() -> None:
-    """As their noise turns round in every second step, and is further from uniform in the end."""
+    """Their noise changes its sign in every second step, and its shape during the run."""
     device = open_device("numpy")
     step = LatentStep(small_picture(), 1, device, NARROW)
     step.steer(schedule.control(0, 60, 1e-3))
@@ -118,14 +118,14 @@ def test_short_runs_have_a_smaller_beta2_for_networks() -> None:
     assert (
         0.95 < schedule.control(540, 550, 1e-3).network_beta2 < 0.96
     )  # with rounded latents as well
-    found = []
+    results = []
     for memory in (0.5, 0.9):
         step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
         step.steer(Control(1e-3, noise_scale=0.0, network_beta2=memory))
         step.run(1)
-        found.append(step.adam.second[0].numpy() / (1 - np.float32(memory)))
-    assert np.allclose(*found, rtol=1e-5)
-    assert found[0].any()
+        results.append(step.adam.second[0].numpy() / (1 - np.float32(memory)))
+    assert np.allclose(*results, rtol=1e-5)
+    assert results[0].any()
 
 
 def test_interrupted_run_resumes_bit_for_bit() -> None:
@@ -145,7 +145,7 @@ def test_interrupted_run_resumes_bit_for_bit() -> None:
 def test_exceeded_limit_still_allows_ten_steps_or_half_a_second(
     make: Any, each: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that goes on with every step."""
+    """The clock advances with every step."""
     step = make(small_picture(), 1, open_device("numpy"), NARROW)
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, 99.0)
     monkeypatch.setattr("time.perf_counter", lambda: 100 + each * step.done)
@@ -161,7 +161,7 @@ def test_latent_learning_rate_is_higher_in_long_runs(steps: int, rate: float) ->
 
 
 def test_training_uses_the_time_that_a_limit_leaves(clock_of_steps: ClockOfSteps) -> None:
-    """Of 40 steps that were thought to take 2 seconds each."""
+    """The run was planned as 40 steps of 2 seconds each, which then take 1 second."""
     clock = clock_of_steps(lambda _: 1.0)
     step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
     for most, steps in ((0, 40), (1000, 80)):
@@ -177,7 +177,7 @@ def test_training_uses_the_time_that_a_limit_leaves(clock_of_steps: ClockOfSteps
 def test_run_towards_a_target_gains_steps_only_early_on(
     from_step: int, steps: int, clock_of_steps: ClockOfSteps
 ) -> None:
-    """As fast as thought, then more than twice as fast."""
+    """Steps take as long as planned until `from_step`, then a quarter of that."""
     clock = clock_of_steps(lambda n: 2.0 if n < from_step else 0.5)
     step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
     state = LatentTrainerState(40, 1e-3)

@@ -25,8 +25,10 @@ from imgmlp.image import Picture
 
 
 def test_forecast_of_final_bits_and_psnr_matches_measured_runs() -> None:
-    """kodim15, 128x128 pixels, after a sixth of 600 steps, ended with 0.26 bits a pixel of latents
-    and 1,056 bits of networks at a lambda of 4e-3, with 37.7 dB at 2e-4 and 42.8 at 4e-5.
+    """The figures are those of kodim15 at 128x128 pixels, after a sixth of 600 steps.
+
+    It ended with 0.26 bits per pixel of latents and 1,056 bits of networks at a lambda of 4e-3,
+    with 37.7 dB at 2e-4 and with 42.8 dB at 4e-5.
     """
     assert forecast(1.0, 800.0, 30.0, left=0.0, lmbda=1e-3) == (1.0, 800.0, 30.0)
     dear, networks, _ = forecast(0.34, 1350.0, 29.4, left=0.83, lmbda=4e-3)
@@ -45,9 +47,9 @@ def test_fixed_lambda_is_not_below_the_minimum(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_time_limit_shifts_pricing_to_fewer_bytes_and_more_decibels() -> None:
-    """As there may be no time to make up for what was missed."""
-    for wanted, dearer in ((Goal("bytes", 100), True), (Goal("psnr", 30), False)):
-        found = Lambdas(Picture(PIXELS), wanted)
+    """There may be no time for a pass that makes up for a missed target."""
+    for expected, dearer in ((Goal("bytes", 100), True), (Goal("psnr", 30), False)):
+        found = Lambdas(Picture(PIXELS), expected)
         limited, usual = found.pricing(limited=True), found.pricing()
         assert limited is not None
         assert usual is not None
@@ -75,46 +77,46 @@ def smooth(height: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("size", SIZES)
 def test_transform_preserves_energy(size: tuple[int, int, int]) -> None:
     blocks = picture_analysis._blocks(noise(*size))
-    found = picture_analysis._transformed(blocks)
-    assert found.shape == blocks.shape
-    assert np.sum(found**2) == pytest.approx(np.sum(blocks**2), rel=1e-4)
+    transformed = picture_analysis._transformed(blocks)
+    assert transformed.shape == blocks.shape
+    assert np.sum(transformed**2) == pytest.approx(np.sum(blocks**2), rel=1e-4)
 
 
 def test_transform_decorrelates_channels() -> None:
     shared, own = np.random.default_rng(0).normal(0, 0.1, (2, 500))
     colours = np.stack([shared + 0.9, own + 0.5, own + shared], -1)  # [blocks, channels]
-    found = picture_analysis._transformed(np.float32(colours)[:, None, None])[:, 0, 0]
-    covariance = np.cov(found, rowvar=False)
+    transformed = picture_analysis._transformed(np.float32(colours)[:, None, None])[:, 0, 0]
+    covariance = np.cov(transformed, rowvar=False)
     assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-6
 
 
 def test_constant_block_has_one_coefficient() -> None:
-    found = picture_analysis._transformed(np.full((4, 16, 16, 1), 0.5, np.float32))
-    assert np.abs(found[:, 0, 0, 0]) == pytest.approx(8.0, rel=1e-5)  # half of the side
-    assert np.sum(np.abs(found) > 1e-5) == 4
+    transformed = picture_analysis._transformed(np.full((4, 16, 16, 1), 0.5, np.float32))
+    assert np.abs(transformed[:, 0, 0, 0]) == pytest.approx(8.0, rel=1e-5)  # half of the side
+    assert np.sum(np.abs(transformed) > 1e-5) == 4
 
 
 def test_lambda_of_noise_follows_from_its_rounding_error() -> None:
-    """Uniform from ROUNDING_OFFSET - 1 to ROUNDING_OFFSET of a step."""
+    """Rounding errors are uniform from ROUNDING_OFFSET - 1 to ROUNDING_OFFSET of a step size."""
     step = 0.01
     error = step**2 * (ROUNDING_OFFSET**3 + (1 - ROUNDING_OFFSET) ** 3) / 3
-    found = Spectrum(noise(64, 64, 3)).lmbda_of_error(error)
-    assert found == pytest.approx(LMBDA_PER_SQUARED_STEP * step**2, rel=0.03)
+    spectrum = Spectrum(noise(64, 64, 3)).lmbda_of_error(error)
+    assert spectrum == pytest.approx(LMBDA_PER_SQUARED_STEP * step**2, rel=0.03)
 
 
 @pytest.mark.parametrize("pixels", [noise(48, 48, 3), smooth(48, 48)], ids=["noise", "smooth"])
 def test_lambda_falls_with_more_bits_or_less_error(pixels: np.ndarray) -> None:
-    found = Spectrum(pixels)
-    by_bits = [found.lmbda_of_bits(bits) for bits in (200.0, 600.0, 1800.0)]
+    spectrum = Spectrum(pixels)
+    by_bits = [spectrum.lmbda_of_bits(bits) for bits in (200.0, 600.0, 1800.0)]
     assert all(later < earlier for earlier, later in pairwise(by_bits))
-    by_error = [found.lmbda_of_error(10 ** (-decibels / 10)) for decibels in (25, 35, 45)]
+    by_error = [spectrum.lmbda_of_error(10 ** (-decibels / 10)) for decibels in (25, 35, 45)]
     assert all(later < earlier for earlier, later in pairwise(by_error))
 
 
 def test_smooth_pictures_reach_an_error_at_a_higher_lambda() -> None:
-    """As most of their numbers are nothing at all."""
-    found = [Spectrum(each).lmbda_of_error(1e-4) for each in (smooth(64, 64), noise(64, 64, 3))]
-    assert found[0] > 4 * found[1]
+    """Most of their coefficients are zero."""
+    results = [Spectrum(each).lmbda_of_error(1e-4) for each in (smooth(64, 64), noise(64, 64, 3))]
+    assert results[0] > 4 * results[1]
 
 
 def test_analysed_part_of_a_large_picture_agrees_with_the_whole(
@@ -141,20 +143,20 @@ def test_initial_lambda_is_finite_and_in_range_for_every_target(
 
 
 def test_initial_lambda_of_each_target_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are who ask."""
-    picture, made = Picture(noise(20, 30, 3)), list[np.ndarray]()
+    """Repeated requests use the cached value."""
+    picture, analysed = Picture(noise(20, 30, 3)), list[np.ndarray]()
 
     def transformed(pixels: np.ndarray) -> Spectrum:
-        made.append(pixels)
+        analysed.append(pixels)
         return Spectrum(pixels)
 
     monkeypatch.setattr(lmbdas, "Spectrum", transformed)
     goals = Goal("psnr", 30), Goal("psnr", 35), Goal("bytes", 500)
-    found = [[Lambdas(picture, goal).initial() for goal in goals] for _ in range(2)]
-    assert found[0] == found[1]
-    assert len(set(found[0])) == len(made) == len(goals)
+    results = [[Lambdas(picture, goal).initial() for goal in goals] for _ in range(2)]
+    assert results[0] == results[1]
+    assert len(set(results[0])) == len(analysed) == len(goals)
     alone = [Lambdas(Picture(picture.pixels.copy()), goal).initial() for goal in goals]
-    assert alone == found[0]
+    assert alone == results[0]
 
 
 @pytest.mark.parametrize("size", [*NARROW_SIZES, (40, 20000, 3)])
@@ -164,9 +166,9 @@ def test_lambda_of_narrow_pictures_is_about_that_of_square_ones(size: tuple[int,
 
 
 def test_lambda_of_excess_bytes_is_that_of_50_decibels() -> None:
-    found = Spectrum(noise(13, 10, 3))
-    assert found.lmbda_of_bits(1e6) == found.lmbda_of_error(1e-5)
-    assert found.lmbda_of_bits(300.0) > found.lmbda_of_error(1e-5)
+    spectrum = Spectrum(noise(13, 10, 3))
+    assert spectrum.lmbda_of_bits(1e6) == spectrum.lmbda_of_error(1e-5)
+    assert spectrum.lmbda_of_bits(300.0) > spectrum.lmbda_of_error(1e-5)
 
 
 @pytest.mark.parametrize("channels", [2, 4])
@@ -185,8 +187,8 @@ def test_invisible_colours_do_not_change_lambda(channels: int) -> None:
 
 @pytest.mark.parametrize("side", [64, 512])
 def test_invisible_colours_become_the_mean_of_visible_ones(side: int) -> None:
-    """Which would drift if as many as that were added up in 32 bits."""
+    """The mean would drift if so many pixels were added up in 32 bits."""
     pixels = np.full((side, side, 4), 200, np.uint8)
     pixels[:, side * 7 // 8 :] = 0
-    found = picture_analysis._blocks(pixels)
-    np.testing.assert_allclose(found[..., :-1], 200 / 255, rtol=1e-6)
+    result = picture_analysis._blocks(pixels)
+    np.testing.assert_allclose(result[..., :-1], 200 / 255, rtol=1e-6)

@@ -80,7 +80,7 @@ def test_opening_on_processors_is_about_the_same_work_for_all_sizes() -> None:
 def test_long_runs_on_gpus_open_in_a_coarse_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """But in none so large that there is no memory for the picture's own as well."""
+    """The coarse bucket must leave memory for the picture's own bucket as well."""
     card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
     monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
 
@@ -114,7 +114,7 @@ def test_long_runs_on_gpus_open_in_a_coarse_bucket(
 def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By an H200's: 0.41 ms in a bucket of 512x768, 0.30 in one of 384x576 and 0.345 of 448x640."""
+    """An H200 took 0.41 ms in a bucket of 512x768, 0.30 in 384x576 and 0.345 in 448x640."""
     info = replace(open_device("numpy").info, kind="gpu")
     card: Any = SimpleNamespace(info=info, lanes="group", compiling=0.0, lowering=0.0)
     for module in (buckets, effort, run_plan):
@@ -122,13 +122,13 @@ def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
 
     def told(height: int, width: int) -> run_plan.RunPlan:
         picture = Picture(np.zeros((height, width, 3), np.uint8))
-        found = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(100_000), card, Run())
-        found.costs.is_opening = True
-        return found
+        plan = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(100_000), card, Run())
+        plan.costs.is_opening = True
+        return plan
 
     for size, pace in ((350, 560), 3.0e-4), ((400, 620), 3.45e-4):
-        found = told(*size)
-        costs = found.costs
+        plan = told(*size)
+        costs = plan.costs
         costs.step_seconds = 1e-4
         assert costs.own_step_seconds() == 1e-4  # of launches that have nothing to do
         costs.step_seconds = 4.1e-4
@@ -136,8 +136,8 @@ def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
         first = costs.opening_steps / 100_000
         mean = first * 4.1e-4 + (1 - first) * pace
         assert costs.mean_step_seconds(100_000) == pytest.approx(mean, rel=0.02)
-        found.run.began = time.perf_counter()  # as a busy machine may have waited since
-        fitting, _ = found.fitting_run(20.0)
+        plan.run.began = time.perf_counter()  # as a busy machine may have waited since
+        fitting, _ = plan.fitting_run(20.0)
         assert fitting * costs.mean_step_seconds(fitting) == pytest.approx(19, rel=0.1)
     card.lanes = "one"
     costs = told(350, 560).costs
@@ -148,16 +148,20 @@ def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
 def test_bucket_compiler_may_have_helpers_on_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, told = WindowedStep(PIXELS, 0, open_device("numpy"), PRETRAINED_4, window=BUCKET), []
-    monkeypatch.setattr(child, "Helper", lambda *_, may_have_helpers: told.append(may_have_helpers))
+    step, messages = WindowedStep(PIXELS, 0, open_device("numpy"), PRETRAINED_4, window=BUCKET), []
+    monkeypatch.setattr(
+        child, "Helper", lambda *_, may_have_helpers: messages.append(may_have_helpers)
+    )
     monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
     bucket_compiler(step, BUCKET)
-    assert told == [True]
+    assert messages == [True]
 
 
 def test_state_of_windows_is_handed_over_to_the_whole_picture() -> None:
-    """Of one window, which does what the whole does; of several, networks' moments are as those of
-    so many times larger gradients."""
+    """A single window continues exactly; with several, the moments of networks are scaled.
+
+    A step of the whole picture sums the gradients of all windows.
+    """
     device = open_device("numpy")
     step, padded = (
         LatentStep(PIXELS, 0, device, PRETRAINED_4, bucket=one) for one in (None, BUCKET)
@@ -173,19 +177,19 @@ def test_state_of_windows_is_handed_over_to_the_whole_picture() -> None:
         assert each.done == 4
     assert padded.figures() == pytest.approx(step.figures(), rel=1e-5)
     assert np.allclose(padded.flat.numpy(), step.flat.numpy(), atol=1e-5)
-    for found, expected in zip(padded.grids(), step.grids(), strict=True):
-        assert np.allclose(found, expected, atol=1e-4)
+    for result, expected in zip(padded.grids(), step.grids(), strict=True):
+        assert np.allclose(result, expected, atol=1e-4)
     tall = np.concatenate([PIXELS] * 3)
     several = WindowedStep(tall, 0, device, PRETRAINED_4, window=BUCKET)
     several.adam.first[0].write(np.full(several.flat.shape, 0.5, np.float32))
     several.adam.second[0].write(np.full(several.flat.shape, 0.25, np.float32))
-    found, count = (
+    result, count = (
         several.handed_to(LatentStep(tall, 0, device, PRETRAINED_4)),
         len(several.windows),
     )
     assert count > 1
-    assert (found["networks_0"] == 0.5 * count).all()
-    assert (found["networks_1"] == 0.25 * count**2).all()
+    assert (result["networks_0"] == 0.5 * count).all()
+    assert (result["networks_1"] == 0.25 * count**2).all()
 
 
 def test_state_of_a_bucket_is_handed_over_to_another_bucket() -> None:
@@ -204,12 +208,12 @@ def test_state_of_a_bucket_is_handed_over_to_another_bucket() -> None:
         assert each.done == 4
     assert own.figures() == pytest.approx(step.figures(), rel=1e-5)
     assert np.allclose(own.flat.numpy(), step.flat.numpy(), atol=1e-5)
-    for found, expected in zip(own.grids(), step.grids(), strict=True):
-        assert np.allclose(found, expected, atol=1e-4)
+    for actual, expected in zip(own.grids(), step.grids(), strict=True):
+        assert np.allclose(actual, expected, atol=1e-4)
 
 
 class FakeCompiler:
-    """In the place of the other process, which has ended as soon as it is waited for."""
+    """Stands for the compiler process and has ended as soon as it is waited for."""
 
     made = 0
     working = done = True  # as far as anybody asks
@@ -229,7 +233,7 @@ class FakeCompiler:
 
 @dataclass
 class Opening:
-    """A picture whose run takes two steps in another form than the rest."""
+    """A picture whose run takes its first two steps in another form than the rest."""
 
     form: str
     picture: Picture
@@ -237,7 +241,7 @@ class Opening:
 
 @pytest.fixture(params=[("in windows", 5), ("in a shared bucket", 3)], ids=lambda param: param[0])
 def opening(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Opening:
-    """In windows or a bucket of 8x8, from where a bucket of 8x8 or 4x8 goes on."""
+    """Open in windows of 8x8 or a shared bucket of 8x8, then switch to a bucket of 8x8 or 4x8."""
     form, rows = request.param
     monkeypatch.setattr(buckets, "_compiles", lambda _: True)
     monkeypatch.setattr(buckets, "MAX_POWER_OF_TWO_SIDE", 4 if form == "in windows" else 128)
@@ -258,8 +262,8 @@ def opening(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def encode_small(picture: Picture, run: Run | None = None) -> encoder.Encoded:
-    made = picture, Goal("lambda", 3e-3), Workload(4), open_device("numpy"), run
-    return encoder.encode(*made, "latent")
+    arguments = picture, Goal("lambda", 3e-3), Workload(4), open_device("numpy"), run
+    return encoder.encode(*arguments, "latent")
 
 
 def test_run_interrupted_around_the_switch_resumes_to_the_same_bytes(
@@ -267,10 +271,10 @@ def test_run_interrupted_around_the_switch_resumes_to_the_same_bytes(
 ) -> None:
     seen = []
     for stop in (0, 0, 1):
-        kept = Checkpoint(tmp_path / "state", "key")
+        saved = Checkpoint(tmp_path / "state", "key")
         with pytest.raises(Interrupted):
-            encode_small(opening.picture, Run(None, stops_after(stop), checkpoint=kept))
-        state = kept.load()
+            encode_small(opening.picture, Run(None, stops_after(stop), checkpoint=saved))
+        state = saved.load()
         assert state is not None
         done = state.arrays["steps" if "steps" in state.arrays else "count"]
         seen.append((state.values["form"], int(done)))
@@ -305,19 +309,19 @@ def test_long_runs_on_gpus_are_checked_less_often(lanes: str, steps: int, look: 
 
 @pytest.mark.parametrize(("steps", "goes"), [(7, False), (8, True)])
 def test_run_switches_program_only_if_long_enough(steps: int, goes: bool) -> None:
-    made = Picture(PIXELS), Goal("lambda", 3e-3), Workload(steps), open_device("numpy"), Run()
-    found = run_plan.RunPlan(*made)
-    found.costs.opening_steps, found.costs.is_opening = 2, True
-    assert found.costs.switches_program(steps) is goes
-    found.costs.is_opening = False
-    assert not found.costs.switches_program(steps)
+    arguments = Picture(PIXELS), Goal("lambda", 3e-3), Workload(steps), open_device("numpy"), Run()
+    plan = run_plan.RunPlan(*arguments)
+    plan.costs.opening_steps, plan.costs.is_opening = 2, True
+    assert plan.costs.switches_program(steps) is goes
+    plan.costs.is_opening = False
+    assert not plan.costs.switches_program(steps)
 
 
 def test_run_under_a_time_limit_does_not_wait_for_the_compiler(
     opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run goes on as it began until the program is there, if it ever is."""
-    made, seen = (opening.picture, Goal("bytes", 150)), []  # for which there are no more steps
+    """The run keeps its form until the program is there, if it ever is."""
+    arguments, seen = (opening.picture, Goal("bytes", 150)), []  # for which there are no more steps
     monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (6, False))
     monkeypatch.setattr(
         latent_trainer, "MAX_LIMITED_CHANGE", 1e6
@@ -333,8 +337,8 @@ def test_run_under_a_time_limit_does_not_wait_for_the_compiler(
     for ready in (True, False):
         monkeypatch.setattr(FakeCompiler, "done", ready)
         work = Workload(0, 60.0)
-        found = encoder.encode(*made, work, open_device("numpy"), None, "latent")
-        assert found.metrics["steps"] == 6
+        encoded = encoder.encode(*arguments, work, open_device("numpy"), None, "latent")
+        assert encoded.metrics["steps"] == 6
     assert seen == [2]
 
 
@@ -349,8 +353,8 @@ def test_run_keeps_its_opening_form_if_its_bucket_is_out_of_memory(
         raise OutOfMemoryError("too large", hint="take less")
 
     monkeypatch.setattr(forms.Forms, "_whole", too_large)
-    found = encode_small(opening.picture)
-    assert (FakeCompiler.made, found.metrics["steps"]) == (1, 4)
+    encoded = encode_small(opening.picture)
+    assert (FakeCompiler.made, encoded.metrics["steps"]) == (1, 4)
 
 
 @pytest.mark.parametrize("opening", [("in a shared bucket", 3)], indirect=True)
@@ -365,8 +369,8 @@ def test_run_starts_in_its_own_bucket_if_the_shared_one_is_out_of_memory(
         raise OutOfMemoryError("too large", hint="take less")
 
     monkeypatch.setattr(forms.Forms, "_whole", too_large)
-    found = encode_small(opening.picture)
-    assert (FakeCompiler.made, found.metrics["steps"]) == (0, 4)
+    encoded = encode_small(opening.picture)
+    assert (FakeCompiler.made, encoded.metrics["steps"]) == (0, 4)
 
 
 def test_compiler_process_reports_its_state_and_ends_with_the_run() -> None:
@@ -389,15 +393,15 @@ def test_compiler_process_reports_its_state_and_ends_with_the_run() -> None:
 def test_compiler_process_builds_the_step_that_the_run_switches_to(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pixels, made = np.zeros((6, 40, 3), np.uint8), []
+    pixels, built_steps = np.zeros((6, 40, 3), np.uint8), []
     step = WindowedStep(
         pixels, 0, open_device("numpy"), replace(PRETRAINED_4, **more), window=(64, 64)
     )
     kind = buckets.LatentStep
 
     def noted(*given: Any, **named: Any) -> LatentStep:
-        made.append(kind(*given, **named))
-        return made[-1]
+        built_steps.append(kind(*given, **named))
+        return built_steps[-1]
 
     def helper(_: str, *told: str, may_have_helpers: bool) -> None:
         assert not may_have_helpers  # which cores of a processor that trains would have no time for
@@ -406,13 +410,13 @@ def test_compiler_process_builds_the_step_that_the_run_switches_to(
     monkeypatch.setattr(child, "Helper", helper)
     monkeypatch.setattr(buckets, "LatentStep", noted)
     bucket_compiler(step, (8, 64))
-    assert [one.shape for one in made] == [step.shape]
-    assert made[0].bucket == (8, 64)
-    assert made[0].pretrained.number == step.pretrained.number
+    assert [one.shape for one in built_steps] == [step.shape]
+    assert built_steps[0].bucket == (8, 64)
+    assert built_steps[0].pretrained.number == step.pretrained.number
 
 
 def test_compiler_process_ends_when_its_parent_does() -> None:
-    """However that ends: of its standard input there is no more then."""
+    """Its standard input is closed then, however the parent ends."""
     step = WindowedStep(PIXELS, 0, open_device("numpy"), PRETRAINED_4, window=BUCKET)
     with bucket_compiler(step, BUCKET) as compiler:
         process = compiler._process

@@ -36,7 +36,7 @@ from imgmlp.engine import open_device
 
 @pytest.mark.parametrize("form", ["numpy", "cpu"])
 def test_progressive_quantisation_beats_rounding_all_weights_at_once(form: str) -> None:
-    """Each stays as it was rounded; latents stay as they are."""
+    """Weights stay as they were rounded, and latents do not change."""
     step, lmbda = LatentStep(small_picture(), 1, open_device(form), PRETRAINED_1), 1e-3
     LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
     step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
@@ -47,21 +47,21 @@ def test_progressive_quantisation_beats_rounding_all_weights_at_once(form: str) 
     at_once = {
         n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.parameter_shapes).items()
     }
-    found = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: False)
+    result = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: False)
     before = Steering(*step.control.numpy())
     step.steer(schedule.control(59, 60, lmbda))
     after = Steering(*step.control.numpy())
     assert (
         before.tile_subsampling == after.tile_subsampling == control.TILE_SUBSAMPLING
     )  # by whose pace it is timed
-    assert {name: tensor.exponent for name, tensor in found.items()} == exponents
-    assert search._cost(found, lmbda) < search._cost(at_once, lmbda)
+    assert {name: tensor.exponent for name, tensor in result.items()} == exponents
+    assert search._cost(result, lmbda) < search._cost(at_once, lmbda)
     same = np.concatenate(
-        [(one.values == at_once[name].values).ravel() for name, one in found.items()]
+        [(one.values == at_once[name].values).ravel() for name, one in result.items()]
     )
     assert progressive_quantisation.ROUNDED_FRACTIONS[0] <= same.mean() < 1
     assert np.array_equal(
-        step.flat.numpy(), flat_of({name: one.floats() for name, one in found.items()})
+        step.flat.numpy(), flat_of({name: one.floats() for name, one in result.items()})
     )
     assert all(map(np.array_equal, step.grids(), grids))
     assert step.trainable.numpy().all()  # for whatever comes then
@@ -78,12 +78,12 @@ def test_progressively_quantised_networks_are_used_only_if_better(
     search = Search(step)
     networks = search.run(lmbda, rounds=1)
     worse = {n: Quantized(t.values + 9, t.exponent) for n, t in networks.items()}
-    better, counts, begun = networks, list[int](), list[np.ndarray]()
+    better, counts, initial_parameters = networks, list[int](), list[np.ndarray]()
     before, floats = dict(search.exponents), step.flat.numpy()
 
     def made(step: LatentStep, exponents: dict[str, int], lmbda: float, count: int, _: Any) -> Any:
         counts.append(count)
-        begun.append(step.flat.numpy())
+        initial_parameters.append(step.flat.numpy())
         step.flat.write(np.zeros_like(floats))
         return worse if len(counts) == 1 else better
 
@@ -104,7 +104,9 @@ def test_progressively_quantised_networks_are_used_only_if_better(
         progressive_quantisation.MIN_STEPS_TO_TRY_TWICE,
         progressive_quantisation.MIN_STEPS_TO_TRY_TWICE,
     ]
-    assert all(np.array_equal(one, floats) for one in begun)  # each from what was trained
+    assert all(
+        np.array_equal(one, floats) for one in initial_parameters
+    )  # each from what was trained
     usual = progressive_quantisation.coarser_exponents(networks)
     assert search.exponents == usual
     for name, tensor in networks.items():
@@ -124,27 +126,27 @@ def test_search_runs_if_requested_or_if_quantisation_does_not_help(
     step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
     search, done, helps = Search(step), list[str](), [False]
     usual = search._rounded(search.exponents)
-    looked_for, hard = dict(usual), dict(usual)
+    searched, hard = dict(usual), dict(usual)
 
     def run(*_: object) -> dict[str, Quantized]:
         done.append("looked for")
-        return looked_for
+        return searched
 
     def hardened(networks: dict[str, Quantized], _lmbda: float, count: int) -> Any:
-        done.append(f"{count} from {'usual' if networks is not looked_for else 'found'} ones")
+        done.append(f"{count} from {'usual' if networks is not searched else 'found'} ones")
         return hard if helps[0] else networks
 
     monkeypatch.setattr(search, "run", run)
     monkeypatch.setattr(search, "quantised", hardened)
     monkeypatch.setattr(search, "_bits_with", lambda _: math.inf)
-    for searching, helps[0], found, expected in (
+    for searching, helps[0], actual, expected in (
         (False, True, hard, ["9 from usual ones"]),
-        (False, False, looked_for, ["9 from usual ones", "looked for"]),
+        (False, False, searched, ["9 from usual ones", "looked for"]),
         (True, True, hard, ["looked for", "9 from found ones"]),
-        (True, False, looked_for, ["looked for", "9 from found ones"]),
+        (True, False, searched, ["looked for", "9 from found ones"]),
     ):
         done.clear()
-        assert search.best_networks(1e-3, 9, searching) is found
+        assert search.best_networks(1e-3, 9, searching) is actual
         assert done == expected
 
 
@@ -157,12 +159,12 @@ def test_search_also_runs_where_networks_are_a_large_part_of_the_file(
     before = dict(search.exponents)
     coarser, finer = ({name: n + by for name, n in before.items()} for by in (-1, 1))
     without, other = search._rounded(coarser), search._rounded(finer)
-    begun = list[bool]()  # whether the one to harden was searched for
+    began_from_search = list[bool]()  # whether the one to harden was searched for
 
     def hardened(networks: dict[str, Quantized], _lmbda: float, _count: int) -> Any:
-        begun.append(networks is looked_for)
-        search.exponents = finer if begun[-1] else coarser
-        return other if begun[-1] else without
+        began_from_search.append(networks is searched)
+        search.exponents = finer if began_from_search[-1] else coarser
+        return other if began_from_search[-1] else without
 
     def judged(networks: Mapping[str, Quantized], bits: float) -> None:
         each = (networks[name].floats().tobytes() for name in networks if part_of(name) == "bits")
@@ -170,23 +172,23 @@ def test_search_also_runs_where_networks_are_a_large_part_of_the_file(
 
     def run(_: float) -> dict[str, Quantized]:
         assert search.exponents == before  # from where a search begins
-        return looked_for
+        return searched
 
-    looked_for = dict(without)
+    searched = dict(without)
     monkeypatch.setattr(search, "run", run)
     monkeypatch.setattr(search, "quantised", hardened)
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 + ((one is other) != cheaper))
     own = search._network_bits(without)
     judged(without, 3.01 * own)
     assert search.best_networks(lmbda, 9, False) is without
-    assert begun == [False]
+    assert began_from_search == [False]
     judged(without, 2.99 * own)
     search.exponents = before
     assert search.best_networks(lmbda, 9, False, hurried=lambda: True) is without
-    assert begun == [False, False]
+    assert began_from_search == [False, False]
     search.exponents = before
     assert search.best_networks(lmbda, 9, False) is (other if cheaper else without)
-    assert begun == [False, False, False, True]
+    assert began_from_search == [False, False, False, True]
     assert search.exponents == (finer if cheaper else coarser)
 
 
@@ -217,9 +219,9 @@ def test_exploded_networks_are_quantised_from_the_search_result(
     search, grids = Search(step), grids_of(step)
     networks = search.run(1e-3)
     monkeypatch.setattr(step, "judge", lambda _: (math.inf, math.inf))
-    found = search.quantised(networks, 1e-3, 10)
-    LatentModel(step.shape, grids, found)  # which checks all bounds
-    assert math.isfinite(search._cost(found, 1e-3))
+    result = search.quantised(networks, 1e-3, 10)
+    LatentModel(step.shape, grids, result)  # which checks all bounds
+    assert math.isfinite(search._cost(result, 1e-3))
 
 
 def test_quantisation_learning_rate_falls_with_the_number_of_windows() -> None:

@@ -19,10 +19,10 @@ Place = tuple[int, ...]  # row and column
 
 
 class QuadraticStep:
-    """A step without networks where nothing meets: what a latent costs is the square of how far it
-    is from its best value, once in errors and `dear` times in bits.
+    """A step without networks, whose latents do not interact.
 
-    All of its error is in the last of its pixels.
+    A latent costs the square of its distance from its best value: once in errors, and
+    `bit_weights` times in bits. All of its error is in the last of its pixels.
     """
 
     levels, channels = 4, 2
@@ -112,25 +112,25 @@ def optimal_grids(
 
 
 def is_near_another_window(extent: Extent, level: int, place: Place) -> bool:
-    """Whether a latent of a window is within NEIGHBOURHOOD of what belongs to the next one."""
+    """Whether a latent of a window is within NEIGHBOURHOOD of latents of another window."""
     for axis, at in enumerate(place):
         begin, end = extent.span(axis, level)
-        there = -(-extent.picture[axis] // 2**level)
+        run = -(-extent.picture[axis] // 2**level)
         if (begin > 0 and at - begin < NEIGHBOURHOOD) or (
-            end < there and end - 1 - at < NEIGHBOURHOOD
+            end < run and end - 1 - at < NEIGHBOURHOOD
         ):
             return True
     return False
 
 
-def neighbourhood(place: Place, apart: int) -> tuple[slice, ...]:
-    """What is not further away, in an array of any size."""
-    return tuple(slice(max(0, at - apart), at + apart + 1) for at in place)
+def neighbourhood(place: Place, distance: int) -> tuple[slice, ...]:
+    """Index an array by all places at most `distance` away in either axis."""
+    return tuple(slice(max(0, at - distance), at + distance + 1) for at in place)
 
 
 @pytest.fixture
 def no_minimum_saving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little a look saves, it is not the last one."""
+    """Let trials go on however little the last one saved."""
     monkeypatch.setattr(rdoq, "MIN_SAVING", 0.0)
 
 
@@ -138,19 +138,19 @@ def no_minimum_saving(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_latents_move_to_lower_cost_except_at_inner_window_borders(
     window: tuple[int, int] | None,
 ) -> None:
-    """What is beyond these is not judged with them; beyond the picture's own there is nothing."""
+    """Costs beyond inner borders are not judged; beyond the picture's borders there are none."""
     step = QuadraticStep(optimal_grids(37, 45), window)
     step.move(UNLIMITED_TRIALS)
-    wanted = [np.zeros_like(grid) for grid in step.best]
+    expected = [np.zeros_like(grid) for grid in step.best]
     for extent in step.windows:
-        for level, grid in enumerate(wanted):
+        for level, grid in enumerate(expected):
             for place in itertools.product(*(range(*extent.span(n, level)) for n in (0, 1))):
                 if not is_near_another_window(extent, level, place):
                     grid[place] = np.sign(step.best[level][place])
-    assert all(map(np.array_equal, step.now, wanted))
+    assert all(map(np.array_equal, step.now, expected))
     assert all(grid[0].any() and grid[-1].any() for grid in step.now[:2])
     step.move(UNLIMITED_TRIALS)  # by a gradient of its own
-    for now, once, best in zip(step.now, wanted, step.best, strict=True):
+    for now, once, best in zip(step.now, expected, step.best, strict=True):
         assert np.array_equal(now, np.where(once != 0, best, 0))
 
 
@@ -166,7 +166,7 @@ def test_every_sweep_computes_its_own_gradient() -> None:
 
 @pytest.mark.usefixtures("no_minimum_saving")
 def test_each_move_is_tried_once_together_with_independent_ones() -> None:
-    """First those that should gain more than any other near them."""
+    """Moves with the largest predicted gain in their neighbourhood come first."""
     step, generator = QuadraticStep(optimal_grids(21, 30, most=9)), np.random.default_rng(1)
     step.slopes = [generator.standard_normal(grid.shape) for grid in step.best]
     step.move(UNLIMITED_TRIALS)
@@ -191,7 +191,7 @@ def test_each_move_is_tried_once_together_with_independent_ones() -> None:
 
 @pytest.mark.usefixtures("no_minimum_saving")
 def test_moves_that_raise_the_cost_are_undone() -> None:
-    """As each is judged by what is around it since the last move there."""
+    """Each move is judged by the costs around it since the last move there."""
     step, generator = QuadraticStep(optimal_grids(37, 45, most=3)), np.random.default_rng(2)
     step.slopes = [3 + generator.random(grid.shape) for grid in step.best]
     step.slopes = [slopes * generator.choice([-1, 1], slopes.shape) for slopes in step.slopes]
@@ -203,7 +203,7 @@ def test_moves_that_raise_the_cost_are_undone() -> None:
 
 @pytest.mark.usefixtures("no_minimum_saving")
 def test_move_stays_only_if_error_plus_lambda_times_bits_falls() -> None:
-    """By channels and lambda; not where they are the same."""
+    """A move that leaves the cost unchanged is undone as well."""
     step = QuadraticStep([np.ones_like(grid) for grid in optimal_grids(21, 30)])
     step.bit_weights = [
         np.random.default_rng(n).choice(np.float32([-12, -11, -9, -8]), grid.shape)
@@ -270,7 +270,7 @@ def test_empty_budget_moves_nothing(budget: Budget) -> None:
 
 @pytest.mark.usefixtures("no_minimum_saving")
 def test_number_of_judgements_equals_that_of_the_budget() -> None:
-    """Where there is something to try in each look."""
+    """Every trial has moves left here."""
     best = [9 + abs(draw(*grid.shape)) for grid in optimal_grids(200, 200, levels=MAX_LEVELS)]
     for budget in (Budget(1, 1), Budget(1, 4), Budget(3, 2)):
         step = QuadraticStep(best)
@@ -284,21 +284,21 @@ def test_number_of_judgements_equals_that_of_the_budget() -> None:
 def test_grid_is_abandoned_after_a_trial_that_saves_almost_nothing(
     fraction: float, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At its grid: of three places the one that is tried first saves so much and a bit more."""
+    """Of three places in the finest grid, the first saves about MIN_SAVING of the cost."""
     step = QuadraticStep([np.zeros_like(grid) for grid in optimal_grids(21, 30)])
     step.slopes = [np.zeros_like(grid) for grid in step.best]
     step.best[3][0] = 100  # which costs much and stays so
     for column, slope in enumerate((-9, -8, -7)):
         step.best[0][5, column], step.slopes[0][5, column] = 1, slope
-    there = float((step.best[3] ** 2).sum()) + 2 * (1 + BIT_LMBDA)  # after it
-    monkeypatch.setattr(rdoq, "MIN_SAVING", fraction * (1 + BIT_LMBDA) / there)
+    run = float((step.best[3] ** 2).sum()) + 2 * (1 + BIT_LMBDA)  # after it
+    monkeypatch.setattr(rdoq, "MIN_SAVING", fraction * (1 + BIT_LMBDA) / run)
     step.move(UNLIMITED_TRIALS)
     assert step.now[0][5, :3].tolist() == [1, 1, 1][:trials] + [0] * (3 - trials)
     assert len(step.tried_places(0)) == trials
 
 
 def true_after(calls: int) -> Callable[[], bool]:
-    """What is not enough so many times, and then is."""
+    """A stop condition that is false for a number of calls, then true."""
     left = iter(range(calls))
     return lambda: next(left, None) is None
 
@@ -307,7 +307,7 @@ def true_after(calls: int) -> Callable[[], bool]:
 def test_stop_request_ends_rdoq_at_once_without_half_tried_moves(
     window: tuple[int, int] | None,
 ) -> None:
-    """Whenever that is: true ones among what was told stay, and no others; all cost less."""
+    """Whenever it comes, only moves that lower the cost stay, and more calls never cost more."""
     calls, totals = list[int](), list[float]()
     for most in range(40):
         step, generator = QuadraticStep(optimal_grids(21, 30), window), np.random.default_rng(0)
@@ -328,30 +328,30 @@ def test_stop_request_ends_rdoq_at_once_without_half_tried_moves(
 @pytest.mark.parametrize("apart", [0, 1, 2, 4])
 def test_largest_around_equals_a_plain_loop(size: tuple[int, int], apart: int) -> None:
     values = np.random.default_rng(0).integers(0, 99, size).astype(np.int32)
-    found = rdoq._largest_around(values, apart)
-    wanted = [values[neighbourhood(place, apart)].max() for place in np.ndindex(*size)]
-    assert found.dtype == np.int32
-    assert np.array_equal(found, np.reshape(wanted, size))
+    result = rdoq._largest_around(values, apart)
+    expected = [values[neighbourhood(place, apart)].max() for place in np.ndindex(*size)]
+    assert result.dtype == np.int32
+    assert np.array_equal(result, np.reshape(expected, size))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 9), (21, 30), (16, 17)])
 @pytest.mark.parametrize("side", [1, 2, 8, 32])
 def test_block_sums_equal_a_plain_loop(size: tuple[int, int], side: int) -> None:
     values = np.random.default_rng(0).random(size).astype(np.float32)
-    found = rdoq._block_sums(values, side)
-    wanted = np.zeros([-(-n // side) for n in size])
+    result = rdoq._block_sums(values, side)
+    expected = np.zeros([-(-n // side) for n in size])
     for y, x in np.ndindex(*size):
-        wanted[y // side, x // side] += values[y, x]
-    assert found.shape == wanted.shape
-    assert np.allclose(found, wanted, rtol=1e-5)
+        expected[y // side, x // side] += values[y, x]
+    assert result.shape == expected.shape
+    assert np.allclose(result, expected, rtol=1e-5)
 
 
 def test_places_around_are_the_neighbourhood_in_a_padded_array() -> None:
     framed = np.pad(np.ones((3, 4)), NEIGHBOURHOOD)
     at = np.array([0, 2]), np.array([3, 1])
-    found = rdoq._places_around(at)
+    result = rdoq._places_around(at)
     for n, (row, column) in enumerate(zip(*at, strict=True)):
-        own = [(int(rows[n]), int(columns[n])) for rows, columns in found]
-        wanted = np.zeros(framed.shape, bool)
-        wanted[neighbourhood((row + NEIGHBOURHOOD, column + NEIGHBOURHOOD), NEIGHBOURHOOD)] = True
-        assert sorted(own) == list(map(tuple, np.argwhere(wanted).tolist()))
+        own = [(int(rows[n]), int(columns[n])) for rows, columns in result]
+        expected = np.zeros(framed.shape, bool)
+        expected[neighbourhood((row + NEIGHBOURHOOD, column + NEIGHBOURHOOD), NEIGHBOURHOOD)] = True
+        assert sorted(own) == list(map(tuple, np.argwhere(expected).tolist()))

@@ -34,9 +34,9 @@ pytestmark = pytest.mark.usefixtures("trained")
 
 def test_only_short_unlimited_runs_towards_psnr_may_be_repeated() -> None:
     def may(kind: Kind, steps: int, limit: float | None = None) -> bool:
-        wanted, picture = Goal(kind, 30), Picture(PIXELS)
+        goal, picture = Goal(kind, 30), Picture(PIXELS)
         of = Workload(30, limit)
-        return run_plan.RunPlan(picture, wanted, of, open_device("numpy"), Run()).may_restart(steps)
+        return run_plan.RunPlan(picture, goal, of, open_device("numpy"), Run()).may_restart(steps)
 
     assert may("psnr", effort.MAX_PASS_STEPS)
     assert not may("psnr", effort.MAX_PASS_STEPS + 1)
@@ -51,46 +51,48 @@ def test_only_short_unlimited_runs_towards_psnr_may_be_repeated() -> None:
 def test_lambda_is_fixed_in_short_runs_of_graphics_towards_psnr(
     kind: Kind, limit: float | None, most: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And in one that may be done again; at a lower one where there may be no time for others."""
+    """Under a time limit the fixed lambda is lower, as there may be no time to repeat the run."""
     monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", most)
-    found = list[tuple[float, bool]]()
+    results = list[tuple[float, bool]]()
 
     def begun(trainer: LatentTrainer, *_: object) -> None:
-        found.append((trainer.state.lmbda, trainer.state.lmbda_is_fixed))
+        results.append((trainer.state.lmbda, trainer.state.lmbda_is_fixed))
         raise StopRun
 
     monkeypatch.setattr(LatentTrainer, "run", begun)
     monkeypatch.setattr(run_plan.RunPlan, "steps_within", lambda *_: schedule.VERY_SHORT_RUN)
-    wanted, error = Goal(kind, {"psnr": 45, "bytes": 400}[kind]), 10**-4.5
+    goal, error = Goal(kind, {"psnr": 45, "bytes": 400}[kind]), 10**-4.5
     for pixels in (TWO_COLOURS, PIXELS):
         with pytest.raises(StopRun):
-            encode_pixels(wanted, pixels, Workload(schedule.VERY_SHORT_RUN, limit))
-    few_first, many_first = (Lambdas(Picture(p), wanted).initial() for p in (TWO_COLOURS, PIXELS))
+            encode_pixels(goal, pixels, Workload(schedule.VERY_SHORT_RUN, limit))
+    few_first, many_first = (Lambdas(Picture(p), goal).initial() for p in (TWO_COLOURS, PIXELS))
     if stays and kind == "psnr":
         assert few_first < 2 * error
-        assert found[0] == pytest.approx((5 * error if limit is None else 0.6 * few_first, True))
+        assert results[0] == pytest.approx((5 * error if limit is None else 0.6 * few_first, True))
     else:
-        assert found[0] == (few_first, False)
-    assert found[1] == (many_first, False)
+        assert results[0] == (few_first, False)
+    assert results[1] == (many_first, False)
 
 
 @pytest.mark.parametrize(("kind", "runs"), [("psnr", 2), ("lambda", 1)])
 def test_estimates_include_the_repeated_run_of_a_graphic(
     kind: Kind, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is known of the device's pace, and once it is."""
+    """This holds before the speed of the device is known and afterwards."""
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})  # which is done after both
     workload, device, few = Workload(400), open_device("numpy"), PIXELS // 128 * 128
     few, many = (Picture(pixels) for pixels in (np.repeat(few[:, :, :1], 3, 2), PIXELS))
     steps = effort.steps_for_pixels(400, PIXELS.shape[0] * PIXELS.shape[1])
-    told = [latent.estimate_work(p, Goal(kind, 30), workload, device).steps for p in (few, many)]
-    assert told[0] - told[1] == (runs - 1) * steps
+    estimates = [
+        latent.estimate_work(p, Goal(kind, 30), workload, device).steps for p in (few, many)
+    ]
+    assert estimates[0] - estimates[1] == (runs - 1) * steps
     pace = 10.0
     plans = [run_plan.RunPlan(p, Goal(kind, 30), workload, device, Run()) for p in (few, many)]
     for plan in plans:
         plan.costs.step_seconds = pace
-    told = [plan.run_seconds(steps) for plan in plans]
-    assert told[0] - told[1] == pytest.approx((runs - 1) * steps * pace)
+    estimates = [plan.run_seconds(steps) for plan in plans]
+    assert estimates[0] - estimates[1] == pytest.approx((runs - 1) * steps * pace)
 
 
 @pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (7e-3, 2), (2.5e-3, 5), (1e-4, 9)])
@@ -99,9 +101,9 @@ def test_default_effort_follows_the_speed_of_the_device(
 ) -> None:
     monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
-    device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
+    device, goal = open_device("numpy"), Goal("lambda", 1e-3)
     encoder = latent._Encoder(
-        Picture(PIXELS), wanted, latent.workload(None, None), device, Run(note=notes.append)
+        Picture(PIXELS), goal, latent.workload(None, None), device, Run(note=notes.append)
     )
     steps, pixels = (
         encoder.plan.choose_steps(encoder.forms.first(), 1e-3),
@@ -122,15 +124,15 @@ def test_default_effort_follows_the_speed_of_the_device(
 def test_run_seconds_include_weight_trials_of_all_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of them after the last passes, a few before."""
+    """All weights are tried after the last two rounds, a few after the others."""
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     device, pixels = open_device("numpy"), np.resize(small_pixels(), (128, 128, 3))
 
     def foreseen(wanted: Goal) -> float:
-        made = Picture(pixels), wanted, latent.workload(1, None), device, Run()
-        found = run_plan.RunPlan(*made)
-        found.costs.step_seconds, found.costs.judging_seconds = 0.01, 0.002
-        return found.run_seconds(600)
+        arguments = Picture(pixels), wanted, latent.workload(1, None), device, Run()
+        plan = run_plan.RunPlan(*arguments)
+        plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 0.002
+        return plan.run_seconds(600)
 
     taken = foreseen(Goal("lambda", 1e-3))
     trained = (
@@ -144,12 +146,12 @@ def test_run_seconds_include_weight_trials_of_all_passes(
 def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
+    arguments = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
     assert (
-        run_plan.RunPlan(Picture(PIXELS), *made).quantisation_steps(100_000) == 0
+        run_plan.RunPlan(Picture(PIXELS), *arguments).quantisation_steps(100_000) == 0
     )  # which is too small
     large = Picture(np.zeros((256, 256, 3), np.uint8))
-    found = run_plan.RunPlan(large, *made)
+    plan = run_plan.RunPlan(large, *arguments)
     most = effort.MAX_QUANTISATION_STEPS
     steps = [
         effort.MIN_STEPS_TO_QUANTISE - 1,
@@ -160,8 +162,8 @@ def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
         1000,
         100_000,
     ]
-    assert [found.quantisation_steps(n) for n in steps] == [0, 6, 15, 24, 45, 120, most]
-    towards = run_plan.RunPlan(large, Goal("psnr", 30.0), *made[1:])
+    assert [plan.quantisation_steps(n) for n in steps] == [0, 6, 15, 24, 45, 120, most]
+    towards = run_plan.RunPlan(large, Goal("psnr", 30.0), *arguments[1:])
     steps = [
         effort.MIN_STEPS_TO_QUANTISE_AND_SEARCH - 1,
         effort.MIN_STEPS_TO_QUANTISE_AND_SEARCH,
@@ -170,25 +172,25 @@ def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
     assert [towards.quantisation_steps(n) for n in steps] == [0, 48, 120]
     assert all(towards.costs.searches(n) for n in steps)
     larger = Picture(np.zeros((1024, 1024, 3), np.uint8))  # of which a part is judged
-    judged = run_plan.RunPlan(larger, *made)
+    judged = run_plan.RunPlan(larger, *arguments)
     assert [judged.quantisation_steps(n) for n in steps] == [0, 48, 120]
     # in sixteen windows, with each of which networks move
     monkeypatch.setattr(buckets.TrainingSetup, "uses_windows", True)
-    in_parts = run_plan.RunPlan(larger, *made)
+    in_parts = run_plan.RunPlan(larger, *arguments)
     assert [in_parts.quantisation_steps(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
     assert all(judged.costs.searches(n) for n in steps)
-    assert [found.costs.searches(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
-    found.costs.step_seconds, found.costs.judging_seconds = 0.01, 0.02  # the search takes a second
+    assert [plan.costs.searches(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
+    plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 0.02  # the search takes a second
     monkeypatch.setattr(run_plan.time, "perf_counter", lambda: 100.0)
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: Budget(1, 1)})
-    found.deadline = 100.0 + 2.001 + rdoq_seconds(100_000, 0.01, 0.02, 256**2)
-    assert found.quantisation_steps(100_000) == 90
+    plan.deadline = 100.0 + 2.001 + rdoq_seconds(100_000, 0.01, 0.02, 256**2)
+    assert plan.quantisation_steps(100_000) == 90
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     for left, count in ((0.5, 0), (2.0, 90), (1000.0, most)):
-        found.deadline = 100.0 + left
-        assert found.quantisation_steps(100_000) == count, left
-    found.deadline = 100.2  # there is no search after so few
-    assert found.quantisation_steps(100) == 15
+        plan.deadline = 100.0 + left
+        assert plan.quantisation_steps(100_000) == count, left
+    plan.deadline = 100.2  # there is no search after so few
+    assert plan.quantisation_steps(100) == 15
     towards.costs.step_seconds, towards.costs.judging_seconds, towards.deadline = 0.01, 0.02, 102.0
     assert towards.quantisation_steps(100_000) == 40
 
@@ -198,27 +200,27 @@ def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
 def test_run_seconds_include_rdoq_after_the_run_and_each_pass(
     steps: int, side: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In windows of a large picture, some of which stand for all when networks are judged."""
-    made = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
-    found = run_plan.RunPlan(Picture(np.zeros((side, side, 3), np.uint8)), *made)
-    found.costs.step_seconds, found.costs.judging_seconds = 0.01, 0.002
-    monkeypatch.setattr(found.costs, "windows", lambda _: parts)
+    """In windows of a large picture, some windows stand for all when networks are judged."""
+    arguments = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
+    plan = run_plan.RunPlan(Picture(np.zeros((side, side, 3), np.uint8)), *arguments)
+    plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 0.002
+    monkeypatch.setattr(plan.costs, "windows", lambda _: parts)
     judging = 0.002 * (2 if (side, parts) == (1024, 16) else 1)
-    taken, each = found.run_seconds(steps), rdoq_seconds(steps, 0.01, judging, side**2)
+    taken, each = plan.run_seconds(steps), rdoq_seconds(steps, 0.01, judging, side**2)
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
-    times = 1 + found.unconditional_passes(steps)
-    assert taken - found.run_seconds(steps) == pytest.approx(times * each)
+    times = 1 + plan.unconditional_passes(steps)
+    assert taken - plan.run_seconds(steps) == pytest.approx(times * each)
     assert (each > 0) is (steps >= 50)
 
 
 def test_estimated_work_includes_rdoq(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, device, wanted = (128, 128, 3), open_device("numpy"), Goal("lambda", 1e-3)
-    made = Picture(np.zeros(shape, np.uint8)), wanted, latent.workload(1, None), device
+    shape, device, goal = (128, 128, 3), open_device("numpy"), Goal("lambda", 1e-3)
+    arguments = Picture(np.zeros(shape, np.uint8)), goal, latent.workload(1, None), device
     steps = effort.steps_for_pixels(300, 128**2)
     times = 1 + effort.unconditional_passes(steps, 128**2)
-    computed = cost_model.estimate_work(*made).operations
+    computed = cost_model.estimate_work(*arguments).operations
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
-    looks = (computed - cost_model.estimate_work(*made).operations) / (
+    looks = (computed - cost_model.estimate_work(*arguments).operations) / (
         128**2 * forms.operations_of(shape)
     )
     monkeypatch.undo()
@@ -231,7 +233,7 @@ def test_estimated_work_includes_rdoq(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_default_effort_counts_the_time_of_all_passes(
     kind: Kind, passes: int, seconds: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
+    """Effort 4 fits if it takes 24 seconds, but not if it takes 26."""
     steps = effort.steps_for_pixels(effort.steps_of_effort(4), PIXELS.shape[0] * PIXELS.shape[1])
     all_trials = cost_model.weight_trials(steps, PIXELS.shape[0] * PIXELS.shape[1])
     moved = (
@@ -247,8 +249,8 @@ def test_default_effort_counts_the_time_of_all_passes(
     pace = seconds / (steps + rounding)
     monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
-    made = Picture(PIXELS), Goal(kind, 30.0), latent.workload(None, None), open_device("numpy")
-    encoder = latent._Encoder(*made, Run(note=notes.append))
+    arguments = Picture(PIXELS), Goal(kind, 30.0), latent.workload(None, None), open_device("numpy")
+    encoder = latent._Encoder(*arguments, Run(note=notes.append))
     encoder.plan.choose_steps(encoder.forms.first(), 1e-3)
     assert notes[0].startswith(f"effort {level} of 9")
 
@@ -266,15 +268,15 @@ def test_judging_seconds_are_measured_without_the_first_call(
     monkeypatch.setattr(LatentStep, "judge", judge)
     monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    made = Picture(PIXELS), Goal("lambda", 1e-3), Workload(0, 20.0), open_device("numpy")
-    encoder = latent._Encoder(*made, Run(began=50.0))
+    arguments = Picture(PIXELS), Goal("lambda", 1e-3), Workload(0, 20.0), open_device("numpy")
+    encoder = latent._Encoder(*arguments, Run(began=50.0))
     encoder.plan.choose_steps(encoder.forms.first(), 1e-3)
     assert encoder.plan.costs.judging_seconds == 3.0
 
 
 def test_passes_towards_psnr_have_a_minimum_lambda_and_may_be_longer() -> None:
-    made = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
-    encoder = latent._Encoder(*made, open_device("numpy"), Run())
+    arguments = Picture(np.zeros((16, 16, 3), np.uint8)), Goal("psnr", 50), Workload(300, None)
+    encoder = latent._Encoder(*arguments, open_device("numpy"), Run())
     encoder._prepare_trainer()
     assert encoder.passes.min_lmbda == pytest.approx(
         MIN_LMBDA_FACTOR_IN_PASSES * encoder.lmbdas.min_lmbda()
@@ -284,41 +286,43 @@ def test_passes_towards_psnr_have_a_minimum_lambda_and_may_be_longer() -> None:
 
 
 def test_maximum_pass_factor_falls_with_picture_size() -> None:
-    made = Goal("psnr", 50), Workload(300, None), open_device("numpy"), Run()
+    arguments = Goal("psnr", 50), Workload(300, None), open_device("numpy"), Run()
     for side, times in ((16, 32.0), (64, 32.0), (128, 8.14), (512, 1.0)):
         of = Picture(np.zeros((side, side, 3), np.uint8))
-        assert run_plan.RunPlan(of, *made).max_pass_factor(150) == pytest.approx(times, rel=0.01)
+        assert run_plan.RunPlan(of, *arguments).max_pass_factor(150) == pytest.approx(
+            times, rel=0.01
+        )
 
 
 def test_estimate_for_small_pictures_includes_launch_and_search_overhead() -> None:
-    """Launches of a step and the search for rounded networks take longer."""
-    device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
+    """Launches and the search for rounded networks take longer than the operations."""
+    device, goal = open_device("numpy"), Goal("lambda", 1e-3)
     picture = Picture(np.zeros((40, 48, 3), np.uint8))
-    foreseen = cost_model.estimate_work(picture, wanted, latent.workload(1, None), device)
+    foreseen = cost_model.estimate_work(picture, goal, latent.workload(1, None), device)
     steps = 600 + 6 * 150
     assert foreseen.steps == steps
-    found = foreseen.seconds(device)
+    result = foreseen.seconds(device)
     assert (
-        found
+        result
         > steps * cost_model.STEP_OVERHEAD_SECONDS["one"] + 7 * cost_model.ROUNDING_OVERHEAD_SECONDS
     )
 
 
 def test_quantisation_steps_depend_on_whether_the_run_stays_in_windows() -> None:
-    told = dict.fromkeys(("platform", "name", "driver", "version", "compiled_for"), "")
-    info = SimpleNamespace(kind="cpu", compute_units=2, **told)
+    description = dict.fromkeys(("platform", "name", "driver", "version", "compiled_for"), "")
+    info = SimpleNamespace(kind="cpu", compute_units=2, **description)
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
     picture = Picture(np.zeros((300, 300, 3), np.uint8))
-    found = run_plan.RunPlan(picture, Goal("lambda", 1e-3), latent.workload(2, None), device, Run())
-    assert not found.setup.is_short
-    found.costs.is_opening = True
+    plan = run_plan.RunPlan(picture, Goal("lambda", 1e-3), latent.workload(2, None), device, Run())
+    assert not plan.setup.is_short
+    plan.costs.is_opening = True
     few, many = 600, 6000
-    assert not found.costs.switches_program(few)
-    assert found.costs.switches_program(many)
-    assert found.costs.quantisation_steps(few) == round(effort.QUANTISATION_FRACTION * few)
-    assert found.costs.quantisation_steps(many) == effort.MAX_QUANTISATION_STEPS
-    found.costs.is_opening = False  # as it has gone over
-    assert found.costs.quantisation_steps(few) == round(
+    assert not plan.costs.switches_program(few)
+    assert plan.costs.switches_program(many)
+    assert plan.costs.quantisation_steps(few) == round(effort.QUANTISATION_FRACTION * few)
+    assert plan.costs.quantisation_steps(many) == effort.MAX_QUANTISATION_STEPS
+    plan.costs.is_opening = False  # as it has gone over
+    assert plan.costs.quantisation_steps(few) == round(
         effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION * few
     )
 
@@ -330,20 +334,20 @@ def test_quantisation_steps_depend_on_whether_the_run_stays_in_windows() -> None
 def test_gpu_speed_is_recorded_only_for_large_enough_pictures(
     size: tuple[int, int], bucket: buckets.Bucket, noted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And by the pixels that its step computes; in windows it is another speed."""
-    found, device = list[tuple[str, float]](), open_device("numpy")
+    """The speed counts the pixels that a step computes; windows have a speed of their own."""
+    results, device = list[tuple[str, float]](), open_device("numpy")
     picture = Picture(np.zeros((*size, 3), np.uint8))
-    made = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(300), device, Run())
-    times: Any = SimpleNamespace(record_speed=lambda *told: found.append(told))
-    monkeypatch.setattr(made, "_compile_times", times)
+    plan = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(300), device, Run())
+    times: Any = SimpleNamespace(record_speed=lambda *told: results.append(told))
+    monkeypatch.setattr(plan, "_compile_times", times)
     step: Any = SimpleNamespace(bucket=bucket, windows=[0])
-    made.costs.step_seconds = 1e-3
-    made._note_speed(step)
-    assert found == []  # of a processor
+    plan.costs.step_seconds = 1e-3
+    plan._note_speed(step)
+    assert results == []  # of a processor
     monkeypatch.setattr(run_plan, "is_gpu", lambda _: True)
     each = effort.operations_of((*size, 3))
-    made._note_speed(step)
-    assert found == [("latent step", noted * each / 1e-3)] * bool(noted)
+    plan._note_speed(step)
+    assert results == [("latent step", noted * each / 1e-3)] * bool(noted)
     step.windows, step.bucket = [0] * 6, (512, 512)
-    made._note_speed(step)
-    assert found[-1] == ("latent step, in windows", 6 * 512 * 512 * each / 1e-3)
+    plan._note_speed(step)
+    assert results[-1] == ("latent step, in windows", 6 * 512 * 512 * each / 1e-3)

@@ -39,30 +39,30 @@ pytestmark = pytest.mark.usefixtures("trained")
 def test_time_limit_decides_once_whether_lambda_is_fixed(
     fitting: int, steady: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the steps that a part of it leaves time for; passes take the rest then."""
+    """The decision depends on the steps that fit into a part of the limit; passes take the rest."""
     work, device = Workload(0, seconds=1e4), open_device("numpy")
     picture = Picture(np.tile(TWO_COLOURS, (7, 5, 1)))
-    found = run_plan.RunPlan(picture, Goal("psnr", 35), work, device, Run())
-    asked = list[float]()
+    plan = run_plan.RunPlan(picture, Goal("psnr", 35), work, device, Run())
+    requests = list[float]()
 
     def fits(room: float) -> int:
-        asked.append(room)
-        return round(fitting * room / asked[0])
+        requests.append(room)
+        return round(fitting * room / requests[0])
 
-    monkeypatch.setattr(found, "steps_within", fits)
-    found.costs.step_seconds = 1e4
-    steps, found.has_fixed_lmbda = found.fitting_run(1e4)
-    assert found.has_fixed_lmbda is steady
+    monkeypatch.setattr(plan, "steps_within", fits)
+    plan.costs.step_seconds = 1e4
+    steps, plan.has_fixed_lmbda = plan.fitting_run(1e4)
+    assert plan.has_fixed_lmbda is steady
     assert steps == (fitting if steady else pytest.approx(fitting * 0.8 / 0.65, abs=1))
-    found.costs.step_seconds = 1.0
-    told = found._announced_seconds(steps)
-    assert told == pytest.approx(1e4, abs=60) if steady else told < 5e3
+    plan.costs.step_seconds = 1.0
+    announced = plan._announced_seconds(steps)
+    assert announced == pytest.approx(1e4, abs=60) if steady else announced < 5e3
 
 
 def limited_plan(judging: float) -> tuple[run_plan.RunPlan, float]:
-    """The plan of a picture of 512 × 512 pixels, and the seconds that a step of it takes."""
-    made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), Run()
-    plan = run_plan.RunPlan(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
+    """The plan of a picture of 512 × 512 pixels, and the seconds per step."""
+    arguments = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), Run()
+    plan = run_plan.RunPlan(Picture(np.zeros((512, 512, 3), np.uint8)), *arguments)
     plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, judging
     return plan, 0.01
 
@@ -71,7 +71,7 @@ def limited_plan(judging: float) -> tuple[run_plan.RunPlan, float]:
 def test_steps_within_a_limit_fit_it_wherever_quantisation_or_search_begin(
     judging: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From nothing that hardens to what does, and from there to what is searched for as well."""
+    """Limits are tried around the steps at which quantisation begins and at which search begins."""
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     plan, pace = limited_plan(judging)
     for room in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
@@ -83,7 +83,7 @@ def test_steps_within_a_limit_fit_it_wherever_quantisation_or_search_begin(
 
 @pytest.mark.parametrize("judging", [0.002, 0.004])
 def test_steps_within_a_limit_leave_time_for_rdoq(judging: float) -> None:
-    """Wherever that takes longer than after a step less."""
+    """Limits are tried around each number of steps at which the budget of RDOQ grows."""
     plan, pace = limited_plan(judging)
     ends = [n * pace * (1 + effort.QUANTISATION_FRACTION) for n in effort.RDOQ_BUDGETS["one"]]
     for room in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
@@ -100,10 +100,10 @@ def test_time_limit_reserves_time_for_saving_bytes() -> None:
     def until(kind: Kind) -> float:
         run = Run()
         run.began = 0.0
-        made = latent.workload(None, 1e6), device, run
-        found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 100.0), *made)
-        found.costs.step_seconds, found.costs.judging_seconds = 0.01, 1e-4
-        return found.set_deadline(state)[0] or 0.0
+        arguments = latent.workload(None, 1e6), device, run
+        plan = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 100.0), *arguments)
+        plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 1e-4
+        return plan.set_deadline(state)[0] or 0.0
 
     saving = (
         len(rounding_search.SHAVING_LMBDA_DOUBLINGS) * rounding_search.SHAVING_TRIALS * 1e-4 / 2
@@ -114,10 +114,10 @@ def test_time_limit_reserves_time_for_saving_bytes() -> None:
 @pytest.mark.parametrize("steps", [49, 50, 1000, 4000])
 def test_time_limit_reserves_time_for_rdoq(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def until() -> float:
-        made = latent.workload(None, 1e6), open_device("numpy"), Run(began=0.0)
-        found = run_plan.RunPlan(Picture(PIXELS), Goal("lambda", 1e-3), *made)
-        found.costs.step_seconds, found.costs.judging_seconds = 0.01, 1e-4
-        return found.set_deadline(LatentTrainerState(steps, 1e-3))[0] or 0.0
+        arguments = latent.workload(None, 1e6), open_device("numpy"), Run(began=0.0)
+        plan = run_plan.RunPlan(Picture(PIXELS), Goal("lambda", 1e-3), *arguments)
+        plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 1e-4
+        return plan.set_deadline(LatentTrainerState(steps, 1e-3))[0] or 0.0
 
     before, taken = until(), rdoq_seconds(steps, 0.01, 1e-4, PIXELS.shape[0] * PIXELS.shape[1])
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
@@ -130,9 +130,9 @@ def test_too_short_a_time_limit_is_reported(
 ) -> None:
     monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
-    device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
+    device, goal = open_device("numpy"), Goal("lambda", 1e-3)
     encoder = latent._Encoder(
-        Picture(PIXELS), wanted, Workload(0, seconds=20.0), device, Run(note=notes.append)
+        Picture(PIXELS), goal, Workload(0, seconds=20.0), device, Run(note=notes.append)
     )
     encoder.plan.choose_steps(encoder.forms.first(), 1e-3)
     assert any("too little time" in note for note in notes) is told
@@ -143,7 +143,7 @@ def test_too_short_a_time_limit_is_reported(
 def test_announced_seconds_do_not_exceed_the_remaining_limit(
     now: float, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a training that is done even where less is left, however long judging took once."""
+    """A minimum of training is announced even if less time is left."""
 
     def tried(found: run_plan.RunPlan, *_: Any) -> float:
         found.costs.judging_seconds = 0.2  # as where others have the cores
@@ -153,31 +153,34 @@ def test_announced_seconds_do_not_exceed_the_remaining_limit(
     monkeypatch.setattr(run_plan.RunPlan, "_note_speed", lambda *_: None)
     monkeypatch.setattr(run_plan.time, "perf_counter", lambda: now)
     notes: list[str] = []
-    made = Workload(0, seconds=3.0), open_device("numpy"), Run(note=notes.append, began=0.0)
-    found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 30.0), *made)
+    arguments = Workload(0, seconds=3.0), open_device("numpy"), Run(note=notes.append, began=0.0)
+    found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 30.0), *arguments)
     steps = found.choose_steps(cast(LatentStep, None), 1e-3)
-    (told,) = re.findall(r" steps, about (\S+) s from here", notes[-1])
+    (announced,) = re.findall(r" steps, about (\S+) s from here", notes[-1])
     done_anyway = (
         run_plan.MIN_TRAINING_FRACTION
         * 3.0
         / (1 - run_plan.MAX_ROUNDING_FRACTION - 2 * cost_model.MAX_WEIGHT_TRIAL_FRACTION)
     )
-    assert steps * 2.7e-3 <= float(told) <= max(3.0 - now, done_anyway) + 0.05
+    assert steps * 2.7e-3 <= float(announced) <= max(3.0 - now, done_anyway) + 0.05
 
 
 def test_time_limit_of_a_resumed_run_counts_earlier_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as compiling."""
+    """Compilation before training is one example."""
     checkpoint, device, work = Checkpoint(tmp_path / "c", "k"), open_device("numpy"), Workload(30)
-    before, made = time.perf_counter() - 500, (Picture(PIXELS), Goal("lambda", 1e-3), work, device)
+    before, arguments = (
+        time.perf_counter() - 500,
+        (Picture(PIXELS), Goal("lambda", 1e-3), work, device),
+    )
     with pytest.raises(Interrupted):
-        latent.encode(*made, Run(None, stops_after(1), None, checkpoint, began=before))
-    found = latent._Encoder(*made, again := Run(checkpoint=checkpoint)).plan
-    assert found.earlier_seconds == pytest.approx(500, abs=60)
-    found.workload = Workload(0, seconds=900.0)
-    found.set_deadline(latent_trainer.LatentTrainerState(10, 1e-3))
-    assert found.deadline == pytest.approx(again.began + 400, abs=60)
+        latent.encode(*arguments, Run(None, stops_after(1), None, checkpoint, began=before))
+    plan = latent._Encoder(*arguments, again := Run(checkpoint=checkpoint)).plan
+    assert plan.earlier_seconds == pytest.approx(500, abs=60)
+    plan.workload = Workload(0, seconds=900.0)
+    plan.set_deadline(latent_trainer.LatentTrainerState(10, 1e-3))
+    assert plan.deadline == pytest.approx(again.began + 400, abs=60)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +190,14 @@ def test_time_limit_of_a_resumed_run_counts_earlier_time(
 def test_steps_fill_the_time_limit_but_are_at_least_ten(
     gone: float, pace: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Warm, after compiling for longer than the limit, on a slow device, and on a fast one."""
+    """Cases: a warm start, compilation longer than the limit, a slow device and a fast one."""
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
-    work, there = Workload(0, seconds=10.0), Run(began=100.0 - gone)
-    made = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), there
-    found = latent._Encoder(*made).plan
-    found.costs.judging_seconds = pace / 5  # of all that a step computes, about
-    found.costs.step_seconds = pace
-    assert least <= found.fitting_run(10.0)[0] <= most
+    work, run = Workload(0, seconds=10.0), Run(began=100.0 - gone)
+    arguments = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), run
+    plan = latent._Encoder(*arguments).plan
+    plan.costs.judging_seconds = pace / 5  # of all that a step computes, about
+    plan.costs.step_seconds = pace
+    assert least <= plan.fitting_run(10.0)[0] <= most
 
 
 @pytest.mark.parametrize(
@@ -204,52 +207,52 @@ def test_steps_fill_the_time_limit_but_are_at_least_ten(
 def test_time_limit_reserves_time_for_passes_towards_a_target(
     kind: Kind, colours: int, most: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More for a short run of few colours."""
+    """Short runs of graphics reserve more."""
     monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", most)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     pixels = np.arange(256 * 256, dtype=np.int64).reshape(256, 256, 1) % colours * 20
-    wanted, limit = Goal(kind, {"psnr": 35, "bytes": 400}[kind]), Workload(0, seconds=1000.0)
-    made = Picture(pixels.astype(np.uint8)), wanted, limit, open_device("numpy")
-    found = run_plan.RunPlan(*made, Run(began=100.0))
-    monkeypatch.setattr(found, "steps_within", lambda room: room)
-    found.costs.step_seconds = 1.0
-    assert found.fitting_run(1000.0)[0] == pytest.approx(1000 * share, rel=0.02)
+    goal, limit = Goal(kind, {"psnr": 35, "bytes": 400}[kind]), Workload(0, seconds=1000.0)
+    arguments = Picture(pixels.astype(np.uint8)), goal, limit, open_device("numpy")
+    plan = run_plan.RunPlan(*arguments, Run(began=100.0))
+    monkeypatch.setattr(plan, "steps_within", lambda room: room)
+    plan.costs.step_seconds = 1.0
+    assert plan.fitting_run(1000.0)[0] == pytest.approx(1000 * share, rel=0.02)
 
 
 @pytest.mark.parametrize(("kernel", "seconds"), [(True, 0.6), (False, 1.6)])
 def test_time_limit_reserves_time_for_coding_by_numpy_without_a_kernel(
     kernel: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As beside a GPU whose processor has no driver."""
+    """This happens beside a GPU if the processor has no driver."""
     monkeypatch.setattr(cost_model, "has_sequential_processor", lambda _: kernel)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     work, picture = Workload(0, seconds=10.0), Picture(np.zeros((500, 500, 3), np.uint8))
-    made = picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run(began=100.0)
-    found = run_plan.RunPlan(*made)
+    arguments = picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run(began=100.0)
+    plan = run_plan.RunPlan(*arguments)
     state = latent_trainer.LatentTrainerState(10, 1e-3)
-    found.set_deadline(state)
-    assert found.deadline == pytest.approx(110 - seconds, abs=0.06)
+    plan.set_deadline(state)
+    assert plan.deadline == pytest.approx(110 - seconds, abs=0.06)
 
 
 @pytest.mark.parametrize(("judging", "search"), [(2e-3, 0.1), (0.1, 5.0)])
 def test_time_limit_reserves_time_for_rounding_networks(
     judging: float, search: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By how long judging one takes, but never most of it."""
+    """The time depends on how long one judgement takes, and is a limited fraction of the run."""
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
-    work, wanted, there = Workload(0, seconds=10.0), Goal("lambda", 1e-3), Run(began=100.0)
-    encoder = latent._Encoder(Picture(PIXELS), wanted, work, open_device("numpy"), there)
-    found = encoder.plan
-    steps = found.choose_steps(encoder.forms.first(), 1e-3)
-    found.costs.judging_seconds = judging
+    work, goal, run = Workload(0, seconds=10.0), Goal("lambda", 1e-3), Run(began=100.0)
+    encoder = latent._Encoder(Picture(PIXELS), goal, work, open_device("numpy"), run)
+    plan = encoder.plan
+    steps = plan.choose_steps(encoder.forms.first(), 1e-3)
+    plan.costs.judging_seconds = judging
     assert steps > 1000
-    state = latent_trainer.LatentTrainerState(found.fitting_run(10.0)[0], 1e-3)
-    until, _ = found.set_deadline(state)
+    state = latent_trainer.LatentTrainerState(plan.fitting_run(10.0)[0], 1e-3)
+    until, _ = plan.set_deadline(state)
     assert until is not None
-    assert found.deadline is not None
+    assert plan.deadline is not None
     share = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
     hardened = min(round(share * state.steps), effort.MAX_QUANTISATION_STEPS) * 1e-3
     both = state.steps * 1e-3 + hardened
@@ -258,7 +261,7 @@ def test_time_limit_reserves_time_for_rounding_networks(
         + hardened
         + min(search, 0.2 * both)
     )
-    assert found.deadline - until == pytest.approx(rounding)
+    assert plan.deadline - until == pytest.approx(rounding)
     assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.1)
 
 
@@ -270,21 +273,23 @@ def test_pass_has_the_steps_that_fit_before_the_deadline(
     left: float, steps: int, longer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: 50.0)
-    made = Picture(PIXELS), Goal("psnr", 30), Workload(0, 20.0), open_device("numpy")
-    found = latent._Encoder(*made, Run(began=40.0)).plan
-    found.costs.step_seconds, found.rounding_seconds = 0.1, 0.6 / run_plan.PASS_ROUNDING_FRACTION
-    assert found.pass_steps(40) == 40
-    found.deadline = 50.0 + left
-    assert found.pass_steps(40) == pytest.approx(steps, abs=1)
-    assert found.pass_steps(10, factor=4.0) == pytest.approx(longer, abs=1)
+    arguments = Picture(PIXELS), Goal("psnr", 30), Workload(0, 20.0), open_device("numpy")
+    plan = latent._Encoder(*arguments, Run(began=40.0)).plan
+    plan.costs.step_seconds, plan.rounding_seconds = 0.1, 0.6 / run_plan.PASS_ROUNDING_FRACTION
+    assert plan.pass_steps(40) == 40
+    plan.deadline = 50.0 + left
+    assert plan.pass_steps(40) == pytest.approx(steps, abs=1)
+    assert plan.pass_steps(10, factor=4.0) == pytest.approx(longer, abs=1)
 
 
 @pytest.mark.parametrize("seconds", [None, 1000.0])
 def test_time_limit_decides_steps_deadline_and_shaving_of_a_pass(
     seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many steps and until when; whether single weights save bytes, and how many are aimed
-    at. What the file before took is known then."""
+    """A limit also decides how many bytes are aimed at.
+
+    The seconds of rounding for the previous file are known when the pass is planned.
+    """
     monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (12, False))
     monkeypatch.setattr(
         latent_trainer, "MAX_LIMITED_CHANGE", 1e6

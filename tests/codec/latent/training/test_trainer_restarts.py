@@ -26,10 +26,10 @@ def factor_of_1000(_bits: float, _quality: float) -> float:
 @pytest.mark.parametrize("times", [1000.0, 1e-3])
 def test_run_restarts_when_lambda_is_far_off_but_at_most_max_restarts_times(times: float) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    beginning, reached, lmbdas = step.state(), list[int](), list[float]()
+    initial_state, reached, lmbdas = step.state(), list[int](), list[float]()
 
     def anew(lmbda: float) -> None:
-        step.restore(beginning)
+        step.restore(initial_state)
         lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
@@ -39,7 +39,7 @@ def test_run_restarts_when_lambda_is_far_off_but_at_most_max_restarts_times(time
     assert back == len(lmbdas) == state.restarts == latent_trainer.MAX_RESTARTS
     assert abs(math.log(lmbdas[-1] / 1e-3)) > 2 * abs(math.log(latent_trainer.RESTART_OUTSIDE[0]))
     assert step.done == 40
-    step.restore(beginning)
+    step.restore(initial_state)
     calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, restart=anew)
     assert calm.run() == "done"
     assert calm.state.restarts == 0
@@ -50,15 +50,15 @@ def test_run_restarts_sooner_for_a_too_low_lambda_than_for_a_too_high_one(
     times: float, anew: int
 ) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    beginning, lmbdas = step.state(), list[float]()
-    asked = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)])
+    initial_state, lmbdas = step.state(), list[float]()
+    requests = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)])
 
     def again(lmbda: float) -> None:
-        step.restore(beginning)
+        step.restore(initial_state)
         lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
-    trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), restart=again)
+    trainer = LatentTrainer(step, state, lambda *_: next(requests, 1.0), restart=again)
     trainer.run()
     assert lmbdas == pytest.approx([1e-3 * times] * anew)
     assert trainer.state.lmbda == pytest.approx(1e-3 * times)
@@ -69,18 +69,18 @@ def test_run_under_a_time_limit_restarts_at_most_once_within_its_steps(
     times: float, anew: int
 ) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    beginning, lmbdas, done = step.state(), list[float](), list[int]()
+    initial_state, lmbdas, done = step.state(), list[float](), list[int]()
 
     def again(lmbda: float) -> None:
         done.append(step.done)
-        step.restore(beginning)
+        step.restore(initial_state)
         lmbdas.append(lmbda)
 
     # At the first look of either run
-    asked = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)] * (1 + anew))
+    requests = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)] * (1 + anew))
     state = LatentTrainerState(40, 1e-3)
     limit = time.perf_counter() + 1000
-    trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), limit, restart=again)
+    trainer = LatentTrainer(step, state, lambda *_: next(requests, 1.0), limit, restart=again)
     assert trainer.run() == "done"
     assert lmbdas == pytest.approx([1e-3 * times] * anew)
     assert state.steps == step.done == 40 - sum(done)
@@ -89,27 +89,27 @@ def test_run_under_a_time_limit_restarts_at_most_once_within_its_steps(
 
 def test_repeated_run_keeps_its_lambda_fixed() -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    beginning, asked = step.state(), list[float]()
+    initial_state, requests = step.state(), list[float]()
 
     def dearer(*_: float) -> float:
-        asked.append(trainer.state.lmbda)
-        return 1.0 if len(asked) == 1 else 2.0
+        requests.append(trainer.state.lmbda)
+        return 1.0 if len(requests) == 1 else 2.0
 
     trainer = LatentTrainer(
-        step, LatentTrainerState(40, 1e-3), dearer, restart=lambda _: step.restore(beginning)
+        step, LatentTrainerState(40, 1e-3), dearer, restart=lambda _: step.restore(initial_state)
     )
     assert trainer.run() == "done"
     risen = trainer.state.lmbda
     assert risen > 1e-3
     assert trainer.lmbda_was_too_low(1.26e-3)
     assert not trainer.lmbda_was_too_low(1.24e-3)
-    asked.clear()
+    requests.clear()
     assert not trainer.state.is_repetition
     trainer.repeat_run(2e-3)
     assert trainer.state.is_repetition
     assert (step.done, trainer.done, trainer.state.exponents) == (0, 0, {})
     assert trainer.run() == "done"
-    assert not asked
+    assert not requests
     assert trainer.state.lmbda == 2e-3
     assert step.done == trainer.state.steps == 40
 
@@ -119,14 +119,14 @@ def test_graphic_with_fixed_lambda_starts_from_a_higher_lambda(
     held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    steer, lmbdas, asked = step.steer, list[float](), list[float]()
+    steer, lmbdas, requests = step.steer, list[float](), list[float]()
 
     def steered(control: Control) -> None:
         lmbdas.append(control.lmbda)
         steer(control)
 
     def pricing(bits: float, _: float) -> float:
-        asked.append(bits)
+        requests.append(bits)
         return 1.0
 
     monkeypatch.setattr(step, "steer", steered)
@@ -141,12 +141,12 @@ def test_graphic_with_fixed_lambda_starts_from_a_higher_lambda(
     )
     if not held:
         assert set(lmbdas) == {1e-3}
-        assert asked
+        assert requests
         return
     assert lmbdas == sorted(lmbdas, reverse=True)
     assert lmbdas[0] == pytest.approx(1e-4 * latent_trainer.GRAPHIC_LMBDA_FACTOR)
     assert lmbdas[-1] == state.lmbda == 1e-4
-    assert not asked
+    assert not requests
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,15 @@ def test_run_does_not_restart_if_the_limit_leaves_too_few_steps(
 ) -> None:
     monkeypatch.setattr(LatentTrainer, "_steps_until", lambda *_: fitting)
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    beginning, state = step.state(), LatentTrainerState(40, 1e-3)
-    asked = iter([3.0])
+    initial_state, state = step.state(), LatentTrainerState(40, 1e-3)
+    requests = iter([3.0])
     limit = time.perf_counter() + 1000
     trainer = LatentTrainer(
-        step, state, lambda *_: next(asked, 1.0), limit, restart=lambda _: step.restore(beginning)
+        step,
+        state,
+        lambda *_: next(requests, 1.0),
+        limit,
+        restart=lambda _: step.restore(initial_state),
     )
     assert trainer.run() == "done"
     assert state.restarts == anew
@@ -170,28 +174,30 @@ def test_run_does_not_restart_if_the_limit_leaves_too_few_steps(
 
 def test_run_at_the_minimum_lambda_does_not_restart() -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    begun: list[float] = []
+    restarts: list[float] = []
     state = LatentTrainerState(40, MIN_LMBDA)
-    LatentTrainer(step, state, lambda *_: 1e-3, restart=begun.append).run()
-    assert (begun, state.lmbda) == ([], MIN_LMBDA)
+    LatentTrainer(step, state, lambda *_: 1e-3, restart=restarts.append).run()
+    assert (restarts, state.lmbda) == ([], MIN_LMBDA)
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_lambda_of_a_run_does_not_fall_below_its_minimum(again: bool) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    beginning, state = step.state(), LatentTrainerState(40, 1e-3)
-    anew = (lambda _: step.restore(beginning)) if again else None
-    LatentTrainer(step, state, lambda *_: 1e-3, restart=anew, min_lmbda=9e-4).run()
+    initial_state, state = step.state(), LatentTrainerState(40, 1e-3)
+    restart = (lambda _: step.restore(initial_state)) if again else None
+    LatentTrainer(step, state, lambda *_: 1e-3, restart=restart, min_lmbda=9e-4).run()
     assert state.lmbda == pytest.approx(9e-4)
 
 
 def test_interrupted_run_resumes_bit_for_bit_after_a_restart() -> None:
     device = open_device("numpy")
     whole, parted, rest = (LatentStep(tiny_picture(), 1, device, NARROW) for _ in range(3))
-    beginning = whole.state()
+    initial_state = whole.state()
 
     def trainer_of(step: LatentStep, state: LatentTrainerState) -> LatentTrainer:
-        return LatentTrainer(step, state, factor_of_1000, restart=lambda _: step.restore(beginning))
+        return LatentTrainer(
+            step, state, factor_of_1000, restart=lambda _: step.restore(initial_state)
+        )
 
     trainer_of(whole, LatentTrainerState(40, 1e-3)).run()
     trainer = trainer_of(parted, LatentTrainerState(40, 1e-3))

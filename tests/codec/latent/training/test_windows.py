@@ -45,7 +45,7 @@ def integer_latents(step: LatentStep) -> list[np.ndarray]:
 
 
 def assert_equal_up_to_rounding(found: np.ndarray, expected: np.ndarray) -> None:
-    """But for the rounding of products of other shapes, which libraries add up in other orders."""
+    """Libraries sum products of other shapes in other orders: few pixels may differ by one."""
     apart = np.abs(found.astype(int) - expected)
     assert apart.max() <= 1
     assert np.mean(apart > 0) < 1e-3
@@ -66,7 +66,7 @@ def test_windows_are_judged_like_the_whole_picture(
     size: tuple[int, int], channels: int, has: dict[str, Any], lanes: Lanes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Where lanes of a GPU look up what doubling takes, by tables that differ in each window."""
+    """Lanes of a GPU upsample by tables, which differ from window to window."""
     monkeypatch.setattr(architecture, "FILTERED_FROM_WIDTH", PRETRAINED_4.synthesis_width)
     pixels, device = patterned_picture(*size, channels), open_device("numpy")
     device.lanes = lanes
@@ -108,8 +108,8 @@ def test_single_window_trains_like_the_whole_picture(
         assert each.done == 2
     assert parted.figures() == pytest.approx(step.figures(), rel=1e-5)
     assert np.allclose(parted.flat.numpy(), step.flat.numpy(), atol=1e-5)
-    for found, expected in zip(parted.grids(), step.grids(), strict=True):
-        assert np.allclose(found, expected, atol=1e-4)
+    for actual, expected in zip(parted.grids(), step.grids(), strict=True):
+        assert np.allclose(actual, expected, atol=1e-4)
     flat = step.flat.numpy()
     parted.write_grids(step.grids())
     assert parted.judge(flat) == pytest.approx(step.judge(flat), rel=1e-5)
@@ -125,7 +125,7 @@ def test_single_window_trains_like_the_whole_picture(
 def test_constructing_a_window_step_reads_nothing_back(
     kind: type[WindowStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its masks are parts of an array on the device, which a program of their own would cut out."""
+    """Its masks are parts of an array on the device; copies would take another program."""
     monkeypatch.setattr(Tensor, "numpy", lambda _: pytest.fail("read"))
     kind(patterned_picture(40, 50), 0, open_device("numpy"), PRETRAINED_4, window=WINDOW)
 
@@ -157,7 +157,7 @@ def test_network_learning_rate_falls_with_windows_and_run_length() -> None:
 
 
 def test_update_interval_of_a_window_is_the_number_of_windows() -> None:
-    """Or one, where a window takes some of them before the next one's turn."""
+    """The interval is one if a window takes several steps before the next window's turn."""
     step = WindowedStep(
         patterned_picture(130, 200), 0, open_device("numpy"), PRETRAINED_4, window=WINDOW
     )
@@ -169,12 +169,14 @@ def test_update_interval_of_a_window_is_the_number_of_windows() -> None:
 
 
 def test_pass_keeps_the_window_exponent_of_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its own length is; and a run that its limit ended before a step was whole."""
-    asked: list[int] = []
+    """Neither the length of the pass nor a limit that ends it within its first step matters."""
+    requests: list[int] = []
     step = WindowedStep(
         patterned_picture(70, 70), 0, open_device("numpy"), PRETRAINED_4, window=WINDOW
     )
-    monkeypatch.setattr(latent_trainer, "window_exponent", lambda steps: asked.append(steps) or 0.5)
+    monkeypatch.setattr(
+        latent_trainer, "window_exponent", lambda steps: requests.append(steps) or 0.5
+    )
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
     trainer.begin_pass(1e-3, Search(step).run(1e-3, rounds=1))
@@ -182,7 +184,7 @@ def test_pass_keeps_the_window_exponent_of_the_first_run(monkeypatch: pytest.Mon
     trainer._steer()
     trainer.state.steps = 200  # as long as no step of the pass is whole
     trainer._steer()
-    assert asked == [200] * 3
+    assert requests == [200] * 3
 
 
 def test_timing_a_step_changes_no_state() -> None:
@@ -198,7 +200,7 @@ def test_timing_a_step_changes_no_state() -> None:
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
 def test_window_programs_do_not_depend_on_picture_size(lanes: Lanes) -> None:
-    """And so neither does the memory that it takes."""
+    """Nor does the memory that they take."""
     device, sizes = open_device("numpy"), ((65, 66), (300, 500))
     device.lanes = lanes
     steps = [
@@ -214,7 +216,7 @@ def test_window_programs_do_not_depend_on_picture_size(lanes: Lanes) -> None:
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And few grids, with which a window may be as small."""
+    """Windows of 8x8 pixels, which need as few as four grids."""
     monkeypatch.setattr(architecture, "default_levels", lambda *_: 4)
     limits = buckets.CPU._replace(max_whole_pixels=0, window_size=(8, 8))
     monkeypatch.setattr(buckets, "CPU", limits)
@@ -225,9 +227,9 @@ SMALL = patterned_picture(10, 12)  # four windows of those
 
 
 def encode_small(run: Run | None = None, target: Goal | None = None) -> encoder.Encoded:
-    wanted = target or Goal("lambda", 3e-3)
+    goal = target or Goal("lambda", 3e-3)
     device = open_device("numpy")
-    return encoder.encode(Picture(SMALL), wanted, Workload(4), device, run, "latent")
+    return encoder.encode(Picture(SMALL), goal, Workload(4), device, run, "latent")
 
 
 @pytest.mark.usefixtures("small_windows")
@@ -237,20 +239,20 @@ def test_file_of_a_run_in_windows_decodes_to_its_pixels(
 ) -> None:
     monkeypatch.setattr(passes, "MAX_PASSES", 0)
     monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
-    found = encode_small(target=target)
-    decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
-    assert np.array_equal(decoded, found.pixels)
-    assert found.metrics["psnr"] == psnr(SMALL, decoded)
+    encoded = encode_small(target=target)
+    decoded = decoder.decode(container.parse(encoded.bytes), open_device("numpy"))
+    assert np.array_equal(decoded, encoded.pixels)
+    assert encoded.metrics["psnr"] == psnr(SMALL, decoded)
 
 
 @pytest.mark.usefixtures("small_windows")
 def test_run_interrupted_between_windows_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     turns = []
     for stop in (1, 5):
-        kept = Checkpoint(tmp_path / "state", "key")
+        saved = Checkpoint(tmp_path / "state", "key")
         with pytest.raises(Interrupted):
-            encode_small(Run(None, stops_after(stop), checkpoint=kept))
-        state = kept.load()
+            encode_small(Run(None, stops_after(stop), checkpoint=saved))
+        state = saved.load()
         assert state is not None
         turns.append((int(state.arrays["steps"]), int(state.arrays["turn"])))
     assert turns == [(0, 2), (2, 0)]  # the second after all of a step's four windows
@@ -262,7 +264,7 @@ def test_run_interrupted_between_windows_resumes_to_the_same_bytes(tmp_path: Pat
 def test_time_limit_ends_a_step_between_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a clock that only windows move, in the second step three times as far."""
+    """The clock advances with windows only, three times as far in the second step."""
     clock, begin = [0.0], WindowedStep._begin
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
