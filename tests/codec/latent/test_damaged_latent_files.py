@@ -122,9 +122,9 @@ def test_header_values_beyond_the_limits_are_refused(at: int, value: int, proble
         read_sections((bytes(changed), weights, coded), model.shape)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 6, 39])
-def test_truncated_network_section_is_refused(kept: int) -> None:
+@pytest.mark.parametrize("length", [0, 5, 6, 39])
+def test_truncated_network_section_is_refused(length: int) -> None:
     model = small_latent_model()
     head, weights, coded = sections.write(model)
     with pytest.raises(FormatError, match=r"too short|take"):
-        read_sections((head[:kept], weights, coded), model.shape)
+        read_sections((head[:length], weights, coded), model.shape)

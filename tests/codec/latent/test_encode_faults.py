@@ -117,9 +117,9 @@ def test_nan_from_pricing_leaves_lambda_unchanged(monkeypatch: pytest.MonkeyPatc
     assert trainer.state.lmbda == 1e-3
 
 
-@pytest.mark.parametrize("best", [0, 1])
+@pytest.mark.parametrize("chosen_file", [0, 1])
 def test_divergence_is_reported_only_for_the_file_that_is_chosen(
-    best: int, monkeypatch: pytest.MonkeyPatch
+    chosen_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, passes = latent._Encoder._train, list[str]()
 
@@ -129,11 +129,11 @@ def test_divergence_is_reported_only_for_the_file_that_is_chosen(
 
     monkeypatch.setattr(latent._Encoder, "_train", diverging)
     monkeypatch.setattr(
-        latent._Encoder, "_distance", lambda _, draft: draft.diverged is not bool(best)
+        latent._Encoder, "_distance", lambda _, draft: draft.diverged is not bool(chosen_file)
     )
     encoded = encode_pixels(Goal("bytes", 300), workload=Workload(60))
     assert passes == ["done", "done"]
-    assert encoded.diverged is (best == 1)
+    assert encoded.diverged is (chosen_file == 1)
 
 
 def corrupt_files(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def corrupt_files(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     write = sections.write
 
-    def wrong(model: LatentModel, device: AnyDevice) -> tuple[bytes, bytes, bytes]:
+    def write_wrong(model: LatentModel, device: AnyDevice) -> tuple[bytes, bytes, bytes]:
         if what == "latent":
             grids = [grid.copy() for grid in model.latents]
             grids[0][0, 0] = grids[0][0, 0] != 1
@@ -156,7 +156,7 @@ def corrupt_files(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
             replace(model, networks=model.networks | {name: replace(tensor, values=values)}), device
         )
 
-    monkeypatch.setattr(sections, "write", wrong)
+    monkeypatch.setattr(sections, "write", write_wrong)
 
 
 @pytest.mark.parametrize("what", ["latent", "weight", "synthesis"])

@@ -73,15 +73,18 @@ def test_repeated_run_can_be_interrupted_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LatentTrainer, "lmbda_was_too_low", lambda *_: True)
-    target, again = Goal("psnr", 20), "30 steps once more, as bits were too cheap at first"
+    target, repetition_message = (
+        Goal("psnr", 20),
+        "30 steps once more, as bits were too cheap at first",
+    )
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
     checkpoint, messages = Checkpoint(tmp_path / "c", "k"), list[str | int]()
     expected = encode_pixels(target, run=Run(note=messages.append))
-    assert messages.count(again) == 1
+    assert messages.count(repetition_message) == 1
     messages.clear()
 
     def stop() -> bool:
-        return again in messages and messages[-1] != again
+        return repetition_message in messages and messages[-1] != repetition_message
 
     stopped = Run(lambda p: messages.append(p.step), stop, messages.append, checkpoint)
     with pytest.raises(Interrupted, match=r"stopped after \d+ of 30 steps"):
@@ -132,6 +135,6 @@ def test_run_with_additional_grids_can_be_encoded_and_resumed(
     with pytest.raises(Interrupted):
         encode_pixels(target, pixels, work, Run(None, stop, checkpoint=checkpoint))
     have(False)
-    rest = encode_pixels(target, pixels, work, Run(checkpoint=checkpoint))
-    assert rest.resumed > 0
-    assert rest.bytes == encoded.bytes
+    resumed = encode_pixels(target, pixels, work, Run(checkpoint=checkpoint))
+    assert resumed.resumed > 0
+    assert resumed.bytes == encoded.bytes

@@ -70,10 +70,10 @@ def test_pictures_of_any_size_can_be_encoded(size: tuple[int, int]) -> None:
     assert (decoder.decode(parsed, open_device("numpy")) == encoded.pixels).all()
 
 
-@pytest.mark.parametrize("target", [Goal("psnr", 40), Goal("bytes", 5000), Goal("lambda", 1e-3)])
-def test_single_colour_picture_becomes_a_small_lossless_file(target: Goal) -> None:
+@pytest.mark.parametrize("goal", [Goal("psnr", 40), Goal("bytes", 5000), Goal("lambda", 1e-3)])
+def test_single_colour_picture_becomes_a_small_lossless_file(goal: Goal) -> None:
     pixels = np.broadcast_to(np.array([3, 128, 250, 77], np.uint8), (20, 33, 4))
-    encoded = encode_pixels(target, np.ascontiguousarray(pixels))
+    encoded = encode_pixels(goal, np.ascontiguousarray(pixels))
     assert encoded.metrics["psnr"] == math.inf
     assert encoded.missed is None
     assert len(encoded.bytes) < 64
@@ -81,9 +81,9 @@ def test_single_colour_picture_becomes_a_small_lossless_file(target: Goal) -> No
 
 def test_more_steps_raise_psnr_and_a_higher_lambda_shrinks_the_file() -> None:
     few, many = (encode_pixels(Goal("lambda", 1e-3), workload=Workload(n)) for n in (2, 60))
-    dear = encode_pixels(Goal("lambda", 3e-2), workload=Workload(60))
+    small = encode_pixels(Goal("lambda", 3e-2), workload=Workload(60))
     assert many.metrics["psnr"] > few.metrics["psnr"] + 3
-    assert len(dear.bytes) < len(many.bytes)
+    assert len(small.bytes) < len(many.bytes)
 
 
 def test_target_bytes_are_used_but_not_exceeded() -> None:
@@ -145,12 +145,12 @@ def test_repeated_run_of_a_graphic_may_raise_lambda_further(
 ) -> None:
     lmbdas = list[float]()
 
-    def over(trainer: LatentTrainer, lmbda: float) -> None:
+    def record_lambdas(trainer: LatentTrainer, lmbda: float) -> None:
         lmbdas.extend((trainer.state.lmbda, lmbda))
         raise StopRun
 
     monkeypatch.setattr(LatentTrainer, "lmbda_was_too_low", lambda *_: True)
-    monkeypatch.setattr(LatentTrainer, "repeat_run", over)
+    monkeypatch.setattr(LatentTrainer, "repeat_run", record_lambdas)
     monkeypatch.setattr(latent.Passes, "_excess", lambda *_: 12.0)
     with pytest.raises(StopRun):
         encode_pixels(Goal("psnr", 40), pixels, Workload(schedule.VERY_SHORT_RUN))
@@ -174,11 +174,11 @@ def test_long_runs_quantise_networks_progressively(monkeypatch: pytest.MonkeyPat
     counts = list[int]()
     hardened = progressive_quantisation.quantise
 
-    def noted(*given: Any) -> dict[str, Quantized]:
+    def record(*given: Any) -> dict[str, Quantized]:
         counts.append(given[3])
         return hardened(*given)
 
-    monkeypatch.setattr(progressive_quantisation, "quantise", noted)
+    monkeypatch.setattr(progressive_quantisation, "quantise", record)
     encode_pixels(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(400))
     steps = effort.steps_for_pixels(400, 30)
     assert counts[0] == round(effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION * steps)
@@ -202,12 +202,12 @@ def test_small_pictures_have_unconditional_passes_and_keep_the_best_file(
     assert effort.unconditional_passes(600, 256 * 256) == 0
     drafts, rounded = list[Draft](), latent._Encoder._round
 
-    def noted(encoder: latent._Encoder, trainer: LatentTrainer) -> tuple[Draft, Written]:
+    def record(encoder: latent._Encoder, trainer: LatentTrainer) -> tuple[Draft, Written]:
         draft, first = rounded(encoder, trainer)
         drafts.append(draft)
         return draft, first
 
-    monkeypatch.setattr(latent._Encoder, "_round", noted)
+    monkeypatch.setattr(latent._Encoder, "_round", record)
     best = encode_pixels(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(20)).metrics
     costs = [10 ** (-d.metrics["psnr"] / 10) + 3e-3 * d.metrics["bpp"] for d in drafts]
     assert len(costs) == 1 + effort.MAX_UNCONDITIONAL_PASSES

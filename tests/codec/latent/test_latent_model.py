@@ -46,20 +46,20 @@ def test_weights_whose_sums_exceed_32_bits_are_refused() -> None:
             replace(model, networks={**model.networks, name: large})
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_weight_sums_are_accepted_up_to_the_32_bit_limit(more: int) -> None:
+@pytest.mark.parametrize("excess", [0, 1])
+def test_weight_sums_are_accepted_up_to_the_32_bit_limit(excess: int) -> None:
     model = small_latent_model()
     old, bias = (model.networks[f"entropy.1.{what}"] for what in ("weight", "bias"))
     most = (2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS) - 1) // MAX_VALUE
     values = np.zeros_like(old.values)
     values[:, 0] = most // len(values)
-    values[0, 0] += most % len(values) + more
+    values[0, 0] += most % len(values) + excess
     values[1::2] *= -1
     changed = {
         "entropy.1.weight": Quantized(values, old.exponent),
         "entropy.1.bias": Quantized(np.zeros_like(bias.values), bias.exponent),
     }
-    with pytest.raises(FormatError, match="32 bits") if more else contextlib.nullcontext():
+    with pytest.raises(FormatError, match="32 bits") if excess else contextlib.nullcontext():
         replace(model, networks={**model.networks, **changed})
 
 

@@ -46,11 +46,11 @@ def test_tall_pictures_take_at_most_4_times_the_launches_of_wide_ones(
     monkeypatch.setattr(latents_kernel, "LATENTS_PER_LAUNCH", 1000)
     launch, launches = latents_kernel.RawKernel.__call__, list[int]()
 
-    def counted(*arguments: Any) -> None:
+    def record_call(*arguments: Any) -> None:
         launches[-1] += 1
         launch(*arguments)
 
-    monkeypatch.setattr(latents_kernel.RawKernel, "__call__", counted)
+    monkeypatch.setattr(latents_kernel.RawKernel, "__call__", record_call)
     for size in ((1, 800), (800, 1)):
         model, device = small_latent_model(*size, spread=0.3), open_opencl()
         launches.append(0)
@@ -73,12 +73,12 @@ def test_waves_visit_latents_in_wavefront_order(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "hyper", "most"), [((2**16, 1), False, 2.5), ((300, 400), True, 15)]
+    ("size", "hyper", "max_bytes"), [((2**16, 1), False, 2.5), ((300, 400), True, 15)]
 )
 def test_kernel_launches_need_little_host_memory(
-    size: tuple[int, int], hyper: bool, most: float, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], hyper: bool, max_bytes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most `most` bytes of host memory per position of the padded grid are in use at a time."""
+    """At most `max_bytes` bytes of host memory are in use per position of the padded grid."""
     monkeypatch.setattr(latents_kernel.RawKernel, "__call__", lambda *_: None)
     model, state = small_latent_model(65, 9, 1, has_hyperlatents=hyper), np.zeros(4, np.uint64)
     kernel = latents_kernel._LatentsKernel(
@@ -88,7 +88,7 @@ def test_kernel_launches_need_little_host_memory(
     tracemalloc.start()
     try:
         list(kernel._launches(grid, maps if hyper else None, state, state))
-        assert tracemalloc.get_traced_memory()[1] < most * (size[0] + 3) * (size[1] + 6)
+        assert tracemalloc.get_traced_memory()[1] < max_bytes * (size[0] + 3) * (size[1] + 6)
     finally:
         tracemalloc.stop()
 
@@ -104,9 +104,9 @@ def test_processor_codes_latents_for_a_device_of_many_lanes() -> None:
 def test_presence_of_a_processor_is_known_without_opening_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    beside, alone = open_mapping("group"), open_mapping("one")
+    gpu_like, alone = open_mapping("group"), open_mapping("one")
     monkeypatch.setattr(latents_kernel, "open_quietly", lambda _: pytest.fail("opened"))
-    devices = [beside, alone, open_device("numpy")]
+    devices = [gpu_like, alone, open_device("numpy")]
     assert [latents_kernel.has_sequential_processor(one) for one in devices] == [True, True, False]
     monkeypatch.setattr(latents_kernel, "list_devices", list)
     assert [latents_kernel.has_sequential_processor(one) for one in devices] == [False, True, False]
@@ -142,11 +142,11 @@ def test_processor_kernels_are_prepared_while_a_gpu_is_busy(
 def test_failed_preparation_of_kernels_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[object] = []
 
-    def fails(*made: object) -> None:
+    def fail(*made: object) -> None:
         requests.append(made)
         raise OutOfMemoryError("there is none")
 
-    monkeypatch.setattr(latents_kernel, "KernelGridReader", fails)
+    monkeypatch.setattr(latents_kernel, "KernelGridReader", fail)
     latents_kernel._prepare(small_latent_model().shape)
     assert len(requests) == 1
 
@@ -155,12 +155,12 @@ def test_failed_preparation_of_kernels_raises_no_error(monkeypatch: pytest.Monke
 def test_numpy_writes_latents_if_the_processor_fails(
     error: type[ImgmlpError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise error("it does not run")
 
     model, one, group = small_latent_model(13, 21, 3), open_mapping("one"), open_mapping("group")
     expected = sections.write(model)
-    monkeypatch.setattr(sections.KernelGridWriter, "write", fails)
+    monkeypatch.setattr(sections.KernelGridWriter, "write", fail)
     assert sections.write(model, group) == expected
     monkeypatch.setattr(one, "lanes", "one")
     with pytest.raises(error):
@@ -171,10 +171,10 @@ def test_numpy_writes_latents_if_the_processor_fails(
 def test_numpy_reads_latents_if_the_processor_fails(
     error: type[ImgmlpError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise error("it does not build")
 
-    monkeypatch.setattr(sections, "KernelGridReader", fails)
+    monkeypatch.setattr(sections, "KernelGridReader", fail)
     model = small_latent_model(13, 21, 3)
     parts, one = sections.write(model), open_opencl()
     assert_models_equal(read_sections(parts, model.shape, "group"), model)

@@ -137,11 +137,11 @@ def test_latent_moves_that_raise_the_judged_cost_are_undone(
 ) -> None:
     """The costs judged before remain valid."""
 
-    def worse(step: LatentStep, *_: object) -> None:
+    def make_worse(step: LatentStep, *_: object) -> None:
         for extent, level in itertools.product(step.windows, range(2)):
             step.put(extent, level, extent.cut(step.grids())[level] + 3)
 
-    monkeypatch.setattr(rdoq, "optimise", worse)
+    monkeypatch.setattr(rdoq, "optimise", make_worse)
     pixels = patterned_picture(20, 28)
     step = round_latents(whole_step(pixels) if form == "whole" else windowed_step(pixels, (16, 16)))
     search, grids = Search(step), [grid.copy() for grid in step.grids()]
@@ -267,10 +267,10 @@ def test_rdoq_lowers_the_rate_distortion_cost_of_a_file(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked"), [("lambda", 1.0), ("bytes", rounding_search.MAX_REFINEMENT_TIME)]
+    ("kind", "time_fraction"), [("lambda", 1.0), ("bytes", rounding_search.MAX_REFINEMENT_TIME)]
 )
 def test_rdoq_leaves_time_to_approach_a_target(
-    kind: Kind, asked: float, trained_step: LatentStep, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, time_fraction: float, trained_step: LatentStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_conditions = list[Callable[[], bool]]()
     monkeypatch.setattr(rdoq, "optimise", lambda *given: stop_conditions.append(given[-1]))
@@ -285,7 +285,7 @@ def test_rdoq_leaves_time_to_approach_a_target(
         Refining(5, budget=Budget(1, 1)),
     )
     rounding._optimise_latents(rounding._search.run(LMBDA), LMBDA)
-    assert [enough() for enough in stop_conditions] == [asked < 1]
+    assert [enough() for enough in stop_conditions] == [time_fraction < 1]
 
 
 def test_passes_use_the_rdoq_budget_of_the_first_file(
@@ -308,11 +308,11 @@ def test_run_interrupted_during_rdoq_resumes_to_the_same_bytes(
     checkpoint, put = Checkpoint(tmp_path / "c", "k"), LatentStep.put
     expected, puts = encode_small(8).bytes, list[int]()
 
-    def noted(step: LatentStep, extent: Extent, level: int, values: Array) -> None:
+    def record(step: LatentStep, extent: Extent, level: int, values: Array) -> None:
         puts.append(level)
         put(step, extent, level, values)
 
-    monkeypatch.setattr(LatentStep, "put", noted)
+    monkeypatch.setattr(LatentStep, "put", record)
     with pytest.raises(Interrupted):
         encode_small(8, run=Run(None, lambda: len(puts) > 5, checkpoint=checkpoint))
     encoded = encode_small(8, run=Run(checkpoint=checkpoint))

@@ -100,11 +100,11 @@ def test_thin_picture_is_synthesized_in_few_pieces(
         return make(self, top, left, rows, columns)
 
     monkeypatch.setattr(synthesis._NumpySynthesis, "piece", piece)
-    long = synthesize(model, open_device("numpy"))
+    picture = synthesize(model, open_device("numpy"))
     assert len(pieces) == 2
     assert max(rows * columns for rows, columns in pieces) <= (synthesis.NUMPY_PIECE_SIDE + 4) ** 2
     monkeypatch.setattr(synthesis, "_piece_side", lambda across: synthesis.NUMPY_PIECE_SIDE)
-    np.testing.assert_array_equal(synthesize(model, open_device("numpy")), long, strict=True)
+    np.testing.assert_array_equal(synthesize(model, open_device("numpy")), picture, strict=True)
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)

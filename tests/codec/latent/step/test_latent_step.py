@@ -64,22 +64,22 @@ def test_every_second_step_negates_the_noise_of_the_step_before(device: AnyDevic
         step.count.write(np.uint32(count))
         return step._soft_rounded()[0].numpy()
 
-    for apart in (1, 3):
+    for interval in (1, 3):
         control = Control(1e-3, latent_lr=0.0, network_lr=0.0)
-        step.control.write(control.array(3, step.pixels, 0.0, apart))
-        first, second, third = (at(turn * apart) for turn in range(3))
+        step.control.write(control.array(3, step.pixels, 0.0, interval))
+        first, second, third = (at(turn * interval) for turn in range(3))
         assert np.abs(first).max() > 0.1
         assert np.allclose(second, -first, atol=1e-6)  # as latents are 0, soft rounding is odd
         alike = np.isclose(np.abs(third), np.abs(first), rtol=1e-3)[first != 0]
         assert alike.mean() < 0.05
-        assert np.array_equal(at(apart - 1), first)
+        assert np.array_equal(at(interval - 1), first)
 
 
-@pytest.mark.parametrize(("side", "start", "times"), [
+@pytest.mark.parametrize(("side", "start", "factor"), [
     (32, 4, 3.0), (128, 4, 3.0), (256, 4, 1.106), (512, 4, 0.407), (512, 0, 1.0),
 ])  # fmt: skip
-def test_weight_rate_factor_falls_with_picture_size(side: int, start: int, times: float) -> None:
+def test_weight_rate_factor_falls_with_picture_size(side: int, start: int, factor: float) -> None:
     weights = cast(property, LatentStep.weight_rate_factor).fget
     assert weights is not None
     result = weights(SimpleNamespace(pretrained=SimpleNamespace(number=start), pixels=side * side))
-    assert result == pytest.approx(times, rel=2e-3)
+    assert result == pytest.approx(factor, rel=2e-3)

@@ -64,7 +64,7 @@ def test_gradients_of_a_step_match_finite_differences(
     pixels = small_picture().repeat(2 if sizes.has_hyperlatents else 1, 1)
     step = LatentStep(pixels, 1, open_device(spec), sizes, bucket)
     start = step.rate_anchor.numpy() if sizes.pretrained else 0.0
-    dearer = (
+    rate_factor = (
         latent_step.DIFFERENCE_RATE_FACTOR if sizes.pretrained else latent_step.WEIGHT_RATE_FACTOR
     )
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
@@ -82,7 +82,7 @@ def test_gradients_of_a_step_match_finite_differences(
     assert not by_plane[step.extent.value_mask() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
-        of_weights = dearer * float(
+        of_weights = rate_factor * float(
             np.sum(np.log2(1 + np.abs(flat - start) / latent_step.WEIGHT_STEP_SIZE))
         )
         return (
@@ -137,14 +137,14 @@ def test_padding_to_a_bucket_changes_neither_cost_picture_nor_gradients(
     device, pixels = open_device("numpy"), small_picture().repeat(2 if hyper else 1, 1)
     device.lanes = lanes
     bucket = 2 * BUCKET[0], 2 * BUCKET[1]
-    own, roomy = (
+    own, padded = (
         LatentStep(pixels, 1, device, replace(PRETRAINED_1, has_hyperlatents=hyper), one)
         for one in (None, bucket)
     )
     grids = [np.rint(2 * draw(*grid.shape, seed=n)) for n, grid in enumerate(own.grids())]
     flat = own.flat.numpy() + np.float32(0.02) * draw(*own.flat.shape)
     results = []
-    for step in (own, roomy):
+    for step in (own, padded):
         step.write_grids(grids)
         step.flat.write(flat)
         results.append((*step.judge(step.flat.numpy()), step.picture()))
@@ -152,13 +152,13 @@ def test_padding_to_a_bucket_changes_neither_cost_picture_nor_gradients(
     assert results[0][:2] == pytest.approx(results[1][:2], rel=1e-6)
     assert np.array_equal(results[0][2], results[1][2])
     slopes = []
-    for step in (own, roomy):
+    for step in (own, padded):
         step.steer(Control(1e-2, noise_scale=0.0))
         step.program.run(1)
         by_flat, by_latents = (adam.first[0].numpy() for adam in (step.adam, step.adam_latents))
         slopes.append([by_flat, *step.extent.parts(by_latents)])
-    for alone, in_room in zip(*slopes, strict=True):
-        assert np.allclose(alone, in_room, rtol=1e-4, atol=1e-5 * np.abs(alone).max())
+    for alone, in_bucket in zip(*slopes, strict=True):
+        assert np.allclose(alone, in_bucket, rtol=1e-4, atol=1e-5 * np.abs(alone).max())
 
 
 def test_latent_updates_by_bits_alone_do_not_depend_on_lambda() -> None:
@@ -184,15 +184,15 @@ def test_network_slopes_match_finite_differences_of_judged_cost() -> None:
     step.steer(Control(1e-3))
     before, steered = step.state(), step.control.numpy()
     for seed, lmbda in enumerate((1e-4, 1e-2, 1.0)):
-        way = draw(*flat.shape, seed=seed)
+        direction = draw(*flat.shape, seed=seed)
         slopes = step.slopes(flat, lmbda)
         up, down = (
             error + lmbda * rate
             for error, rate in (
-                step.judge((flat + s * way).astype(np.float32)) for s in (1e-3, -1e-3)
+                step.judge((flat + s * direction).astype(np.float32)) for s in (1e-3, -1e-3)
             )
         )
-        assert dot(slopes, way) == pytest.approx((up - down) / 2e-3, rel=2e-2)
+        assert dot(slopes, direction) == pytest.approx((up - down) / 2e-3, rel=2e-2)
         assert np.array_equal(step.control.numpy(), steered)  # by which it goes on
     for name, array in before.items():
         assert np.array_equal(array, step.state()[name]), name
@@ -223,10 +223,10 @@ def test_tile_subsampled_network_gradients_average_to_those_of_all_tiles(
     for name, values in every.items():
         mean = np.mean([part[name] for part in parts], 0)
         assert np.abs(mean - values).max() <= 1e-5 * np.abs(values).max(), name
-        apart = max(np.abs(part[name] - values).max() for part in parts)
+        deviation = max(np.abs(part[name] - values).max() for part in parts)
         kind, _, part = name.partition(".")  # sums of so few biases are no products
         sampled = kind in ("entropy", "synthesis") or (kind == "residual" and "weight" in part)
-        assert (apart > 1e-3 * np.abs(values).max()) == sampled, name
+        assert (deviation > 1e-3 * np.abs(values).max()) == sampled, name
     for grids in moved[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(grids, moved[0], strict=True))
 
@@ -251,7 +251,7 @@ def test_gradients_of_the_worst_picture_stay_within_half_precision(
     """
     outputs: list[Tensor] = []
 
-    def recorded(x: Tensor, layers: list[Tensor], *some: Any) -> Tensor:
+    def recording_perceptron(x: Tensor, layers: list[Tensor], *some: Any) -> Tensor:
         for n in range(0, len(layers), 2):
             outputs.append((Activation.apply(x) if n else x) @ layers[n] + layers[n + 1])
             x = outputs[-1]
@@ -260,7 +260,7 @@ def test_gradients_of_the_worst_picture_stay_within_half_precision(
     noise = 255 * np.random.default_rng(1).integers(0, 2, (HEIGHT, WIDTH, channels))
     sizes = Architecture(16, 12, pretrained=4)
     step = LatentStep(noise.astype(np.uint8), 1, open_device("numpy"), sizes)
-    monkeypatch.setattr(forward_pass, "perceptron", recorded)
+    monkeypatch.setattr(forward_pass, "perceptron", recording_perceptron)
 
     def slopes() -> dict[str, Tensor]:
         error, bits = (costs.sum() for costs in step._forward(step.latents, step.flat))

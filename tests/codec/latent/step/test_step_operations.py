@@ -99,12 +99,14 @@ def test_context_gradients_are_rounded_to_halves_where_products_are() -> None:
     slopes = rng.uniform(-1, 1, (operations.NEIGHBOURS, plane.coded_positions)).astype(np.float32)
     slopes[:, 7] = 1e6
 
-    def found(has_matrix_units: bool, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def contexts_gradient(
+        has_matrix_units: bool, values: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
         device.has_matrix_units = has_matrix_units
         contexts = operations.Contexts.apply(framed, plane)
         (slope,) = (contexts * Tensor(values, device)).sum().gradient([framed])
         return slope.numpy()
 
     halves = slopes.clip(-65504, 65504).astype(np.float16).astype(np.float32)
-    assert np.array_equal(found(True, slopes), found(False, halves))
+    assert np.array_equal(contexts_gradient(True, slopes), contexts_gradient(False, halves))
     assert not np.array_equal(halves, slopes)

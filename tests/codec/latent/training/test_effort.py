@@ -109,10 +109,10 @@ def test_short_runs_in_many_windows_get_fewer_steps() -> None:
     device = open_device("numpy")
     device.info = replace(device.info, kind="cpu")  # which compiles
 
-    def trained(height: int, width: int, short: bool = True) -> int:
+    def steps(height: int, width: int, short: bool = True) -> int:
         return effort.steps_for_setup(300, TrainingSetup((height, width, 3), device, short))
 
-    assert trained(512, 768) == trained(768, 512) == 300
-    assert trained(256, 256) == trained(512, 768, short=False) == 300
-    assert 196 < trained(300, 300) < trained(256, 290) < 300
-    assert trained(40, 700) == trained(40, 700, short=False) == effort.steps_for_pixels(300, 28_000)
+    assert steps(512, 768) == steps(768, 512) == 300
+    assert steps(256, 256) == steps(512, 768, short=False) == 300
+    assert 196 < steps(300, 300) < steps(256, 290) < 300
+    assert steps(40, 700) == steps(40, 700, short=False) == effort.steps_for_pixels(300, 28_000)

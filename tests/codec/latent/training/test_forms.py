@@ -34,14 +34,14 @@ def test_picture_gets_its_own_program_if_the_bucket_is_out_of_memory(
 ) -> None:
     buckets: list[object] = []
 
-    def made(*told: object) -> str:
+    def fake_step(*told: object) -> str:
         bucket = told[-1]
         buckets.append(bucket)
         if bucket is not None:
             raise OutOfMemoryError("too little", hint="")
         return "a step"
 
-    monkeypatch.setattr(forms, "LatentStep", made)
+    monkeypatch.setattr(forms, "LatentStep", fake_step)
     monkeypatch.setattr(forms.TrainingSetup, "bucket", (32, 32))
     arguments = Picture(PIXELS), Goal("lambda", 1e-3), SHORT, open_device("numpy"), Run()
     result: object = latent._Encoder(*arguments).forms.first()
@@ -64,13 +64,13 @@ def test_short_runs_on_processors_get_small_networks(
     cpu.info = replace(cpu.info, kind="cpu")
     pixels = np.zeros((400, 300, 3), np.uint8)
 
-    def taken(device: Any, short: bool) -> tuple[int, int]:
+    def widths(device: Any, short: bool) -> tuple[int, int]:
         setup = buckets.TrainingSetup(pixels.shape, device, short)
         architecture = forms.Forms(pixels, setup, math.inf).architecture
         return architecture.synthesis_width, architecture.entropy_width
 
-    assert taken(cpu, short=True) == forms.SMALL_WIDTHS == pretrained.HIDDEN_WIDTHS[6]
-    assert taken(cpu, short=False) == forms.LARGE_WIDTHS
+    assert widths(cpu, short=True) == forms.SMALL_WIDTHS == pretrained.HIDDEN_WIDTHS[6]
+    assert widths(cpu, short=False) == forms.LARGE_WIDTHS
     assert not forms.is_quick(open_device("numpy"), is_short=True)
     assert (
         forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL_WIDTHS
@@ -85,7 +85,7 @@ def test_short_runs_on_processors_get_small_networks(
     plan._timed(step, 1e-3)
     assert recorded_programs == list(cost_model.estimate_work(picture, goal, work, cpu).programs)
     monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
-    assert taken(cpu, short=True) == forms.LARGE_WIDTHS
+    assert widths(cpu, short=True) == forms.LARGE_WIDTHS
 
 
 @pytest.mark.parametrize("form", ["whole", "in windows"])
@@ -119,13 +119,13 @@ def test_memory_advice_counts_hyperlatents_only_where_possible(
     """The smaller pictures that would fit may be too small for hyperlatents."""
     requests: list[bool] = []
 
-    def explained(
+    def fake_explain(
         error: OutOfMemoryError, _what: str, device: AnyDevice, build: Any, _: Any
     ) -> Any:
         build(device)
         return error
 
-    monkeypatch.setattr(forms, "explain", explained)
+    monkeypatch.setattr(forms, "explain", fake_explain)
     for kind in ("LatentStep", "WindowedStep"):
         monkeypatch.setattr(forms, kind, lambda *told: requests.append(told[3].has_hyperlatents))
     setup, error = (

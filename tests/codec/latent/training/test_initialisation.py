@@ -41,25 +41,25 @@ def test_predicted_latents_resemble_the_picture(
     pixels = np.stack([shade, shade + 8, shade - 12], -1).astype(np.uint8)
     hidden, entropy = pretrained.hidden_widths(start)
     step = LatentStep(pixels, 0, open_device("numpy"), Architecture(hidden, entropy, start))
-    nothing, _ = step.judge(step.flat.numpy())
+    error_of_zeros, _ = step.judge(step.flat.numpy())
     predicted = predict_latents(pixels, step.shape, start)
     assert predicted is not None
     step.write_grids(predicted)
     error, _ = step.judge(step.flat.numpy())
-    assert error < min(nothing / 2, initialisation.MAX_ERROR)
+    assert error < min(error_of_zeros / 2, initialisation.MAX_ERROR)
     monkeypatch.setattr(initial_latents, "PIXELS_PER_BAND", 1)
-    again = predict_latents(pixels, step.shape, start)
-    assert again is not None
-    for once, twice in zip(predicted, again, strict=True):
+    predicted_in_bands = predict_latents(pixels, step.shape, start)
+    assert predicted_in_bands is not None
+    for once, twice in zip(predicted, predicted_in_bands, strict=True):
         assert np.allclose(once, twice, atol=1e-4)
 
 
 def test_initial_latents_shrink_towards_zero_at_high_lambda() -> None:
     grids = [np.float32([[-2.0, -0.3, 0.0, 0.3, 5.0]])] * 3
     cases = (3e-4, 300, 0), (6e-4, 200, 1 / 8), (1.2e-3, 30_000, 0.5), (0, 9, 0)
-    for lmbda, steps, less in cases:
+    for lmbda, steps, shrinkage in cases:
         finest, *others = shrunk(grids, lmbda, steps)
-        for result, by in ((finest, 3 * less), *((other, less) for other in others)):
+        for result, by in ((finest, 3 * shrinkage), *((other, shrinkage) for other in others)):
             assert result.dtype == np.float32
             expected = [by - 2, min(by - 0.3, 0), 0, max(0.3 - by, 0), 5 - by]
             assert np.allclose(result, [expected], atol=1e-6)
@@ -67,7 +67,7 @@ def test_initial_latents_shrink_towards_zero_at_high_lambda() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "steps", "error", "begins"),
+    ("size", "steps", "error", "uses_prediction"),
     [
         ((20, 30), 3, 0.9, True),
         ((20, 30), 300, 0.9, False),  # as of text
@@ -75,7 +75,7 @@ def test_initial_latents_shrink_towards_zero_at_high_lambda() -> None:
     ],
 )
 def test_runs_start_from_predicted_latents_that_resemble_the_picture(
-    size: tuple[int, int], steps: int, error: float, begins: bool
+    size: tuple[int, int], steps: int, error: float, uses_prediction: bool
 ) -> None:
     pixels = patterned_picture(*size)
     hidden = forms.widths(pixels.shape, np.inf)
@@ -98,17 +98,19 @@ def test_runs_start_from_predicted_latents_that_resemble_the_picture(
     assert found is not None
     assert bool(judged) is (steps >= schedule.VERY_SHORT_RUN)  # where that decides
     assert all(map(np.array_equal, judged, found))
-    expected = shrunk(found, 1e-3, steps) if begins else [np.zeros_like(grid) for grid in found]
+    expected = (
+        shrunk(found, 1e-3, steps) if uses_prediction else [np.zeros_like(grid) for grid in found]
+    )
     assert all(map(np.array_equal, grids, expected))
 
 
-@pytest.mark.parametrize(("colours", "channels", "wanted"), [
+@pytest.mark.parametrize(("colours", "channels", "expected"), [
     (2, 1, True), (4, 3, True), (5, 3, False), (2, 2, False), (4, 4, False),
 ])  # fmt: skip
-def test_pictures_of_few_colours_are_graphics(colours: int, channels: int, wanted: bool) -> None:
+def test_pictures_of_few_colours_are_graphics(colours: int, channels: int, expected: bool) -> None:
     levels = np.random.default_rng(0).integers(0, 256, (colours, channels), np.uint8)
     y, x = np.mgrid[:9, :20]
-    assert is_graphic(levels[(x + 3 * y) % colours], schedule.VERY_SHORT_RUN) is wanted
+    assert is_graphic(levels[(x + 3 * y) % colours], schedule.VERY_SHORT_RUN) is expected
     assert not is_graphic(levels[(x + 3 * y) % colours], schedule.VERY_SHORT_RUN - 1)
     assert not is_graphic(patterned_picture(9, 20), 999)
 
@@ -120,10 +122,13 @@ def test_graphics_start_from_zero_latents_except_in_very_short_runs(
     monkeypatch.setattr(initialisation, "MAX_ERROR", 1.0)
     pixels = np.repeat((patterned_picture(24, 31)[:, :, :1] > 99) * np.uint8(255), 3, 2)
     numpy = open_device("numpy")
-    for steps, nothing in ((schedule.VERY_SHORT_RUN, True), (schedule.VERY_SHORT_RUN - 1, False)):
+    for steps, expects_zeros in (
+        (schedule.VERY_SHORT_RUN, True),
+        (schedule.VERY_SHORT_RUN - 1, False),
+    ):
         step = Forms(pixels, TrainingSetup(pixels.shape, numpy, is_short=True), np.inf).first(None)
         initialise(step, pixels, 1e-3, steps)
-        assert all(not grid.any() for grid in step.grids()) is nothing
+        assert all(not grid.any() for grid in step.grids()) is expects_zeros
 
 
 def test_lambda_of_a_graphic_falls_to_the_target_in_the_first_half(
@@ -133,11 +138,11 @@ def test_lambda_of_a_graphic_falls_to_the_target_in_the_first_half(
     steered: list[tuple[int, float]] = []
     steer = LatentStep.steer
 
-    def noted(self: LatentStep, control: Control) -> None:
+    def record_control(self: LatentStep, control: Control) -> None:
         steered.append((self.done, control.lmbda))
         steer(self, control)
 
-    monkeypatch.setattr(LatentStep, "steer", noted)
+    monkeypatch.setattr(LatentStep, "steer", record_control)
     pixels = np.repeat((patterned_picture(12, 13)[:, :, :1] > 99) * np.uint8(255), 3, 2)
     encoder.encode(Picture(pixels), Goal("lambda", 1e-3), Workload(60), open_device("numpy"))
     first = next(n for n, (done, _) in enumerate(steered) if done and done < 10)

@@ -107,14 +107,14 @@ def test_refinement_moves_weights_only_where_saved_bits_outweigh_error(
     networks = Search(step).run(1e-3, rounds=1)
     monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
     monkeypatch.setattr(step, "ask", lambda *_: None)
-    for lost, moved in ((1e-7, True), (1e3, False)):
+    for lost, expects_moves in ((1e-7, True), (1e3, False)):
         answers = iter([0.0, 0.0])
         monkeypatch.setattr(step, "answer", lambda a=answers, lost=lost: next(a, lost))
         refinement = Refinement(step, networks, 1e-3)
         refinement.run(20, lambda: False)
         result = refinement.networks()
         same = [np.array_equal(one.values, result[n].values) for n, one in networks.items()]
-        assert all(same) is not moved
+        assert all(same) is not expects_moves
 
 
 def test_refinement_does_not_retry_rejected_moves(
@@ -165,13 +165,13 @@ def test_search_judges_no_networks_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     requests: list[tuple[str, bytes]] = []
     ask = step.ask
 
-    def noted(flat: np.ndarray, part: Part) -> None:
+    def record(flat: np.ndarray, part: Part) -> None:
         names = [name for name in networks_of(flat, step.parameter_shapes) if part_of(name) == part]
         own = b"".join(networks_of(flat, step.parameter_shapes)[name].tobytes() for name in names)
         requests.append((part, own))
         ask(flat, part)
 
-    monkeypatch.setattr(step, "ask", noted)
+    monkeypatch.setattr(step, "ask", record)
     search = Search(step)
     search.run(1e-3)
     assert len(requests) > 10

@@ -158,7 +158,7 @@ def test_short_runs_on_gpus_use_coarse_buckets(
 
 
 @pytest.mark.parametrize(
-    ("extra", "short", "whole", "parted"),
+    ("extra", "short", "whole", "windowed"),
     [
         (0, True, (3000, 4000), (3600, 3600)),
         (0, False, (3580, 3580), (3600, 3600)),
@@ -169,7 +169,7 @@ def test_short_runs_on_gpus_use_coarse_buckets(
     ],
 )
 def test_gpus_use_windows_if_the_bucket_is_too_large(
-    extra: int, short: bool, whole: tuple[int, int], parted: tuple[int, int],
+    extra: int, short: bool, whole: tuple[int, int], windowed: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Extra grids take memory and lower the limit; the estimate of work follows it."""
@@ -183,7 +183,7 @@ def test_gpus_use_windows_if_the_bucket_is_too_large(
     card: Any = SimpleNamespace(
         info=replace(numpy.info, kind="gpu"), lanes="group", compiling=0.0, lowering=0.0
     )
-    for size, parts in (whole, False), (parted, True):
+    for size, parts in (whole, False), (windowed, True):
         picture = Picture(np.broadcast_to(np.uint8(0), (*size, 3)))
         arguments = picture, Goal("lambda", 1e-3), Workload(30_000), card
         most = forms.Forms(picture.pixels, TrainingSetup((*size, 3), card, short, extra), math.inf)

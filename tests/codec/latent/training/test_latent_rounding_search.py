@@ -31,28 +31,28 @@ def test_weight_refinement_leaves_time_to_approach_a_target(wanted: Goal) -> Non
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
     requests = list[float]()
 
-    def enough(share: float) -> bool:
+    def is_over(share: float) -> bool:
         requests.append(share)
         return True
 
-    rounding_search.Rounding(picture, wanted, step, device, {}, enough).best(3e-3)
+    rounding_search.Rounding(picture, wanted, step, device, {}, is_over).best(3e-3)
     assert (rounding_search.MAX_REFINEMENT_TIME in requests) == (wanted.kind == "bytes")
 
 
-@pytest.mark.parametrize(("spent", "times"), [(0.29, 2), (0.31, 1)])
+@pytest.mark.parametrize(("elapsed_fraction", "quantisations"), [(0.29, 2), (0.31, 1)])
 def test_second_quantisation_runs_only_if_time_is_left(
-    spent: float, times: int, monkeypatch: pytest.MonkeyPatch
+    elapsed_fraction: float, quantisations: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = list[int]()
 
-    def hardened(
+    def fake_quantise(
         search: bit_allocation.Search, networks: dict[str, Quantized], lmbda: float, count: int
     ) -> dict[str, Quantized]:
         counts.append(count)
         search._cost(networks, lmbda)
         return dict(networks)
 
-    monkeypatch.setattr(bit_allocation.Search, "quantised", hardened)
+    monkeypatch.setattr(bit_allocation.Search, "quantised", fake_quantise)
     monkeypatch.setattr(bit_allocation, "MIN_NETWORK_FRACTION", 0.0)
     picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
     arguments = (
@@ -62,14 +62,14 @@ def test_second_quantisation_runs_only_if_time_is_left(
     )
     refining = Refining(5, quantisation_steps=3, searching=False)
     rounding = rounding_search.Rounding(
-        *arguments, device, {}, lambda share: share <= spent, refining
+        *arguments, device, {}, lambda share: share <= elapsed_fraction, refining
     )
     rounding.best(3e-3)
-    assert counts == [3] * times
+    assert counts == [3] * quantisations
 
 
-@pytest.mark.parametrize(("share", "lmbdas"), [(0.99, 1), (0.5, 3)])
-def test_shaving_raises_lambda_until_the_file_is_small_enough(share: float, lmbdas: int) -> None:
+@pytest.mark.parametrize(("fraction", "lmbdas"), [(0.99, 1), (0.5, 3)])
+def test_shaving_raises_lambda_until_the_file_is_small_enough(fraction: float, lmbdas: int) -> None:
     """Each lambda continues from the weights that the one before has moved."""
     step = LatentStep(small_pixels(), 0, open_device("numpy"), Architecture(8, 8))
     LatentTrainer(step, LatentTrainerState(30, 1e-4)).run()
@@ -77,7 +77,7 @@ def test_shaving_raises_lambda_until_the_file_is_small_enough(share: float, lmbd
     first = rounding_search.Rounding(Picture(small_pixels()), Goal("bytes", 10**6), *arguments)
     networks = first._search.refined(first._search.run(1e-4), 1e-4, most=50)
     before = first._trial(networks, 0.0)
-    goal = Goal("bytes", share * before.size)
+    goal = Goal("bytes", fraction * before.size)
     rounding = rounding_search.Rounding(Picture(small_pixels()), goal, *arguments)
     tried = rounding._shaved(networks, 1e-4, lambda: False)
     assert [trial.shaved for trial in tried] == list(
@@ -88,10 +88,10 @@ def test_shaving_raises_lambda_until_the_file_is_small_enough(share: float, lmbd
 
 
 @pytest.mark.parametrize(
-    ("shaving", "size", "saved"), [(False, 60, False), (True, 60, True), (True, 10**6, False)]
+    ("shaving", "size", "is_shaved"), [(False, 60, False), (True, 60, True), (True, 10**6, False)]
 )
 def test_shaving_runs_only_for_too_large_files_without_a_further_pass(
-    shaving: bool, size: int, saved: bool, monkeypatch: pytest.MonkeyPatch
+    shaving: bool, size: int, is_shaved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[bool] = []
     monkeypatch.setattr(
@@ -102,7 +102,7 @@ def test_shaving_runs_only_for_too_large_files_without_a_further_pass(
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
     arguments = picture, Goal("bytes", size), step, device, {}
     rounding_search.Rounding(*arguments, refining=Refining(5, shaving=shaving)).best(3e-3)
-    assert bool(requests) is saved
+    assert bool(requests) is is_shaved
 
 
 @pytest.mark.parametrize(("shaved", "files"), [(0, 1), (1, 2)])
@@ -117,12 +117,12 @@ def test_shaved_networks_are_written_as_a_file_of_their_own(
     written: list[int] = []
     write = rounding._written
 
-    def counted(trial: Trial) -> rounding_search.Written:
+    def record_call(trial: Trial) -> rounding_search.Written:
         written.append(trial.shaved)
         return write(trial)
 
     monkeypatch.setattr(rounding_search, "MAX_FILES", 2)
-    monkeypatch.setattr(rounding, "_written", counted)
+    monkeypatch.setattr(rounding, "_written", record_call)
     monkeypatch.setattr(
         rounding,
         "_nearest",
@@ -141,11 +141,11 @@ def test_lossless_file_leaves_the_psnr_offset_finite(
     rounding = rounding_search.Rounding(*arguments, refining=Refining(5))
     write, files = rounding._written, list[Written]()
 
-    def written(trial: Trial) -> Written:
+    def record_written(trial: Trial) -> Written:
         files.append(write(trial))
         return files[-1] if len(files) > 1 else replace(files[-1], psnr=math.inf)
 
-    monkeypatch.setattr(rounding, "_written", written)
+    monkeypatch.setattr(rounding, "_written", record_written)
     _, first = rounding.best(3e-3)
     assert first.psnr == math.inf
     assert math.isfinite(rounding._psnr_offset)

@@ -66,16 +66,16 @@ def test_latent_scale_rises_as_lambda_falls_in_large_pictures_and_long_runs() ->
     assert low[1:] == [1.0] * 5  # which that start was trained for, or dearer ones
 
 
-@pytest.mark.parametrize(("largest", "finer"), [(2.0, 4.0), (20.0, 1.5), (50.0, 1.0)])
-def test_latent_scale_leaves_headroom_for_the_largest_latents(largest: float, finer: float) -> None:
+@pytest.mark.parametrize(("largest", "scale"), [(2.0, 4.0), (20.0, 1.5), (50.0, 1.0)])
+def test_latent_scale_leaves_headroom_for_the_largest_latents(largest: float, scale: float) -> None:
     step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
     grids = step.grids()
     grids[-1][0, 0] = -largest
     step.write_grids(grids)
     trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))
     trainer.rescale(4.0)
-    assert trainer.state.latent_scale == pytest.approx(finer)
-    assert step.grids()[-1][0, 0] == pytest.approx(-largest * finer)
+    assert trainer.state.latent_scale == pytest.approx(scale)
+    assert step.grids()[-1][0, 0] == pytest.approx(-largest * scale)
 
 
 def test_learning_rate_follows_latent_scale_and_passes_limit_rescaling() -> None:
@@ -106,24 +106,24 @@ def test_latents_have_a_smaller_beta1_than_networks() -> None:
     several.steer(schedule.control(0, 60, 1e-3, windows=2))
     several.run(1)
     assert cast(Tensor, several.adam_latents.betas[0]).numpy() == np.float32(0.6)
-    momenta = [schedule.control(0, n, 1e-3, 2).latent_beta1 for n in (10, 60, 134, 300, 36_000)]
-    assert momenta == pytest.approx([0.6, 0.6, 0.7, 0.8, 0.8], abs=1e-3)
+    betas = [schedule.control(0, n, 1e-3, 2).latent_beta1 for n in (10, 60, 134, 300, 36_000)]
+    assert betas == pytest.approx([0.6, 0.6, 0.7, 0.8, 0.8], abs=1e-3)
     first, last = (schedule.control(done, 1000, 1e-3).noise_shape for done in (0, 969))
     assert (first, last) == pytest.approx((0.63, 0.77), abs=1e-3)
 
 
 def test_short_runs_have_a_smaller_beta2_for_networks() -> None:
-    memories = [schedule.control(3, steps, 1e-3).network_beta2 for steps in (20, 300, 900, 36_000)]
-    assert memories == pytest.approx([0.93, 0.93, 0.98, 0.98])
+    betas = [schedule.control(3, steps, 1e-3).network_beta2 for steps in (20, 300, 900, 36_000)]
+    assert betas == pytest.approx([0.93, 0.93, 0.98, 0.98])
     assert (
         0.95 < schedule.control(540, 550, 1e-3).network_beta2 < 0.96
     )  # with rounded latents as well
     results = []
-    for memory in (0.5, 0.9):
+    for beta2 in (0.5, 0.9):
         step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
-        step.steer(Control(1e-3, noise_scale=0.0, network_beta2=memory))
+        step.steer(Control(1e-3, noise_scale=0.0, network_beta2=beta2))
         step.run(1)
-        results.append(step.adam.second[0].numpy() / (1 - np.float32(memory)))
+        results.append(step.adam.second[0].numpy() / (1 - np.float32(beta2)))
     assert np.allclose(*results, rtol=1e-5)
     assert results[0].any()
 
@@ -141,16 +141,22 @@ def test_interrupted_run_resumes_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("make", [LatentStep, partial(WindowedStep, window=(32, 32))])
-@pytest.mark.parametrize(("each", "least", "most"), [(0.04, 10, 12), (0.2, 3, 4)])
+@pytest.mark.parametrize(
+    ("seconds_per_step", "min_steps", "max_steps"), [(0.04, 10, 12), (0.2, 3, 4)]
+)
 def test_exceeded_limit_still_allows_ten_steps_or_half_a_second(
-    make: Any, each: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+    make: Any,
+    seconds_per_step: float,
+    min_steps: int,
+    max_steps: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The clock advances with every step."""
     step = make(small_picture(), 1, open_device("numpy"), NARROW)
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, 99.0)
-    monkeypatch.setattr("time.perf_counter", lambda: 100 + each * step.done)
+    monkeypatch.setattr("time.perf_counter", lambda: 100 + seconds_per_step * step.done)
     assert trainer.run() == "done"
-    assert least <= step.done <= most
+    assert min_steps <= step.done <= max_steps
 
 
 @pytest.mark.parametrize(
@@ -209,7 +215,7 @@ def test_learning_rates_depend_on_run_length() -> None:
 
 def test_snapshot_interval_is_several_steps_even_in_short_runs() -> None:
     step = LatentStep(patterned_picture(16, 16), 0, open_device("numpy"), PRETRAINED_4)
-    apart = {
+    intervals = {
         n: LatentTrainer(step, LatentTrainerState(n, 1e-3))._snapshot_interval for n in (3, 9, 300)
     }
-    assert apart == {3: 4, 9: 4, 300: 30}
+    assert intervals == {3: 4, 9: 4, 300: 30}

@@ -146,11 +146,11 @@ def test_initial_lambda_of_each_target_is_computed_once(monkeypatch: pytest.Monk
     """Repeated requests use the cached value."""
     picture, analysed = Picture(noise(20, 30, 3)), list[np.ndarray]()
 
-    def transformed(pixels: np.ndarray) -> Spectrum:
+    def record_spectrum(pixels: np.ndarray) -> Spectrum:
         analysed.append(pixels)
         return Spectrum(pixels)
 
-    monkeypatch.setattr(lmbdas, "Spectrum", transformed)
+    monkeypatch.setattr(lmbdas, "Spectrum", record_spectrum)
     goals = Goal("psnr", 30), Goal("psnr", 35), Goal("bytes", 500)
     results = [[Lambdas(picture, goal).initial() for goal in goals] for _ in range(2)]
     assert results[0] == results[1]

@@ -101,14 +101,14 @@ def test_long_runs_on_gpus_open_in_a_coarse_bucket(
     assert not TrainingSetup(*thin).starts_in_windows
     assert not TrainingSetup(*thin, 1).starts_in_windows
 
-    def goes(height: int, width: int, of: int) -> bool:
+    def switches(height: int, width: int, of: int) -> bool:
         opening = steps(height, width)
         return TrainingSetup((height, width, 3), card).switches_program(of, opening, 25_000)
 
-    assert goes(400, 600, 30_000)
-    assert not goes(400, 600, 10_000)  # four times as many there at least
-    assert not goes(500, 700, 30_000)  # a tenth of the pixels more
-    assert not goes(512, 768, 30_000)
+    assert switches(400, 600, 30_000)
+    assert not switches(400, 600, 10_000)  # four times as many there at least
+    assert not switches(500, 700, 30_000)  # a tenth of the pixels more
+    assert not switches(512, 768, 30_000)
 
 
 def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
@@ -120,14 +120,14 @@ def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
     for module in (buckets, effort, run_plan):
         monkeypatch.setattr(module, "is_gpu", lambda _: True)
 
-    def told(height: int, width: int) -> run_plan.RunPlan:
+    def make_plan(height: int, width: int) -> run_plan.RunPlan:
         picture = Picture(np.zeros((height, width, 3), np.uint8))
         plan = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(100_000), card, Run())
         plan.costs.is_opening = True
         return plan
 
     for size, pace in ((350, 560), 3.0e-4), ((400, 620), 3.45e-4):
-        plan = told(*size)
+        plan = make_plan(*size)
         costs = plan.costs
         costs.step_seconds = 1e-4
         assert costs.own_step_seconds() == 1e-4  # of launches that have nothing to do
@@ -140,7 +140,7 @@ def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
         fitting, _ = plan.fitting_run(20.0)
         assert fitting * costs.mean_step_seconds(fitting) == pytest.approx(19, rel=0.1)
     card.lanes = "one"
-    costs = told(350, 560).costs
+    costs = make_plan(350, 560).costs
     costs.step_seconds = 0.41
     assert costs.own_step_seconds() == pytest.approx(0.41 * 384 * 576 / (512 * 768))
 
@@ -286,33 +286,33 @@ def test_run_interrupted_around_the_switch_resumes_to_the_same_bytes(
 
 
 @pytest.mark.parametrize(
-    ("done", "late", "pause"),
+    ("done", "may_be_late", "pause"),
     [(0, False, 111), (111, True, 111), (112, False, None), (112, True, 120), (120, True, 130)],
 )
 def test_run_pauses_at_the_switch_or_if_late_at_its_next_check(
-    done: int, late: bool, pause: int | None
+    done: int, may_be_late: bool, pause: int | None
 ) -> None:
     step: Any = SimpleNamespace(done=done, device=SimpleNamespace(lanes="one"))
     trainer = LatentTrainer(step, LatentTrainerState(2000, 1e-3))
-    trainer.pause_after(111, late)
+    trainer.pause_after(111, may_be_late)
     assert trainer.pause_at == pause
 
 
 @pytest.mark.parametrize(
-    ("lanes", "steps", "look"),
+    ("lanes", "steps", "interval"),
     [("one", 36_000, 72), ("group", 36_000, 144), ("group", 100_000, 200), ("group", 300, 10)],
 )
-def test_long_runs_on_gpus_are_checked_less_often(lanes: str, steps: int, look: int) -> None:
+def test_long_runs_on_gpus_are_checked_less_often(lanes: str, steps: int, interval: int) -> None:
     step: Any = SimpleNamespace(done=0, device=SimpleNamespace(lanes=lanes))
-    assert LatentTrainer(step, LatentTrainerState(steps, 1e-3)).check_interval == look
+    assert LatentTrainer(step, LatentTrainerState(steps, 1e-3)).check_interval == interval
 
 
-@pytest.mark.parametrize(("steps", "goes"), [(7, False), (8, True)])
-def test_run_switches_program_only_if_long_enough(steps: int, goes: bool) -> None:
+@pytest.mark.parametrize(("steps", "switches"), [(7, False), (8, True)])
+def test_run_switches_program_only_if_long_enough(steps: int, switches: bool) -> None:
     arguments = Picture(PIXELS), Goal("lambda", 3e-3), Workload(steps), open_device("numpy"), Run()
     plan = run_plan.RunPlan(*arguments)
     plan.costs.opening_steps, plan.costs.is_opening = 2, True
-    assert plan.costs.switches_program(steps) is goes
+    assert plan.costs.switches_program(steps) is switches
     plan.costs.is_opening = False
     assert not plan.costs.switches_program(steps)
 
@@ -328,11 +328,11 @@ def test_run_under_a_time_limit_does_not_wait_for_the_compiler(
     )  # so that it does not begin anew in fewer
     switch = latent._Encoder._switch_program
 
-    def noted(self: latent._Encoder, trainer: LatentTrainer) -> None:
+    def record(self: latent._Encoder, trainer: LatentTrainer) -> None:
         seen.append(trainer.done)
         switch(self, trainer)
 
-    monkeypatch.setattr(latent._Encoder, "_switch_program", noted)
+    monkeypatch.setattr(latent._Encoder, "_switch_program", record)
     monkeypatch.setattr(FakeCompiler, "wait", lambda *_: pytest.fail("it waits"))
     for ready in (True, False):
         monkeypatch.setattr(FakeCompiler, "done", ready)
@@ -389,17 +389,17 @@ def test_compiler_process_reports_its_state_and_ends_with_the_run() -> None:
     assert process.returncode not in (0, None)
 
 
-@pytest.mark.parametrize("more", [{}, {"has_hyperlatents": True}, {"extra_grids": 2}])
+@pytest.mark.parametrize("additional_grids", [{}, {"has_hyperlatents": True}, {"extra_grids": 2}])
 def test_compiler_process_builds_the_step_that_the_run_switches_to(
-    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    additional_grids: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels, built_steps = np.zeros((6, 40, 3), np.uint8), []
     step = WindowedStep(
-        pixels, 0, open_device("numpy"), replace(PRETRAINED_4, **more), window=(64, 64)
+        pixels, 0, open_device("numpy"), replace(PRETRAINED_4, **additional_grids), window=(64, 64)
     )
     kind = buckets.LatentStep
 
-    def noted(*given: Any, **named: Any) -> LatentStep:
+    def record(*given: Any, **named: Any) -> LatentStep:
         built_steps.append(kind(*given, **named))
         return built_steps[-1]
 
@@ -408,7 +408,7 @@ def test_compiler_process_builds_the_step_that_the_run_switches_to(
         buckets.compile_bucket(*told)
 
     monkeypatch.setattr(child, "Helper", helper)
-    monkeypatch.setattr(buckets, "LatentStep", noted)
+    monkeypatch.setattr(buckets, "LatentStep", record)
     bucket_compiler(step, (8, 64))
     assert [one.shape for one in built_steps] == [step.shape]
     assert built_steps[0].bucket == (8, 64)

@@ -81,13 +81,15 @@ def test_progressively_quantised_networks_are_used_only_if_better(
     better, counts, initial_parameters = networks, list[int](), list[np.ndarray]()
     before, floats = dict(search.exponents), step.flat.numpy()
 
-    def made(step: LatentStep, exponents: dict[str, int], lmbda: float, count: int, _: Any) -> Any:
+    def fake_quantise(
+        step: LatentStep, exponents: dict[str, int], lmbda: float, count: int, _: Any
+    ) -> Any:
         counts.append(count)
         initial_parameters.append(step.flat.numpy())
         step.flat.write(np.zeros_like(floats))
         return worse if len(counts) == 1 else better
 
-    monkeypatch.setattr(progressive_quantisation, "quantise", made)
+    monkeypatch.setattr(progressive_quantisation, "quantise", fake_quantise)
     assert search.quantised(networks, lmbda, 0) is networks
     assert search.quantised(networks, lmbda, 40) is networks
     assert counts == [40]
@@ -132,12 +134,12 @@ def test_search_runs_if_requested_or_if_quantisation_does_not_help(
         done.append("looked for")
         return searched
 
-    def hardened(networks: dict[str, Quantized], _lmbda: float, count: int) -> Any:
+    def fake_quantise(networks: dict[str, Quantized], _lmbda: float, count: int) -> Any:
         done.append(f"{count} from {'usual' if networks is not searched else 'found'} ones")
         return hard if helps[0] else networks
 
     monkeypatch.setattr(search, "run", run)
-    monkeypatch.setattr(search, "quantised", hardened)
+    monkeypatch.setattr(search, "quantised", fake_quantise)
     monkeypatch.setattr(search, "_bits_with", lambda _: math.inf)
     for searching, helps[0], actual, expected in (
         (False, True, hard, ["9 from usual ones"]),
@@ -161,12 +163,12 @@ def test_search_also_runs_where_networks_are_a_large_part_of_the_file(
     without, other = search._rounded(coarser), search._rounded(finer)
     began_from_search = list[bool]()  # whether the one to harden was searched for
 
-    def hardened(networks: dict[str, Quantized], _lmbda: float, _count: int) -> Any:
+    def fake_quantise(networks: dict[str, Quantized], _lmbda: float, _count: int) -> Any:
         began_from_search.append(networks is searched)
         search.exponents = finer if began_from_search[-1] else coarser
         return other if began_from_search[-1] else without
 
-    def judged(networks: Mapping[str, Quantized], bits: float) -> None:
+    def set_judged_bits(networks: Mapping[str, Quantized], bits: float) -> None:
         each = (networks[name].floats().tobytes() for name in networks if part_of(name) == "bits")
         search._judged["bits", b"".join(each)] = bits / step.pixels
 
@@ -176,13 +178,13 @@ def test_search_also_runs_where_networks_are_a_large_part_of_the_file(
 
     searched = dict(without)
     monkeypatch.setattr(search, "run", run)
-    monkeypatch.setattr(search, "quantised", hardened)
+    monkeypatch.setattr(search, "quantised", fake_quantise)
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 + ((one is other) != cheaper))
     own = search._network_bits(without)
-    judged(without, 3.01 * own)
+    set_judged_bits(without, 3.01 * own)
     assert search.best_networks(lmbda, 9, False) is without
     assert began_from_search == [False]
-    judged(without, 2.99 * own)
+    set_judged_bits(without, 2.99 * own)
     search.exponents = before
     assert search.best_networks(lmbda, 9, False, hurried=lambda: True) is without
     assert began_from_search == [False, False]

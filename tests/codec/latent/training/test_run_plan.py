@@ -46,27 +46,32 @@ def test_only_short_unlimited_runs_towards_psnr_may_be_repeated() -> None:
 
 @pytest.mark.parametrize("kind", ["psnr", "bytes"])
 @pytest.mark.parametrize(
-    ("limit", "most", "stays"), [(None, 0, True), (1e3, 40, True), (1e3, 39, False)]
+    ("limit", "max_fixed_lmbda_steps", "is_fixed"),
+    [(None, 0, True), (1e3, 40, True), (1e3, 39, False)],
 )
 def test_lambda_is_fixed_in_short_runs_of_graphics_towards_psnr(
-    kind: Kind, limit: float | None, most: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+    kind: Kind,
+    limit: float | None,
+    max_fixed_lmbda_steps: int,
+    is_fixed: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Under a time limit the fixed lambda is lower, as there may be no time to repeat the run."""
-    monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", most)
+    monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", max_fixed_lmbda_steps)
     results = list[tuple[float, bool]]()
 
-    def begun(trainer: LatentTrainer, *_: object) -> None:
+    def record_start(trainer: LatentTrainer, *_: object) -> None:
         results.append((trainer.state.lmbda, trainer.state.lmbda_is_fixed))
         raise StopRun
 
-    monkeypatch.setattr(LatentTrainer, "run", begun)
+    monkeypatch.setattr(LatentTrainer, "run", record_start)
     monkeypatch.setattr(run_plan.RunPlan, "steps_within", lambda *_: schedule.VERY_SHORT_RUN)
     goal, error = Goal(kind, {"psnr": 45, "bytes": 400}[kind]), 10**-4.5
     for pixels in (TWO_COLOURS, PIXELS):
         with pytest.raises(StopRun):
             encode_pixels(goal, pixels, Workload(schedule.VERY_SHORT_RUN, limit))
     few_first, many_first = (Lambdas(Picture(p), goal).initial() for p in (TWO_COLOURS, PIXELS))
-    if stays and kind == "psnr":
+    if is_fixed and kind == "psnr":
         assert few_first < 2 * error
         assert results[0] == pytest.approx((5 * error if limit is None else 0.6 * few_first, True))
     else:
@@ -128,19 +133,19 @@ def test_run_seconds_include_weight_trials_of_all_passes(
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     device, pixels = open_device("numpy"), np.resize(small_pixels(), (128, 128, 3))
 
-    def foreseen(wanted: Goal) -> float:
+    def run_seconds(wanted: Goal) -> float:
         arguments = Picture(pixels), wanted, latent.workload(1, None), device, Run()
         plan = run_plan.RunPlan(*arguments)
         plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 0.002
         return plan.run_seconds(600)
 
-    taken = foreseen(Goal("lambda", 1e-3))
+    taken = run_seconds(Goal("lambda", 1e-3))
     trained = (
         600 * 0.01 * (1 + 6 * latent_trainer.PASS_LENGTH) + 7 * cost_model.SEARCH_JUDGEMENTS * 0.002
     )
     moved = 2 * cost_model.weight_trials(600, 128**2) + 5 * cost_model.MAX_EARLY_WEIGHT_TRIALS
     assert taken == pytest.approx(trained + moved * cost_model.WEIGHT_TRIAL_STEPS * 0.01)
-    assert foreseen(Goal("psnr", 30)) == taken
+    assert run_seconds(Goal("psnr", 30)) == taken
 
 
 def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
@@ -195,17 +200,17 @@ def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
     assert towards.quantisation_steps(100_000) == 40
 
 
-@pytest.mark.parametrize(("side", "parts"), [(128, 1), (128, 4), (1024, 1), (1024, 16)])
+@pytest.mark.parametrize(("side", "window_count"), [(128, 1), (128, 4), (1024, 1), (1024, 16)])
 @pytest.mark.parametrize("steps", [49, 50, 600, 6000])
 def test_run_seconds_include_rdoq_after_the_run_and_each_pass(
-    steps: int, side: int, parts: int, monkeypatch: pytest.MonkeyPatch
+    steps: int, side: int, window_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In windows of a large picture, some windows stand for all when networks are judged."""
     arguments = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
     plan = run_plan.RunPlan(Picture(np.zeros((side, side, 3), np.uint8)), *arguments)
     plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 0.002
-    monkeypatch.setattr(plan.costs, "windows", lambda _: parts)
-    judging = 0.002 * (2 if (side, parts) == (1024, 16) else 1)
+    monkeypatch.setattr(plan.costs, "windows", lambda _: window_count)
+    judging = 0.002 * (2 if (side, window_count) == (1024, 16) else 1)
     taken, each = plan.run_seconds(steps), rdoq_seconds(steps, 0.01, judging, side**2)
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     times = 1 + plan.unconditional_passes(steps)
@@ -220,12 +225,14 @@ def test_estimated_work_includes_rdoq(monkeypatch: pytest.MonkeyPatch) -> None:
     times = 1 + effort.unconditional_passes(steps, 128**2)
     computed = cost_model.estimate_work(*arguments).operations
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
-    looks = (computed - cost_model.estimate_work(*arguments).operations) / (
+    judgements = (computed - cost_model.estimate_work(*arguments).operations) / (
         128**2 * forms.operations_of(shape)
     )
     monkeypatch.undo()
     judged = 2 * times * effort.rdoq_budget(steps, "one").judged
-    assert looks == pytest.approx(judged * cost_model.JUDGEMENT_STEPS * cost_model.NUMPY_SLOWDOWN)
+    assert judgements == pytest.approx(
+        judged * cost_model.JUDGEMENT_STEPS * cost_model.NUMPY_SLOWDOWN
+    )
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(24.0, 4), (26.0, 3)])
@@ -242,10 +249,17 @@ def test_default_effort_counts_the_time_of_all_passes(
     rounding = cost_model.WEIGHT_TRIAL_STEPS * moved
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
     shorter = round(latent_trainer.PASS_LENGTH * steps)
-    share = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
-    hardened = round(share * steps) + passes * round(share * shorter)
-    assert effort.MIN_STEPS_TO_QUANTISE < shorter < steps < effort.MAX_QUANTISATION_STEPS / share
-    steps += passes * latent_trainer.PASS_LENGTH * steps + hardened
+    quantisation_fraction = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
+    quantised_steps = round(quantisation_fraction * steps) + passes * round(
+        quantisation_fraction * shorter
+    )
+    assert (
+        effort.MIN_STEPS_TO_QUANTISE
+        < shorter
+        < steps
+        < effort.MAX_QUANTISATION_STEPS / quantisation_fraction
+    )
+    steps += passes * latent_trainer.PASS_LENGTH * steps + quantised_steps
     pace = seconds / (steps + rounding)
     monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
@@ -328,11 +342,14 @@ def test_quantisation_steps_depend_on_whether_the_run_stays_in_windows() -> None
 
 
 @pytest.mark.parametrize(
-    ("size", "bucket", "noted"),
+    ("size", "bucket", "recorded_pixels"),
     [((480, 700), (512, 768), 512 * 768), ((512, 512), None, 512 * 512), ((20, 20), (32, 32), 0)],
 )
 def test_gpu_speed_is_recorded_only_for_large_enough_pictures(
-    size: tuple[int, int], bucket: buckets.Bucket, noted: int, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int],
+    bucket: buckets.Bucket,
+    recorded_pixels: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The speed counts the pixels that a step computes; windows have a speed of their own."""
     results, device = list[tuple[str, float]](), open_device("numpy")
@@ -347,7 +364,7 @@ def test_gpu_speed_is_recorded_only_for_large_enough_pictures(
     monkeypatch.setattr(run_plan, "is_gpu", lambda _: True)
     each = effort.operations_of((*size, 3))
     plan._note_speed(step)
-    assert results == [("latent step", noted * each / 1e-3)] * bool(noted)
+    assert results == [("latent step", recorded_pixels * each / 1e-3)] * bool(recorded_pixels)
     step.windows, step.bucket = [0] * 6, (512, 512)
     plan._note_speed(step)
     assert results[-1] == ("latent step, in windows", 6 * 512 * 512 * each / 1e-3)

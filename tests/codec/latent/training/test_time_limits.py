@@ -34,10 +34,10 @@ pytestmark = pytest.mark.usefixtures("trained")
 
 
 @pytest.mark.parametrize(
-    ("fitting", "steady"), [(39, False), (40, True), (1000, True), (1001, False)]
+    ("fitting_steps", "is_fixed"), [(39, False), (40, True), (1000, True), (1001, False)]
 )
 def test_time_limit_decides_once_whether_lambda_is_fixed(
-    fitting: int, steady: bool, monkeypatch: pytest.MonkeyPatch
+    fitting_steps: int, is_fixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decision depends on the steps that fit into a part of the limit; passes take the rest."""
     work, device = Workload(0, seconds=1e4), open_device("numpy")
@@ -47,16 +47,18 @@ def test_time_limit_decides_once_whether_lambda_is_fixed(
 
     def fits(room: float) -> int:
         requests.append(room)
-        return round(fitting * room / requests[0])
+        return round(fitting_steps * room / requests[0])
 
     monkeypatch.setattr(plan, "steps_within", fits)
     plan.costs.step_seconds = 1e4
     steps, plan.has_fixed_lmbda = plan.fitting_run(1e4)
-    assert plan.has_fixed_lmbda is steady
-    assert steps == (fitting if steady else pytest.approx(fitting * 0.8 / 0.65, abs=1))
+    assert plan.has_fixed_lmbda is is_fixed
+    assert steps == (
+        fitting_steps if is_fixed else pytest.approx(fitting_steps * 0.8 / 0.65, abs=1)
+    )
     plan.costs.step_seconds = 1.0
     announced = plan._announced_seconds(steps)
-    assert announced == pytest.approx(1e4, abs=60) if steady else announced < 5e3
+    assert announced == pytest.approx(1e4, abs=60) if is_fixed else announced < 5e3
 
 
 def limited_plan(judging: float) -> tuple[run_plan.RunPlan, float]:
@@ -97,7 +99,7 @@ def test_steps_within_a_limit_leave_time_for_rdoq(judging: float) -> None:
 def test_time_limit_reserves_time_for_saving_bytes() -> None:
     device, state = open_device("numpy"), LatentTrainerState(1000, 1e-3)
 
-    def until(kind: Kind) -> float:
+    def limit(kind: Kind) -> float:
         run = Run()
         run.began = 0.0
         arguments = latent.workload(None, 1e6), device, run
@@ -105,28 +107,28 @@ def test_time_limit_reserves_time_for_saving_bytes() -> None:
         plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 1e-4
         return plan.set_deadline(state)[0] or 0.0
 
-    saving = (
+    shaving_seconds = (
         len(rounding_search.SHAVING_LMBDA_DOUBLINGS) * rounding_search.SHAVING_TRIALS * 1e-4 / 2
     )
-    assert until("psnr") - until("bytes") == pytest.approx(saving)
+    assert limit("psnr") - limit("bytes") == pytest.approx(shaving_seconds)
 
 
 @pytest.mark.parametrize("steps", [49, 50, 1000, 4000])
 def test_time_limit_reserves_time_for_rdoq(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def until() -> float:
+    def limit() -> float:
         arguments = latent.workload(None, 1e6), open_device("numpy"), Run(began=0.0)
         plan = run_plan.RunPlan(Picture(PIXELS), Goal("lambda", 1e-3), *arguments)
         plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 1e-4
         return plan.set_deadline(LatentTrainerState(steps, 1e-3))[0] or 0.0
 
-    before, taken = until(), rdoq_seconds(steps, 0.01, 1e-4, PIXELS.shape[0] * PIXELS.shape[1])
+    before, taken = limit(), rdoq_seconds(steps, 0.01, 1e-4, PIXELS.shape[0] * PIXELS.shape[1])
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
-    assert until() - before == pytest.approx(taken, abs=1e-6)
+    assert limit() - before == pytest.approx(taken, abs=1e-6)
 
 
-@pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
+@pytest.mark.parametrize(("pace", "is_reported"), [(1.0, True), (1e-3, False)])
 def test_too_short_a_time_limit_is_reported(
-    pace: float, told: bool, monkeypatch: pytest.MonkeyPatch
+    pace: float, is_reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: pace)
     notes: list[str] = []
@@ -135,7 +137,7 @@ def test_too_short_a_time_limit_is_reported(
         Picture(PIXELS), goal, Workload(0, seconds=20.0), device, Run(note=notes.append)
     )
     encoder.plan.choose_steps(encoder.forms.first(), 1e-3)
-    assert any("too little time" in note for note in notes) is told
+    assert any("too little time" in note for note in notes) is is_reported
 
 
 @pytest.mark.parametrize("kind", ["lambda", "psnr", "bytes"])
@@ -145,11 +147,11 @@ def test_announced_seconds_do_not_exceed_the_remaining_limit(
 ) -> None:
     """A minimum of training is announced even if less time is left."""
 
-    def tried(found: run_plan.RunPlan, *_: Any) -> float:
+    def fake_timing(found: run_plan.RunPlan, *_: Any) -> float:
         found.costs.judging_seconds = 0.2  # as where others have the cores
         return 2.7e-3
 
-    monkeypatch.setattr(run_plan.RunPlan, "_timed", tried)
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", fake_timing)
     monkeypatch.setattr(run_plan.RunPlan, "_note_speed", lambda *_: None)
     monkeypatch.setattr(run_plan.time, "perf_counter", lambda: now)
     notes: list[str] = []
@@ -157,12 +159,12 @@ def test_announced_seconds_do_not_exceed_the_remaining_limit(
     found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 30.0), *arguments)
     steps = found.choose_steps(cast(LatentStep, None), 1e-3)
     (announced,) = re.findall(r" steps, about (\S+) s from here", notes[-1])
-    done_anyway = (
+    min_training_seconds = (
         run_plan.MIN_TRAINING_FRACTION
         * 3.0
         / (1 - run_plan.MAX_ROUNDING_FRACTION - 2 * cost_model.MAX_WEIGHT_TRIAL_FRACTION)
     )
-    assert steps * 2.7e-3 <= float(announced) <= max(3.0 - now, done_anyway) + 0.05
+    assert steps * 2.7e-3 <= float(announced) <= max(3.0 - now, min_training_seconds) + 0.05
 
 
 def test_time_limit_of_a_resumed_run_counts_earlier_time(
@@ -184,31 +186,35 @@ def test_time_limit_of_a_resumed_run_counts_earlier_time(
 
 
 @pytest.mark.parametrize(
-    ("gone", "pace", "least", "most"),
+    ("elapsed", "pace", "min_steps", "max_steps"),
     [(1.5, 0.067, 50, 100), (25.0, 0.067, 30, 40), (1.5, 2.0, 10, 10), (1.5, 1e-4, 50_000, 85_000)],
 )
 def test_steps_fill_the_time_limit_but_are_at_least_ten(
-    gone: float, pace: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+    elapsed: float, pace: float, min_steps: int, max_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cases: a warm start, compilation longer than the limit, a slow device and a fast one."""
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
-    work, run = Workload(0, seconds=10.0), Run(began=100.0 - gone)
+    work, run = Workload(0, seconds=10.0), Run(began=100.0 - elapsed)
     arguments = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), run
     plan = latent._Encoder(*arguments).plan
     plan.costs.judging_seconds = pace / 5  # of all that a step computes, about
     plan.costs.step_seconds = pace
-    assert least <= plan.fitting_run(10.0)[0] <= most
+    assert min_steps <= plan.fitting_run(10.0)[0] <= max_steps
 
 
 @pytest.mark.parametrize(
-    ("kind", "colours", "most", "share"),
+    ("kind", "colours", "max_fixed_lmbda_steps", "fraction"),
     [("psnr", 3, 650, 0.65), ("psnr", 3, 640, 0.8), ("psnr", 9, 650, 0.8), ("bytes", 3, 650, 0.95)],
 )
 def test_time_limit_reserves_time_for_passes_towards_a_target(
-    kind: Kind, colours: int, most: int, share: float, monkeypatch: pytest.MonkeyPatch
+    kind: Kind,
+    colours: int,
+    max_fixed_lmbda_steps: int,
+    fraction: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Short runs of graphics reserve more."""
-    monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", most)
+    monkeypatch.setattr(run_plan, "MAX_FIXED_LMBDA_STEPS", max_fixed_lmbda_steps)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     pixels = np.arange(256 * 256, dtype=np.int64).reshape(256, 256, 1) % colours * 20
     goal, limit = Goal(kind, {"psnr": 35, "bytes": 400}[kind]), Workload(0, seconds=1000.0)
@@ -216,15 +222,15 @@ def test_time_limit_reserves_time_for_passes_towards_a_target(
     plan = run_plan.RunPlan(*arguments, Run(began=100.0))
     monkeypatch.setattr(plan, "steps_within", lambda room: room)
     plan.costs.step_seconds = 1.0
-    assert plan.fitting_run(1000.0)[0] == pytest.approx(1000 * share, rel=0.02)
+    assert plan.fitting_run(1000.0)[0] == pytest.approx(1000 * fraction, rel=0.02)
 
 
-@pytest.mark.parametrize(("kernel", "seconds"), [(True, 0.6), (False, 1.6)])
+@pytest.mark.parametrize(("has_kernel", "seconds"), [(True, 0.6), (False, 1.6)])
 def test_time_limit_reserves_time_for_coding_by_numpy_without_a_kernel(
-    kernel: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
+    has_kernel: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This happens beside a GPU if the processor has no driver."""
-    monkeypatch.setattr(cost_model, "has_sequential_processor", lambda _: kernel)
+    monkeypatch.setattr(cost_model, "has_sequential_processor", lambda _: has_kernel)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     work, picture = Workload(0, seconds=10.0), Picture(np.zeros((500, 500, 3), np.uint8))
     arguments = picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run(began=100.0)
@@ -234,9 +240,9 @@ def test_time_limit_reserves_time_for_coding_by_numpy_without_a_kernel(
     assert plan.deadline == pytest.approx(110 - seconds, abs=0.06)
 
 
-@pytest.mark.parametrize(("judging", "search"), [(2e-3, 0.1), (0.1, 5.0)])
+@pytest.mark.parametrize(("judging", "search_seconds"), [(2e-3, 0.1), (0.1, 5.0)])
 def test_time_limit_reserves_time_for_rounding_networks(
-    judging: float, search: float, monkeypatch: pytest.MonkeyPatch
+    judging: float, search_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time depends on how long one judgement takes, and is a limited fraction of the run."""
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
@@ -253,33 +259,37 @@ def test_time_limit_reserves_time_for_rounding_networks(
     until, _ = plan.set_deadline(state)
     assert until is not None
     assert plan.deadline is not None
-    share = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
-    hardened = min(round(share * state.steps), effort.MAX_QUANTISATION_STEPS) * 1e-3
-    both = state.steps * 1e-3 + hardened
+    quantisation_fraction = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION
+    quantisation_seconds = (
+        min(round(quantisation_fraction * state.steps), effort.MAX_QUANTISATION_STEPS) * 1e-3
+    )
+    training_seconds = state.steps * 1e-3 + quantisation_seconds
     rounding = (
-        cost_model.MAX_WEIGHT_TRIAL_FRACTION / (1 - cost_model.MAX_WEIGHT_TRIAL_FRACTION) * both
-        + hardened
-        + min(search, 0.2 * both)
+        cost_model.MAX_WEIGHT_TRIAL_FRACTION
+        / (1 - cost_model.MAX_WEIGHT_TRIAL_FRACTION)
+        * training_seconds
+        + quantisation_seconds
+        + min(search_seconds, 0.2 * training_seconds)
     )
     assert plan.deadline - until == pytest.approx(rounding)
     assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.1)
 
 
 @pytest.mark.parametrize(
-    ("left", "steps", "longer"),
+    ("seconds_left", "steps", "steps_of_longer_pass"),
     [(8.0, 40, 40), (4.0, 34, 34), (1.6, 10, 10), (1.3, 0, 7), (0.5, 0, 0), (-1.0, 0, 0)],
 )
 def test_pass_has_the_steps_that_fit_before_the_deadline(
-    left: float, steps: int, longer: int, monkeypatch: pytest.MonkeyPatch
+    seconds_left: float, steps: int, steps_of_longer_pass: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: 50.0)
     arguments = Picture(PIXELS), Goal("psnr", 30), Workload(0, 20.0), open_device("numpy")
     plan = latent._Encoder(*arguments, Run(began=40.0)).plan
     plan.costs.step_seconds, plan.rounding_seconds = 0.1, 0.6 / run_plan.PASS_ROUNDING_FRACTION
     assert plan.pass_steps(40) == 40
-    plan.deadline = 50.0 + left
+    plan.deadline = 50.0 + seconds_left
     assert plan.pass_steps(40) == pytest.approx(steps, abs=1)
-    assert plan.pass_steps(10, factor=4.0) == pytest.approx(longer, abs=1)
+    assert plan.pass_steps(10, factor=4.0) == pytest.approx(steps_of_longer_pass, abs=1)
 
 
 @pytest.mark.parametrize("seconds", [None, 1000.0])
@@ -298,28 +308,28 @@ def test_time_limit_decides_steps_deadline_and_shaving_of_a_pass(
     repeat, rounding = LatentTrainer.begin_pass, latent.Rounding
     again, pricing = run_plan.RunPlan.pass_steps, Lambdas.pricing
 
-    def repeated(trainer: LatentTrainer, *given: Any) -> None:
+    def record_pass(trainer: LatentTrainer, *given: Any) -> None:
         before = trainer.state.steps
         repeat(trainer, *given)
         seen["pass"] = trainer.state.steps - before, trainer._limit
 
-    def asked(found: run_plan.RunPlan, usual: int, *longer: float) -> int:
+    def record_pass_steps(found: run_plan.RunPlan, usual: int, *longer: float) -> int:
         seen.setdefault("until", found.pass_deadline())
         seen["took"], seen["longer"] = found.rounding_seconds, longer
         return min(again(found, usual, *longer), 2)
 
-    def priced(lmbdas: Lambdas, *given: Any, limited: bool) -> Any:
+    def record_pricing(lmbdas: Lambdas, *given: Any, limited: bool) -> Any:
         seen["limited"] = limited
         return pricing(lmbdas, *given, limited=limited)
 
-    def rounded(*given: Any) -> rounding_search.Rounding:
+    def record_rounding(*given: Any) -> rounding_search.Rounding:
         seen["shaving"] = given[-1].shaving
         return rounding(*given)
 
-    monkeypatch.setattr(LatentTrainer, "begin_pass", repeated)
-    monkeypatch.setattr(run_plan.RunPlan, "pass_steps", asked)
-    monkeypatch.setattr(Lambdas, "pricing", priced)
-    monkeypatch.setattr(latent, "Rounding", rounded)
+    monkeypatch.setattr(LatentTrainer, "begin_pass", record_pass)
+    monkeypatch.setattr(run_plan.RunPlan, "pass_steps", record_pass_steps)
+    monkeypatch.setattr(Lambdas, "pricing", record_pricing)
+    monkeypatch.setattr(latent, "Rounding", record_rounding)
     enough = iter([False])
     monkeypatch.setattr(latent.Passes, "suffice", lambda *_: next(enough, True))
     monkeypatch.setattr(latent.Passes, "step_factor", lambda _: 1.5)

@@ -23,80 +23,83 @@ def factor_of_1000(_bits: float, _quality: float) -> float:
     return 1000.0  # times lambda, as often as it is looked at
 
 
-@pytest.mark.parametrize("times", [1000.0, 1e-3])
-def test_run_restarts_when_lambda_is_far_off_but_at_most_max_restarts_times(times: float) -> None:
+@pytest.mark.parametrize("factor", [1000.0, 1e-3])
+def test_run_restarts_when_lambda_is_far_off_but_at_most_max_restarts_times(factor: float) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     initial_state, reached, lmbdas = step.state(), list[int](), list[float]()
 
-    def anew(lmbda: float) -> None:
+    def restart(lmbda: float) -> None:
         step.restore(initial_state)
         lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
-    trainer = LatentTrainer(step, state, lambda *_: times, restart=anew)  # whenever it is asked
+    trainer = LatentTrainer(step, state, lambda *_: factor, restart=restart)  # whenever it is asked
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
     back = sum(later < before for before, later in pairwise(reached))
     assert back == len(lmbdas) == state.restarts == latent_trainer.MAX_RESTARTS
     assert abs(math.log(lmbdas[-1] / 1e-3)) > 2 * abs(math.log(latent_trainer.RESTART_OUTSIDE[0]))
     assert step.done == 40
     step.restore(initial_state)
-    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, restart=anew)
+    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, restart=restart)
     assert calm.run() == "done"
     assert calm.state.restarts == 0
 
 
-@pytest.mark.parametrize(("times", "anew"), [(1.2, 1), (1.05, 0), (1 / 1.2, 0), (1 / 1.4, 1)])
+@pytest.mark.parametrize(("factor", "restarts"), [(1.2, 1), (1.05, 0), (1 / 1.2, 0), (1 / 1.4, 1)])
 def test_run_restarts_sooner_for_a_too_low_lambda_than_for_a_too_high_one(
-    times: float, anew: int
+    factor: float, restarts: int
 ) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     initial_state, lmbdas = step.state(), list[float]()
-    requests = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)])
+    requests = iter([factor ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)])
 
-    def again(lmbda: float) -> None:
+    def restart(lmbda: float) -> None:
         step.restore(initial_state)
         lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
-    trainer = LatentTrainer(step, state, lambda *_: next(requests, 1.0), restart=again)
+    trainer = LatentTrainer(step, state, lambda *_: next(requests, 1.0), restart=restart)
     trainer.run()
-    assert lmbdas == pytest.approx([1e-3 * times] * anew)
-    assert trainer.state.lmbda == pytest.approx(1e-3 * times)
+    assert lmbdas == pytest.approx([1e-3 * factor] * restarts)
+    assert trainer.state.lmbda == pytest.approx(1e-3 * factor)
 
 
-@pytest.mark.parametrize(("times", "anew"), [(1.7, 0), (1 / 1.7, 0), (3.0, 1), (1 / 3.0, 1)])
+@pytest.mark.parametrize(("factor", "restarts"), [(1.7, 0), (1 / 1.7, 0), (3.0, 1), (1 / 3.0, 1)])
 def test_run_under_a_time_limit_restarts_at_most_once_within_its_steps(
-    times: float, anew: int
+    factor: float, restarts: int
 ) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
-    initial_state, lmbdas, done = step.state(), list[float](), list[int]()
+    initial_state, lmbdas, steps_before_restart = step.state(), list[float](), list[int]()
 
-    def again(lmbda: float) -> None:
-        done.append(step.done)
+    def restart(lmbda: float) -> None:
+        steps_before_restart.append(step.done)
         step.restore(initial_state)
         lmbdas.append(lmbda)
 
     # At the first look of either run
-    requests = iter([times ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)] * (1 + anew))
+    requests = iter([factor ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)] * (1 + restarts))
     state = LatentTrainerState(40, 1e-3)
     limit = time.perf_counter() + 1000
-    trainer = LatentTrainer(step, state, lambda *_: next(requests, 1.0), limit, restart=again)
+    trainer = LatentTrainer(step, state, lambda *_: next(requests, 1.0), limit, restart=restart)
     assert trainer.run() == "done"
-    assert lmbdas == pytest.approx([1e-3 * times] * anew)
-    assert state.steps == step.done == 40 - sum(done)
-    assert (0 < sum(done) < 10) is bool(anew)
+    assert lmbdas == pytest.approx([1e-3 * factor] * restarts)
+    assert state.steps == step.done == 40 - sum(steps_before_restart)
+    assert (0 < sum(steps_before_restart) < 10) is bool(restarts)
 
 
 def test_repeated_run_keeps_its_lambda_fixed() -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     initial_state, requests = step.state(), list[float]()
 
-    def dearer(*_: float) -> float:
+    def double_after_first_call(*_: float) -> float:
         requests.append(trainer.state.lmbda)
         return 1.0 if len(requests) == 1 else 2.0
 
     trainer = LatentTrainer(
-        step, LatentTrainerState(40, 1e-3), dearer, restart=lambda _: step.restore(initial_state)
+        step,
+        LatentTrainerState(40, 1e-3),
+        double_after_first_call,
+        restart=lambda _: step.restore(initial_state),
     )
     assert trainer.run() == "done"
     risen = trainer.state.lmbda
@@ -114,14 +117,14 @@ def test_repeated_run_keeps_its_lambda_fixed() -> None:
     assert step.done == trainer.state.steps == 40
 
 
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("is_fixed", [False, True])
 def test_graphic_with_fixed_lambda_starts_from_a_higher_lambda(
-    held: bool, monkeypatch: pytest.MonkeyPatch
+    is_fixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     steer, lmbdas, requests = step.steer, list[float](), list[float]()
 
-    def steered(control: Control) -> None:
+    def record_control(control: Control) -> None:
         lmbdas.append(control.lmbda)
         steer(control)
 
@@ -129,9 +132,9 @@ def test_graphic_with_fixed_lambda_starts_from_a_higher_lambda(
         requests.append(bits)
         return 1.0
 
-    monkeypatch.setattr(step, "steer", steered)
+    monkeypatch.setattr(step, "steer", record_control)
     state = LatentTrainerState(20, 1e-3)
-    if held:
+    if is_fixed:
         state.fix_lmbda(1e-4)
     assert (
         LatentTrainer(
@@ -139,7 +142,7 @@ def test_graphic_with_fixed_lambda_starts_from_a_higher_lambda(
         ).run()
         == "done"
     )
-    if not held:
+    if not is_fixed:
         assert set(lmbdas) == {1e-3}
         assert requests
         return
@@ -150,10 +153,10 @@ def test_graphic_with_fixed_lambda_starts_from_a_higher_lambda(
 
 
 @pytest.mark.parametrize(
-    ("fitting", "anew"), [(schedule.SHORT_RUN - 1, 0), (schedule.SHORT_RUN, 1)]
+    ("fitting", "restarts"), [(schedule.SHORT_RUN - 1, 0), (schedule.SHORT_RUN, 1)]
 )
 def test_run_does_not_restart_if_the_limit_leaves_too_few_steps(
-    fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
+    fitting: int, restarts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LatentTrainer, "_steps_until", lambda *_: fitting)
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
@@ -168,7 +171,7 @@ def test_run_does_not_restart_if_the_limit_leaves_too_few_steps(
         restart=lambda _: step.restore(initial_state),
     )
     assert trainer.run() == "done"
-    assert state.restarts == anew
+    assert state.restarts == restarts
     assert state.lmbda > 1e-3  # for the rest of the run
 
 
@@ -180,11 +183,11 @@ def test_run_at_the_minimum_lambda_does_not_restart() -> None:
     assert (restarts, state.lmbda) == ([], MIN_LMBDA)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_lambda_of_a_run_does_not_fall_below_its_minimum(again: bool) -> None:
+@pytest.mark.parametrize("can_restart", [False, True])
+def test_lambda_of_a_run_does_not_fall_below_its_minimum(can_restart: bool) -> None:
     step = LatentStep(tiny_picture(), 1, open_device("numpy"), NARROW)
     initial_state, state = step.state(), LatentTrainerState(40, 1e-3)
-    restart = (lambda _: step.restore(initial_state)) if again else None
+    restart = (lambda _: step.restore(initial_state)) if can_restart else None
     LatentTrainer(step, state, lambda *_: 1e-3, restart=restart, min_lmbda=9e-4).run()
     assert state.lmbda == pytest.approx(9e-4)
 

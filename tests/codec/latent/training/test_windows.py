@@ -161,11 +161,11 @@ def test_update_interval_of_a_window_is_the_number_of_windows() -> None:
     step = WindowedStep(
         patterned_picture(130, 200), 0, open_device("numpy"), PRETRAINED_4, window=WINDOW
     )
-    for together, apart in ((1, 12), (8, 1)):
-        step.steps_at_once = together
+    for steps_at_once, update_interval in ((1, 12), (8, 1)):
+        step.steps_at_once = steps_at_once
         step.steer(Control(1e-3))
         step._enter(step.windows[0])
-        assert Steering(*step.control.numpy()).update_interval == apart
+        assert Steering(*step.control.numpy()).update_interval == update_interval
 
 
 def test_pass_keeps_the_window_exponent_of_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,11 +268,11 @@ def test_time_limit_ends_a_step_between_windows(
     clock, begin = [0.0], WindowedStep._begin
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
-    def slowly(step: WindowedStep, *made: Any) -> None:
+    def begin_slowly(step: WindowedStep, *made: Any) -> None:
         begin(step, *made)
         clock[0] += 3.0 if step.done else 1.0
 
-    monkeypatch.setattr(WindowedStep, "_begin", slowly)
+    monkeypatch.setattr(WindowedStep, "_begin", begin_slowly)
     step = WindowedStep(
         patterned_picture(66, 70), 0, open_device("numpy"), PRETRAINED_4, window=WINDOW
     )
