@@ -9,10 +9,7 @@ from conftest import small_pixels
 
 from imgmlp.codec import encoder
 from imgmlp.codec.encoder import Encoded
-from imgmlp.codec.latent.training import (
-    cost_model,
-    effort,
-)
+from imgmlp.codec.latent.training import cost_model, effort
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device

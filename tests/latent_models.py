@@ -12,11 +12,7 @@ from networks import small_latent_model
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.model import (
-    LatentModel,
-    ModelShape,
-    Quantized,
-)
+from imgmlp.codec.latent.model import LatentModel, ModelShape, Quantized
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.engine import AnyDevice, open_device
 
@@ -33,7 +29,7 @@ def read_sections(
     parts: tuple[bytes, bytes, bytes], shape: ModelShape, mapping: str = "numpy"
 ) -> LatentModel:
     size = shape.width, shape.height
-    # Not of "group", beside which some tests forbid to open a processor.
+    # "group" is opened anew: some tests forbid opening a processor beside it.
     device = open_mapping(mapping) if mapping == "group" else shared_device(mapping)
     return sections.read(parts, size, shape.channels, device)
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from imgmlp.codec.latent.model import (
-    BICUBIC_TAPS,
-    HYPERLATENT_LEVELS,
-    NEAREST_BELOW_LEVEL,
-)
-from imgmlp.codec.latent.step import (
-    operations,
-)
+from imgmlp.codec.latent.model import BICUBIC_TAPS, HYPERLATENT_LEVELS, NEAREST_BELOW_LEVEL
+from imgmlp.codec.latent.step import operations
 from imgmlp.codec.latent.step.latent_step import LatentStep
 
 

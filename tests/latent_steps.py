@@ -9,11 +9,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent import latents
-from imgmlp.codec.latent.model import (
-    MAX_LATENT,
-    MIN_LATENT,
-    LatentModel,
-)
+from imgmlp.codec.latent.model import MAX_LATENT, MIN_LATENT, LatentModel
 from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import LatentStep
 from imgmlp.codec.latent.training.buckets import Bucket

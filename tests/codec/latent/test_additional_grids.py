@@ -12,9 +12,7 @@ from networks import small_latent_model, started_latent_model
 
 from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.hyperlatents import HyperlatentMaps
-from imgmlp.codec.latent.model import (
-    ModelShape,
-)
+from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.engine import open_device
 from imgmlp.errors import FormatError
@@ -35,7 +33,7 @@ def test_hyperlatents_survive_coding_and_change_the_bits_of_latents(
         result = read_sections(parts, model.shape, mapping)
         assert_models_equal(result, model)
         first = model.networks["entropy.0.weight"]
-        for row in (-3, -2, -1):  # of weights that hyperlatents themselves have nothing for
+        for row in (-3, -2, -1):  # rows of weights that multiply hyperlatents
             values = first.values.copy()
             values[row] = 0
             changed = {"entropy.0.weight": replace(first, values=values)}
@@ -47,7 +45,7 @@ def test_hyperlatents_survive_coding_and_change_the_bits_of_latents(
 @pytest.mark.parametrize("extra", [1, 2, 3])
 def test_extra_grids_survive_coding_and_change_the_picture(extra: int, mapping: str) -> None:
     for make in (small_latent_model, started_latent_model):
-        # a kernel is compiled for each of them: with these any two meet in every way
+        # a kernel is compiled for each case; these cover all pairs of values
         model = make(
             21, 26, has_filter=(make is small_latent_model) == (extra == 2), extra_grids=extra
         )

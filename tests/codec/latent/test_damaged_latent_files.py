@@ -11,9 +11,7 @@ from latent_models import TINY, file_of_model, read_sections
 from networks import small_latent_model, started_latent_model
 
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.model import (
-    LatentModel,
-)
+from imgmlp.codec.latent.model import LatentModel
 from imgmlp.engine import open_device
 from imgmlp.errors import FormatError, ImgmlpError
 
@@ -108,7 +106,7 @@ def test_more_latents_than_bytes_can_hold_are_refused_before_allocation() -> Non
         (3, 25, "25 neighbours"),
         (4, 15, "a grid that is not there"),
         (4, 64, "grids have no hyperlatents"),
-        (4, 191, "steps of the network take"),  # which those of a filter would be among
+        (4, 191, "steps of the network take"),  # with those of a filter among them
         (6, 16, "no such step"),
         (7, 88, "a distribution that does not exist"),
     ],

@@ -17,12 +17,7 @@ from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.control import Steering
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training import (
-    bit_allocation,
-    latent_trainer,
-    rounding_search,
-    schedule,
-)
+from imgmlp.codec.latent.training import bit_allocation, latent_trainer, rounding_search, schedule
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice, open_device

@@ -11,9 +11,7 @@ from latent_encoding import encode_pixels, uninterrupted_file
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent.training import (
-    effort,
-)
+from imgmlp.codec.latent.training import effort
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint

@@ -13,14 +13,8 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import decode as latent_decode
 from imgmlp.codec.latent.hyperlatents import HyperlatentMaps
-from imgmlp.codec.latent.model import (
-    MAX_VALUE,
-    ModelShape,
-)
-from imgmlp.codec.latent.pretrained import (
-    HIDDEN_WIDTHS,
-    newest_pretrained,
-)
+from imgmlp.codec.latent.model import MAX_VALUE, ModelShape
+from imgmlp.codec.latent.pretrained import HIDDEN_WIDTHS, newest_pretrained
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.upsampling import upsample
 from imgmlp.engine import open_device
@@ -39,11 +33,11 @@ GOLDEN_FILES = {
     "start-9": (9, "88d64ea68e2b3c3f"),
     "start-4-extra": (4, "652bd161c0907598"),
     "start-5-hyper": (5, "a1d135792ef33e2e"),
-    "start-5-hyper-all": (5, "686b3da225dc4a6e"),  # with a weight for every hyperlatent
+    "start-5-hyper-all": (5, "686b3da225dc4a6e"),  # with a weight for every kind of hyperlatents
     "start-4-gray": (4, "34bdc45da9c67198"),
     "start-6-gray-alpha": (6, "3a2717ab75daf923"),
     "start-5-alpha": (5, "6fcb7c8c3e83409f"),
-}  # the start that a file's networks begin from, and the digest of its pixels
+}  # the number of the file's pretrained networks and the digest of its pixels
 
 
 @pytest.mark.parametrize("name", GOLDEN_FILES)

@@ -98,7 +98,7 @@ def test_target_psnr_is_met_in_few_bytes() -> None:
     for goal, one in result.items():
         assert goal - one.metrics["psnr"] <= 0.1
         assert one.missed is None
-    assert len(result[23].bytes) <= 190  # by a single pass and rounding: 210
+    assert len(result[23].bytes) <= 190  # a single pass and rounding gave 210
     assert len(result[17].bytes) <= 130  # 150
 
 
@@ -170,7 +170,9 @@ def test_progress_reports_the_minimised_cost() -> None:
 def test_long_runs_quantise_networks_progressively(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
-    monkeypatch.setattr(bit_allocation, "MIN_NETWORK_FRACTION", math.inf)  # or they harden twice
+    monkeypatch.setattr(
+        bit_allocation, "MIN_NETWORK_FRACTION", math.inf
+    )  # otherwise they are quantised twice
     counts = list[int]()
     hardened = progressive_quantisation.quantise
 
@@ -184,7 +186,7 @@ def test_long_runs_quantise_networks_progressively(monkeypatch: pytest.MonkeyPat
     assert counts[0] == round(effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION * steps)
     assert set(counts[1:]) == {
         round(effort.MAX_SHORT_QUANTISATION_FRACTION * latent_trainer.PASS_LENGTH * steps)
-    }  # of passes
+    }  # the steps of passes
     counts.clear()
     encode_pixels(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(effort.MIN_STEPS_TO_QUANTISE - 1))
     assert not counts
@@ -240,6 +242,6 @@ def test_pass_starts_its_exponent_search_from_the_previous_exponents(
 
 
 def test_time_limit_ends_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: 1e-6)  # which it does not keep
+    monkeypatch.setattr(run_plan.RunPlan, "_timed", lambda *_: 1e-6)  # real steps take longer
     encoded = encode_pixels(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
     assert 1 <= encoded.metrics["steps"] < 5000

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent.model import (
-    NEIGHBOUR_RADIUS,
-    default_levels,
-)
+from imgmlp.codec.latent.model import NEIGHBOUR_RADIUS, default_levels
 from imgmlp.codec.latent.plane import MIN_SIDE, SIDE_MULTIPLE, Plane, bucket_side
 
 
@@ -29,7 +26,7 @@ def test_grids_in_a_plane_are_surrounded_by_zeros(
     plane = Plane.of(*size, default_levels(*size), halo, (0,) * extra)
     assert [grid.level for grid in plane.grids[len(plane.grids) - extra :]] == [0] * extra
     for grid in plane.grids:
-        if grid.level == 0:  # so that it is seen as a map is, in the columns of pixels
+        if grid.level == 0:  # it is read like an upsampled map, in the columns of pixels
             assert grid.column == 0
             assert grid.row + plane.pixel_rows <= plane.rows
     owners = np.zeros((plane.rows + NEIGHBOUR_RADIUS, plane.pitch + NEIGHBOUR_RADIUS), int)
@@ -43,13 +40,13 @@ def test_grids_in_a_plane_are_surrounded_by_zeros(
             column - NEIGHBOUR_RADIUS : column + grid.width + NEIGHBOUR_RADIUS,
         ]
         assert around.sum() == grid.height * grid.width
-        assert column + grid.width <= plane.pitch  # so that what is left of a row is zero as well
+        assert column + grid.width <= plane.pitch  # the rest of a row is zero as well
     assert owners.max() == 1
 
 
 def test_plane_of_a_tall_window_is_as_narrow_as_its_finest_grid() -> None:
     halo = 4
     high, square = (Plane.of(*size, 6, halo) for size in ((512, 32), (256, 256)))
-    assert high.pitch == 48  # 32 + 2 * 4 + NEIGHBOUR_RADIUS, and what PITCH_MULTIPLE adds
+    assert high.pitch == 48  # 32 + 2 * 4 + NEIGHBOUR_RADIUS, rounded up to PITCH_MULTIPLE
     assert {grid.column for grid in high.grids} == {0}
     assert len({grid.column for grid in square.grids}) > 1

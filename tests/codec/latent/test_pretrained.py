@@ -12,10 +12,7 @@ from latent_models import assert_models_equal, read_sections
 from networks import started_latent_model
 
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.model import (
-    NEIGHBOUR_OFFSETS,
-    ModelShape,
-)
+from imgmlp.codec.latent.model import NEIGHBOUR_OFFSETS, ModelShape
 from imgmlp.codec.latent.pretrained import (
     HIDDEN_WIDTHS,
     WITH_FILTER,

@@ -150,7 +150,7 @@ def test_latent_moves_that_raise_the_judged_cost_are_undone(
     before = [search._cost(one, LMBDA) for one in (networks, others)]
     search.optimise_latents(networks, LMBDA, Budget(1, 4))
     assert all(map(np.array_equal, step.grids(), grids))
-    monkeypatch.setattr(step, "ask", None)  # as all of it is known
+    monkeypatch.setattr(step, "ask", None)  # all costs are cached
     assert [search._cost(one, LMBDA) for one in (networks, others)] == before
 
 
@@ -240,10 +240,10 @@ def test_file_has_moved_latents_and_others_as_trained(
     assert not np.array_equal(inwards[0], expected[0])
     for row in (0, 2):
         expected[0][row, 7] += 3
-        inwards[0][row, 7] = expected[0][row, 7]  # a whole number, and none nearer to zero
+        inwards[0][row, 7] = expected[0][row, 7]  # an integer stays as it is
     assert all(map(np.array_equal, file.model.latents, expected))
     assert all(map(np.array_equal, result._write_rounded(0.3), inwards))
-    assert all(map(np.array_equal, given, before))  # whoever has them
+    assert all(map(np.array_equal, given, before))  # arrays given out before did not change
 
 
 PIXELS = small_pixels()[:12, :17]

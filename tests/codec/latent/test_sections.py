@@ -11,9 +11,7 @@ from latent_steps import bits_of_latents
 from networks import small_latent_model
 
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.pretrained import (
-    pretrained_networks,
-)
+from imgmlp.codec.latent.pretrained import pretrained_networks
 from imgmlp.errors import FormatError
 
 

@@ -17,11 +17,7 @@ from networks import small_latent_model
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import sections, synthesis
-from imgmlp.codec.latent.model import (
-    BICUBIC_TAPS,
-    ModelShape,
-    quantized,
-)
+from imgmlp.codec.latent.model import BICUBIC_TAPS, ModelShape, quantized
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.upsampling import upsample
 from imgmlp.engine import open_device
@@ -79,7 +75,9 @@ def test_synthesis_does_not_depend_on_pixels_per_batch(
 ) -> None:
     model = small_latent_model()
     whole = synthesize(model, open_device("numpy"))
-    monkeypatch.setattr("imgmlp.codec.latent.synthesis._DENSE_PIXELS", 37)  # which divides nothing
+    monkeypatch.setattr(
+        "imgmlp.codec.latent.synthesis._DENSE_PIXELS", 37
+    )  # divides no number of pixels here
     np.testing.assert_array_equal(synthesize(model, open_device("numpy")), whole, strict=True)
 
 

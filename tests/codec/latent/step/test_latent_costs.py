@@ -56,7 +56,7 @@ def test_costs_of_windows_and_whole_picture_sum_to_the_judged_cost(
         assert np.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-# Either form of a step by kernels of the one mapping, and by the instructions of the other.
+# Each form of a step: compiled for one mapping, emulated instructions of the other.
 MAPPED = [
     *[("one", "whole"), ("numpy:uops-group", "whole"), ("numpy:procedure", "whole")],
     *[("group", "in windows"), ("numpy:uops", "in windows")],
@@ -189,7 +189,7 @@ def test_latent_slopes_match_finite_differences_of_the_rounded_cost(
     monkeypatch.setattr(latent_step_reference, "soft_rounded", lambda x: x)
     pixels = patterned_picture(12, 40) if "has_hyperlatents" in sizes else patterned_picture(21, 30)
     step = whole_step(pixels, **sizes)
-    flat = step.flat.numpy() * np.float32(0.9)  # not those that it has
+    flat = step.flat.numpy() * np.float32(0.9)  # not the parameters of the step itself
     slopes = step.latent_slopes(step.windows[0], flat, lmbda)
     assert [part.shape for part in slopes] == list(step.shape.grid_sizes)
 

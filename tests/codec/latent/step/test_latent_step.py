@@ -11,15 +11,11 @@ import pytest
 from latent_steps import NARROW, bits_of_latents, draw, grids_of, small_picture
 
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.model import (
-    LatentModel,
-)
+from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.control import Control
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.step.parameters import (
-    flat_of,
-)
+from imgmlp.codec.latent.step.parameters import flat_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
@@ -69,7 +65,7 @@ def test_every_second_step_negates_the_noise_of_the_step_before(device: AnyDevic
         step.control.write(control.array(3, step.pixels, 0.0, interval))
         first, second, third = (at(turn * interval) for turn in range(3))
         assert np.abs(first).max() > 0.1
-        assert np.allclose(second, -first, atol=1e-6)  # as latents are 0, soft rounding is odd
+        assert np.allclose(second, -first, atol=1e-6)  # soft rounding of zero latents is odd
         alike = np.isclose(np.abs(third), np.abs(first), rtol=1e-3)[first != 0]
         assert alike.mean() < 0.05
         assert np.array_equal(at(interval - 1), first)

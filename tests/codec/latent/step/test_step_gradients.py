@@ -10,29 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from latent_step_reference import reference_loss
-from latent_steps import (
-    HEIGHT,
-    NARROW,
-    PRETRAINED_1,
-    WIDTH,
-    dot,
-    draw,
-    small_picture,
-)
+from latent_steps import HEIGHT, NARROW, PRETRAINED_1, WIDTH, dot, draw, small_picture
 
-from imgmlp.codec.latent.step import (
-    architecture,
-    control,
-    forward_pass,
-    latent_step,
-)
+from imgmlp.codec.latent.step import architecture, control, forward_pass, latent_step
 from imgmlp.codec.latent.step.architecture import DEFAULT_ARCHITECTURE, Architecture
 from imgmlp.codec.latent.step.control import Control
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.step.parameters import (
-    flat_of,
-    networks_of,
-)
+from imgmlp.codec.latent.step.parameters import flat_of, networks_of
 from imgmlp.codec.latent.training.buckets import Bucket
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.engine import AnyDevice, Tensor, compile, open_device
@@ -167,7 +151,7 @@ def test_latent_updates_by_bits_alone_do_not_depend_on_lambda() -> None:
     for lmbda in (1e-3, 1e-6):
         step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
         networks = networks_of(step.flat.numpy().copy(), step.parameter_shapes)
-        networks["synthesis.0.weight"][:] = 0  # so that bits alone move latents
+        networks["synthesis.0.weight"][:] = 0  # so that only bits move latents
         step.flat.write(flat_of(networks))
         step.write_grids([np.full(grid.shape, 1.3, np.float32) for grid in step.grids()])
         step.steer(Control(lmbda, noise_scale=0.0, latent_lr=0.1))
@@ -193,7 +177,7 @@ def test_network_slopes_match_finite_differences_of_judged_cost() -> None:
             )
         )
         assert dot(slopes, direction) == pytest.approx((up - down) / 2e-3, rel=2e-2)
-        assert np.array_equal(step.control.numpy(), steered)  # by which it goes on
+        assert np.array_equal(step.control.numpy(), steered)  # training continues with it
     for name, array in before.items():
         assert np.array_equal(array, step.state()[name]), name
 
@@ -205,7 +189,7 @@ def test_tile_subsampled_network_gradients_average_to_those_of_all_tiles(
 
     Latents get the same gradients with and without subsampling.
     """
-    # Sums of many more round by 1e-5 themselves.
+    # Rounding of longer sums alone reaches 1e-5.
     monkeypatch.setattr(forward_pass, "MIN_SUBSAMPLED_POSITIONS", 2**12)
     side = int(math.sqrt(forward_pass.MIN_SUBSAMPLED_POSITIONS))
     pixels = np.random.default_rng(3).integers(0, 256, (side, side, 3), np.uint8)
@@ -224,7 +208,7 @@ def test_tile_subsampled_network_gradients_average_to_those_of_all_tiles(
         mean = np.mean([part[name] for part in parts], 0)
         assert np.abs(mean - values).max() <= 1e-5 * np.abs(values).max(), name
         deviation = max(np.abs(part[name] - values).max() for part in parts)
-        kind, _, part = name.partition(".")  # sums of so few biases are no products
+        kind, _, part = name.partition(".")  # biases of the residual are summed without products
         sampled = kind in ("entropy", "synthesis") or (kind == "residual" and "weight" in part)
         assert (deviation > 1e-3 * np.abs(values).max()) == sampled, name
     for grids in moved[1:]:

@@ -9,9 +9,7 @@ import pytest
 from latent_steps import HEIGHT, WIDTH, dot, draw
 
 from imgmlp.codec.latent.plane import Extent, Plane
-from imgmlp.codec.latent.step import (
-    operations,
-)
+from imgmlp.codec.latent.step import operations
 from imgmlp.engine import Tensor, open_device
 
 
@@ -58,13 +56,13 @@ def test_gradients_of_bits_match_finite_differences() -> None:
             np.maximum(below(value + 0.5) - below(value - 0.5), operations.MIN_PROBABILITY)
         )
 
-    likely = bits(values) < 12  # nearer to the floor there is no slope, and cancellation in `below`
+    likely = bits(values) < 12  # above, slopes vanish and `below` cancels
     for n, g in enumerate(gradients):
         step = 1e-4
         up, down = ([v + step * sign * (i == n) for i, v in enumerate(values)] for sign in (1, -1))
         differences = (bits(up) - bits(down)) / (2 * step)
         off = np.abs(g - differences)[likely] / (1e-2 + np.abs(differences[likely]))
-        assert np.quantile(off, 0.97) < 0.02  # others are within a step of a bend
+        assert np.quantile(off, 0.97) < 0.02  # others are next to a kink
 
 
 def test_context_gradients_reach_all_own_values_of_a_window() -> None:

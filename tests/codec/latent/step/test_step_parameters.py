@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from latent_steps import PRETRAINED_1, draw, small_picture
 
-from imgmlp.codec.latent.model import (
-    BICUBIC_TAPS,
-)
+from imgmlp.codec.latent.model import BICUBIC_TAPS
 from imgmlp.codec.latent.pretrained import pretrained_networks
 from imgmlp.codec.latent.step.architecture import DEFAULT_ARCHITECTURE, Architecture
 from imgmlp.codec.latent.step.control import Control
@@ -63,7 +61,7 @@ def test_networks_start_from_pretrained_values_except_for_alpha() -> None:
     wide = LatentStep(small_picture(), 1, open_device("numpy"), Architecture(pretrained=3))
     networks = networks_of(wide.flat.numpy(), wide.parameter_shapes)
     assert not networks["synthesis.0.weight"][-1].any()
-    assert networks["filter"].any()  # or neither of the two would ever move
+    assert networks["filter"].any()  # otherwise neither would ever get a gradient
     gray = LatentStep(small_picture()[:, :, :1], 1, open_device("numpy"), PRETRAINED_1)
     networks = networks_of(gray.flat.numpy(), gray.parameter_shapes)
     gray_start = pretrained_networks(1, gray.shape).floats()

@@ -9,9 +9,7 @@ import pytest
 from latent_steps import NARROW, PRETRAINED_1, small_picture
 from networks import latent_programs
 
-from imgmlp.codec.latent.step import (
-    forward_pass,
-)
+from imgmlp.codec.latent.step import forward_pass
 from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.control import Control
 from imgmlp.codec.latent.step.latent_step import LatentStep
@@ -43,7 +41,7 @@ def test_convolution_gradients_are_not_recomputed_for_each_tap() -> None:
             if isinstance(kernel, Tiled) and u.op is U.BARRIER:
                 counts.append(0)
     weights = 3 * 27
-    assert sum(n >= weights for n in counts) >= 4  # two layers, there and back
+    assert sum(n >= weights for n in counts) >= 4  # two layers, forward and backward
     assert max(counts) < 1.5 * weights
 
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from latent_steps import dot, draw
 
-from imgmlp.codec.latent.step import (
-    upsampling,
-)
+from imgmlp.codec.latent.step import upsampling
 from imgmlp.engine import Tensor, open_device
 
 

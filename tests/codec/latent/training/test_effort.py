@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent.training import (
-    effort,
-)
+from imgmlp.codec.latent.training import effort
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.training.target import Workload
 from imgmlp.engine import open_device
@@ -56,7 +54,7 @@ def test_long_runs_of_large_pictures_expect_hyperlatents() -> None:
     assert not have(512, 768, 7)
     assert not have(1000, 1300, 8)
     assert not have(1000, 2000, 9)
-    assert not have(256, 256, 9)  # whose networks are small
+    assert not have(256, 256, 9)  # its networks are small
     assert not have(512, 768, 9, 60.0)
     assert have(512, 768, 1, 1e9)
     assert not have(4096, 4097, 1, 1e9)
@@ -73,17 +71,17 @@ def test_runs_of_few_expected_steps_are_short() -> None:
     assert not short(latent.workload(2, None))
     assert short(latent.workload(None, None))
     assert not short(latent.workload(None, None), 64, 64)
-    assert short(latent.workload(4, None), 100, 40)  # where other sizes compute little more
-    assert not short(latent.workload(4, None), 20, 900)  # which has windows
+    assert short(latent.workload(4, None), 100, 40)  # the shared bucket computes little more
+    assert not short(latent.workload(4, None), 20, 900)  # it has windows
     assert not short(latent.workload(7, None), 100, 40)
-    assert short(latent.workload(9, None), 100, 70)  # where other sizes compute nothing more
+    assert short(latent.workload(9, None), 100, 70)  # the shared bucket computes nothing more
     assert not short(latent.workload(9, None), 20, 999)
     assert short(latent.workload(1, None), 20, 999)
     assert short(latent.workload(5, None), 64, 20)
     assert not short(latent.workload(4, None), 256, 256)
     assert short(latent.workload(None, 30.0))
     assert not short(latent.workload(None, 300.0))
-    device.info.compute_units = 200  # which take many in that time
+    device.info.compute_units = 200  # so many cores take many steps in that time
     assert short(latent.workload(1, None))
     assert not short(latent.workload(None, 30.0))
 
@@ -107,7 +105,7 @@ def test_larger_pictures_get_fewer_steps_but_at_least_9() -> None:
 def test_short_runs_in_many_windows_get_fewer_steps() -> None:
     """Only short runs on processors have many windows, unless their steps are quick."""
     device = open_device("numpy")
-    device.info = replace(device.info, kind="cpu")  # which compiles
+    device.info = replace(device.info, kind="cpu")  # a device that compiles
 
     def steps(height: int, width: int, short: bool = True) -> int:
         return effort.steps_for_setup(300, TrainingSetup((height, width, 3), device, short))

@@ -38,10 +38,10 @@ def test_independent_noise_gets_a_grid_for_each_channel() -> None:
         assert extra_grids(pixels, QUALITY_60, MIN_STEPS_FOR_EXTRA_GRIDS) == extra
         assert (
             extra_grids(pixels, 1.0, MIN_STEPS_FOR_EXTRA_GRIDS) == 0
-        )  # as nothing of it is worth its bits
+        )  # no detail is worth its bits
         assert (
             extra_grids(pixels, QUALITY_60, MIN_STEPS_FOR_EXTRA_GRIDS - 1) == 0
-        )  # which are too few for any
+        )  # too few steps for any
 
 
 def test_channels_with_the_same_details_share_a_grid() -> None:
@@ -70,7 +70,7 @@ def test_number_of_extra_grids_follows_detail_bits_and_lambda(
 def test_detail_bits_are_those_of_what_one_grid_leaves(channels: int) -> None:
     """One varying channel leaves nothing; of two, the weaker one is left."""
     one = np.zeros((20, 20, channels), np.uint8)
-    one[..., -1] = 255  # alpha, or white
+    one[..., -1] = 255  # opaque alpha, or white
     one[..., 0] = noise(20, 20)
     assert detail_bits(one, 1e-3) == pytest.approx(0, abs=1e-9)
     two = one.copy()

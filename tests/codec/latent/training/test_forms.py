@@ -14,12 +14,7 @@ from latent_encoding import PIXELS, SHORT
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import pretrained
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training import (
-    buckets,
-    cost_model,
-    forms,
-    run_plan,
-)
+from imgmlp.codec.latent.training import buckets, cost_model, forms, run_plan
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.run import Run

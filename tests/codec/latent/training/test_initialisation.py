@@ -16,12 +16,7 @@ from imgmlp.codec.latent.model import ModelShape, default_levels
 from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.control import Control
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training import (
-    forms,
-    initialisation,
-    latent_trainer,
-    schedule,
-)
+from imgmlp.codec.latent.training import forms, initialisation, latent_trainer, schedule
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.initialisation import initialise, is_graphic, shrunk
@@ -70,7 +65,7 @@ def test_initial_latents_shrink_towards_zero_at_high_lambda() -> None:
     ("size", "steps", "error", "uses_prediction"),
     [
         ((20, 30), 3, 0.9, True),
-        ((20, 30), 300, 0.9, False),  # as of text
+        ((20, 30), 300, 0.9, False),  # as for a picture of text
         ((320, 320), 40_000, 0.01, True),
     ],
 )
@@ -96,7 +91,9 @@ def test_runs_start_from_predicted_latents_that_resemble_the_picture(
     initialise(step, pixels, 1e-3, steps)  # type: ignore[arg-type]
     found = predict_latents(pixels, shape, start)
     assert found is not None
-    assert bool(judged) is (steps >= schedule.VERY_SHORT_RUN)  # where that decides
+    assert bool(judged) is (
+        steps >= schedule.VERY_SHORT_RUN
+    )  # in shorter runs the error does not decide
     assert all(map(np.array_equal, judged, found))
     expected = (
         shrunk(found, 1e-3, steps) if uses_prediction else [np.zeros_like(grid) for grid in found]

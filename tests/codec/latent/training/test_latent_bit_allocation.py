@@ -9,19 +9,12 @@ import pytest
 from latent_steps import NARROW, PRETRAINED_1, draw, grids_of, small_picture
 
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.model import (
-    LatentModel,
-)
+from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
-from imgmlp.codec.latent.step.parameters import (
-    flat_of,
-    networks_of,
-)
+from imgmlp.codec.latent.step.parameters import flat_of, networks_of
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.training import (
-    bit_allocation,
-)
+from imgmlp.codec.latent.training import bit_allocation
 from imgmlp.codec.latent.training.bit_allocation import MAX_WEIGHT, Refinement, Search, part_of
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.engine import open_device
@@ -32,7 +25,7 @@ def test_exploded_networks_still_become_a_valid_model(size: float) -> None:
     step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
     step.flat.write(np.full(step.flat.shape, size, np.float32))
     networks = Search(step).run(1e-3)
-    LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
+    LatentModel(step.shape, grids_of(step), networks)  # its constructor checks all bounds
 
 
 def test_cost_of_nan_counts_as_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +33,7 @@ def test_cost_of_nan_counts_as_infinite(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(step, "answer", lambda: math.nan)
     search = Search(step)
     assert search._cost(search._rounded(search.exponents), 1e-3) == math.inf
-    LatentModel(step.shape, grids_of(step), search.run(1e-3))  # which ends
+    LatentModel(step.shape, grids_of(step), search.run(1e-3))  # the search ends
 
 
 @pytest.mark.parametrize("size", [1e2, 1e8])
@@ -52,7 +45,7 @@ def test_search_ends_with_valid_weights_when_errors_are_nan(size: float) -> None
     step.write_grids([random.integers(-63, 64, grid.shape) for grid in step.grids()])
     step.flat.write(step.flat.numpy() * np.float32(size))
     networks = Search(step).run(1e-3)
-    LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
+    LatentModel(step.shape, grids_of(step), networks)  # its constructor checks all bounds
     assert max(abs(one.floats()).max() for one in networks.values()) <= MAX_WEIGHT
 
 
@@ -88,7 +81,7 @@ def test_refined_networks_give_a_lower_rate_distortion_cost(
         bits = 8 * sum(map(len, sections.write(model)))
         costs.append(error / 255**2 + lmbda * bits / step.pixels)
     assert costs[1] < costs[0]
-    monkeypatch.setattr(LatentStep, "ahead", 3)  # which tries some in vain
+    monkeypatch.setattr(LatentStep, "ahead", 3)  # some trials ahead are in vain then
     ahead = Refinement(step, rounded, lmbda)
     ahead.run(200, lambda: False)
     for name, tensor in ahead.networks().items():

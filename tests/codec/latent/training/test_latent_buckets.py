@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent.training import (
-    buckets,
-    cost_model,
-    effort,
-    forms,
-    run_plan,
-)
+from imgmlp.codec.latent.training import buckets, cost_model, effort, forms, run_plan
 from imgmlp.codec.latent.training.buckets import TrainingSetup
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
@@ -37,16 +31,16 @@ def test_short_runs_use_windows_or_shared_buckets() -> None:
     assert all(form(*size, True)[0] for size in ((300, 200), (512, 768), (200, 900), (130, 131)))
     assert not any(form(*size, False)[0] for size in ((300, 200), (512, 768), (200, 900)))
     assert form(2000, 3000, False)[0]
-    # what would hardly fill the usual ones
+    # pictures that would hardly fill the usual windows
     assert all(form(*size, True)[0] for size in ((20, 1000), (100, 150), (9000, 60), (1, 129)))
     assert form(20, 1000, False) == (False, (32, 1024)) != form(31, 700, False)
     assert form(60_000, 60, False)[0]
-    assert form(1, 200_000, False)[0]  # whose bucket would have 32 times as many pixels
+    assert form(1, 200_000, False)[0]  # its bucket would have 32 times as many pixels
     assert form(1, 50_000, False) == (False, (32, 50_048))
     assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
     assert form(20, 100, False) == (False, (32, 128))
     assert form(32, 192, False) == (False, None)
-    info.kind = "numpy"  # which compiles nothing
+    info.kind = "numpy"  # NumPy compiles nothing
     assert form(512, 768, True) == (False, None)
 
 
@@ -68,11 +62,11 @@ def test_thin_pictures_share_few_window_sizes() -> None:
     sides = [*range(1, 40), *range(40, 300, 13), *range(300, 3000, 171)]
     for height, width in product(sides, sides):
         window = kind(height, width)
-        if max(window) == 768:  # one instead of six
+        if max(window) == 768:  # one window instead of six
             assert sorted([-(-height // 256), -(-width // 256)]) == [2, 3]
             assert (window[0] > window[1]) == (height > width)
         elif window != (256, 256):
-            assert min(height, width) <= min(window)  # so that they stand in a row
+            assert min(height, width) <= min(window)  # so that the windows form a row
             longer, length = max(height, width), max(window)
             assert math.prod(window) * -(-longer // length) < 128 * (longer + 256)
 
@@ -91,7 +85,7 @@ def test_few_programs_serve_pictures_of_all_sizes() -> None:
 
     assert len(programs(128, True, False)) == 3
     assert len(programs(300, True, False)) == 3 + 1 + 6
-    # large pictures have more grids; and larger networks, if their runs are long
+    # large pictures have more grids, and larger networks in long runs
     assert len(programs(3000, True)) == 3 + 1 + 6 + 2 + 2
     assert len(programs(3000, True, False)) == 3 + 1 + 6 + 2 + 2 + 3 + 4 + 2
 
@@ -107,10 +101,10 @@ def test_run_leaves_its_window_program_only_if_that_saves_enough() -> None:
         assert opening > 0
         return setup.switches_program(steps, opening, each)
 
-    assert not over(512, 768, 2000)  # where only a halo is spared
+    assert not over(512, 768, 2000)  # only a halo would be saved
     assert over(512, 768, 20_000)
-    assert over(300, 520, 2000)  # which fills half of it
-    assert over(300, 300, 2000)  # and in many windows
+    assert over(300, 520, 2000)  # it fills half of the window
+    assert over(300, 300, 2000)  # it takes many windows
     assert over(700, 700, 2000)
     assert not over(300, 300, 300)
 
@@ -132,8 +126,8 @@ def test_short_runs_on_gpus_use_coarse_buckets(
     assert both(512, 768) == ((512, 768), (512, 768))
     assert both(100, 60) == ((128, 128), (128, 64))
     assert both(300, 200)[0] == (384, 256)
-    assert both(130, 3000) == ((192, 3008), (192, 3008))  # which fills too little of others
-    assert both(3100, 4096)[0] == (3136, 4096)  # the largest is too small
+    assert both(130, 3000) == ((192, 3008), (192, 3008))  # it fills too little of coarse buckets
+    assert both(3100, 4096)[0] == (3136, 4096)  # the largest coarse bucket is too small
     kinds = {both(*size)[0] for size in product(range(150, 1025, 25), range(150, 1537, 25))}
     filled = {
         sides
@@ -146,11 +140,11 @@ def test_short_runs_on_gpus_use_coarse_buckets(
         return effort.is_short((height, width, 3), Workload(steps, seconds), card)
 
     assert short(500, 700, 300)
-    assert short(500, 700, 10_000)  # a tenth of the pixels more
+    assert short(500, 700, 10_000)  # the shared bucket has only a tenth more pixels
     assert not short(500, 700, 40_000)
     assert short(520, 780, 1000)
-    assert not short(520, 780, 3000)  # more than twice as many
-    assert short(512, 768, 100_000)  # which is the same either way
+    assert not short(520, 780, 3000)  # more than twice as many pixels
+    assert short(512, 768, 100_000)  # both buckets are the same
     assert not short(500, 700, 0)
     assert not short(500, 700, 0, 30.0)
     assert short(1900, 2900, 0)
@@ -162,7 +156,7 @@ def test_short_runs_on_gpus_use_coarse_buckets(
     [
         (0, True, (3000, 4000), (3600, 3600)),
         (0, False, (3580, 3580), (3600, 3600)),
-        (1, True, (2000, 3000), (2100, 3000)),  # whose coarse bucket is twice as large
+        (1, True, (2000, 3000), (2100, 3000)),  # its coarse bucket is twice as large
         (1, False, (3100, 3100), (3140, 3140)),
         (2, False, (2800, 2800), (2900, 2900)),
         (3, True, (2000, 3000), (2100, 2100)),

@@ -13,10 +13,7 @@ from latent_encoding import PIXELS
 from imgmlp.codec.latent.model import Quantized
 from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training import (
-    bit_allocation,
-    rounding_search,
-)
+from imgmlp.codec.latent.training import bit_allocation, rounding_search
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rounding_search import Refining, Trial, Written
 from imgmlp.codec.training.target import Goal
@@ -84,7 +81,7 @@ def test_shaving_raises_lambda_until_the_file_is_small_enough(fraction: float, l
         rounding_search.SHAVING_LMBDA_DOUBLINGS[:lmbdas]
     )
     assert all(later.size < earlier.size for earlier, later in pairwise([before, *tried]))
-    assert len(rounding._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
+    assert len(rounding._shaved(networks, 1e-4, lambda: True)) == 1  # time is over at once
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,8 @@ from latent_steps import (
 from imgmlp.codec.latent.step.architecture import Architecture
 from imgmlp.codec.latent.step.control import Control, Steering
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.step.parameters import (
-    flat_of,
-)
-from imgmlp.codec.latent.training import (
-    latent_trainer,
-    schedule,
-)
+from imgmlp.codec.latent.step.parameters import flat_of
+from imgmlp.codec.latent.training import latent_trainer, schedule
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.windows import WindowedStep
@@ -44,7 +39,7 @@ def test_scaling_latents_keeps_the_picture_and_adds_a_bit_per_doubling() -> None
     latent_trainer.scale_latents(step, 2.0)
     error, rate = step.judge(step.flat.numpy())
     assert error == pytest.approx(before[0], rel=1e-4)
-    count = sum(grid.size for grid in grids) / step.pixels  # a bit for each, about
+    count = sum(grid.size for grid in grids) / step.pixels  # about one bit for each latent
     assert before[1] + 0.5 * count < rate < before[1] + 1.5 * count
     for grid, finer in zip(grids, step.grids(), strict=True):
         assert np.array_equal(finer, 2 * grid)
@@ -63,7 +58,7 @@ def test_latent_scale_rises_as_lambda_falls_in_large_pictures_and_long_runs() ->
     assert all(schedule.latent_scale(lmbda, 100_000, 299, 6) == 1.0 for lmbda in lmbdas)
     low = [schedule.latent_scale(lmbda, 100_000, 300, 7) for lmbda in lmbdas]
     assert low[0] == pytest.approx(100**schedule.LATENT_SCALE_EXPONENT)
-    assert low[1:] == [1.0] * 5  # which that start was trained for, or dearer ones
+    assert low[1:] == [1.0] * 5  # networks 7 were trained for these lambdas or higher ones
 
 
 @pytest.mark.parametrize(("largest", "scale"), [(2.0, 4.0), (20.0, 1.5), (50.0, 1.0)])
@@ -117,7 +112,7 @@ def test_short_runs_have_a_smaller_beta2_for_networks() -> None:
     assert betas == pytest.approx([0.93, 0.93, 0.98, 0.98])
     assert (
         0.95 < schedule.control(540, 550, 1e-3).network_beta2 < 0.96
-    )  # with rounded latents as well
+    )  # also at the end, with rounded latents
     results = []
     for beta2 in (0.5, 0.9):
         step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 from latent_encoding import PIXELS, TWO_COLOURS
 
-from imgmlp.codec.latent.training import (
-    lmbdas,
-    picture_analysis,
-)
+from imgmlp.codec.latent.training import lmbdas, picture_analysis
 from imgmlp.codec.latent.training.lmbdas import Lambdas, forecast
 from imgmlp.codec.latent.training.picture_analysis import (
     LMBDA_PER_SQUARED_STEP,
@@ -92,7 +89,9 @@ def test_transform_decorrelates_channels() -> None:
 
 def test_constant_block_has_one_coefficient() -> None:
     transformed = picture_analysis._transformed(np.full((4, 16, 16, 1), 0.5, np.float32))
-    assert np.abs(transformed[:, 0, 0, 0]) == pytest.approx(8.0, rel=1e-5)  # half of the side
+    assert np.abs(transformed[:, 0, 0, 0]) == pytest.approx(
+        8.0, rel=1e-5
+    )  # half of the side of a block
     assert np.sum(np.abs(transformed) > 1e-5) == 4
 
 

@@ -60,18 +60,18 @@ def test_opening_on_processors_is_about_the_same_work_for_all_sizes() -> None:
 
     assert 50 < steps(512, 768) < 200
     assert steps(512, 768) == steps(400, 700) == pytest.approx(steps(256, 256) / 6, abs=1)
-    assert steps(512, 768, short=True) == 0  # which stay there
+    assert steps(512, 768, short=True) == 0  # such runs stay in the shared program
     assert steps(2000, 3000) == 0
     assert steps(2000, 1400) == steps(2048, 1535) > 0
-    # in a bucket
+    # in a shared bucket
     assert steps(128, 20) == steps(100, 64) == pytest.approx(4 * steps(256, 256), abs=4)
-    assert steps(128, 100) == 0  # whose own is shared
-    # in windows for thin ones
+    assert steps(128, 100) == 0  # its own bucket is a shared one
+    # in windows for thin pictures
     assert steps(600, 20) == steps(30, 700) == pytest.approx(2 * steps(256, 256), abs=2)
     assert steps(32, 192) == steps(250, 32) == pytest.approx(4 * steps(256, 256), abs=4)
     assert steps(20, 999) == steps(600, 20)
     assert steps(600, 20, short=True) == 0
-    info.compute_units = 64  # which no file depends on
+    info.compute_units = 64  # files do not depend on the number of cores
     assert steps(512, 768) == steps(400, 700)
     info.kind = "numpy"
     assert steps(512, 768) == steps(600, 20) == 0
@@ -90,14 +90,14 @@ def test_long_runs_on_gpus_open_in_a_coarse_bucket(
     assert 3000 < steps(512, 700) < 8000
     assert steps(512, 700) == steps(400, 600) == pytest.approx(steps(300, 200) / 4, abs=1)
     assert steps(512, 700, short=True) == 0
-    assert steps(512, 768) == 0  # whose own is one of these
-    assert steps(130, 3000) == 0  # which would fill too little of one
+    assert steps(512, 768) == 0  # its own bucket is a coarse one
+    assert steps(130, 3000) == 0  # it would fill too little of a coarse bucket
     assert steps(1400, 1900) > 0
     assert steps(1600, 2100) == steps(2000, 3000) > 0
     assert steps(2100, 3000) == 0
     assert steps(1400, 1900, extra=1) > 0
     assert steps(2000, 3000, extra=1) == 0
-    thin = (1100, 3900, 3), card, False  # in a bucket with which a grid more has no memory
+    thin = (1100, 3900, 3), card, False  # an extra grid does not fit into memory in its bucket
     assert not TrainingSetup(*thin).starts_in_windows
     assert not TrainingSetup(*thin, 1).starts_in_windows
 
@@ -106,8 +106,10 @@ def test_long_runs_on_gpus_open_in_a_coarse_bucket(
         return TrainingSetup((height, width, 3), card).switches_program(of, opening, 25_000)
 
     assert switches(400, 600, 30_000)
-    assert not switches(400, 600, 10_000)  # four times as many there at least
-    assert not switches(500, 700, 30_000)  # a tenth of the pixels more
+    assert not switches(
+        400, 600, 10_000
+    )  # the run must be at least four times as long as its opening
+    assert not switches(500, 700, 30_000)  # the shared bucket has only a tenth more pixels
     assert not switches(512, 768, 30_000)
 
 
@@ -130,13 +132,15 @@ def test_own_step_seconds_on_gpus_include_the_cost_fixed_for_all_buckets(
         plan = make_plan(*size)
         costs = plan.costs
         costs.step_seconds = 1e-4
-        assert costs.own_step_seconds() == 1e-4  # of launches that have nothing to do
+        assert (
+            costs.own_step_seconds() == 1e-4
+        )  # launches without work take as long in every bucket
         costs.step_seconds = 4.1e-4
         assert costs.own_step_seconds() == pytest.approx(pace, rel=0.02)
         first = costs.opening_steps / 100_000
         mean = first * 4.1e-4 + (1 - first) * pace
         assert costs.mean_step_seconds(100_000) == pytest.approx(mean, rel=0.02)
-        plan.run.began = time.perf_counter()  # as a busy machine may have waited since
+        plan.run.began = time.perf_counter()  # a busy machine may have waited since
         fitting, _ = plan.fitting_run(20.0)
         assert fitting * costs.mean_step_seconds(fitting) == pytest.approx(19, rel=0.1)
     card.lanes = "one"
@@ -216,7 +220,7 @@ class FakeCompiler:
     """Stands for the compiler process and has ended as soon as it is waited for."""
 
     made = 0
-    working = done = True  # as far as anybody asks
+    working = done = True  # as the encoder sees it
 
     def __init__(self, *_: object) -> None:
         FakeCompiler.made += 1
@@ -278,7 +282,7 @@ def test_run_interrupted_around_the_switch_resumes_to_the_same_bytes(
         assert state is not None
         done = state.arrays["steps" if "steps" in state.arrays else "count"]
         seen.append((state.values["form"], int(done)))
-    # the second time where the program is waited for
+    # the second stop is where the run waits for the program
     assert seen == [(opening.form, 1), (opening.form, 2), ("in a bucket", 3)]
     rest = encode_small(opening.picture, Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
     assert rest.resumed == 3
@@ -321,11 +325,14 @@ def test_run_under_a_time_limit_does_not_wait_for_the_compiler(
     opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run keeps its form until the program is there, if it ever is."""
-    arguments, seen = (opening.picture, Goal("bytes", 150)), []  # for which there are no more steps
+    arguments, seen = (
+        (opening.picture, Goal("bytes", 150)),
+        [],
+    )  # passes towards bytes have no more steps
     monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (6, False))
     monkeypatch.setattr(
         latent_trainer, "MAX_LIMITED_CHANGE", 1e6
-    )  # so that it does not begin anew in fewer
+    )  # so that the run does not restart with fewer steps
     switch = latent._Encoder._switch_program
 
     def record(self: latent._Encoder, trainer: LatentTrainer) -> None:
@@ -404,7 +411,7 @@ def test_compiler_process_builds_the_step_that_the_run_switches_to(
         return built_steps[-1]
 
     def helper(_: str, *told: str, may_have_helpers: bool) -> None:
-        assert not may_have_helpers  # which cores of a processor that trains would have no time for
+        assert not may_have_helpers  # the cores are busy with training
         buckets.compile_bucket(*told)
 
     monkeypatch.setattr(child, "Helper", helper)

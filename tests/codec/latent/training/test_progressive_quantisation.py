@@ -11,24 +11,12 @@ import numpy as np
 import pytest
 from latent_steps import PRETRAINED_1, grids_of, small_picture
 
-from imgmlp.codec.latent.model import (
-    LatentModel,
-    Quantized,
-    quantized,
-)
-from imgmlp.codec.latent.step import (
-    control,
-)
+from imgmlp.codec.latent.model import LatentModel, Quantized, quantized
+from imgmlp.codec.latent.step import control
 from imgmlp.codec.latent.step.control import Steering
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.step.parameters import (
-    flat_of,
-    networks_of,
-)
-from imgmlp.codec.latent.training import (
-    progressive_quantisation,
-    schedule,
-)
+from imgmlp.codec.latent.step.parameters import flat_of, networks_of
+from imgmlp.codec.latent.training import progressive_quantisation, schedule
 from imgmlp.codec.latent.training.bit_allocation import Search, part_of
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.engine import open_device
@@ -53,7 +41,7 @@ def test_progressive_quantisation_beats_rounding_all_weights_at_once(form: str) 
     after = Steering(*step.control.numpy())
     assert (
         before.tile_subsampling == after.tile_subsampling == control.TILE_SUBSAMPLING
-    )  # by whose pace it is timed
+    )  # whose speed is measured
     assert {name: tensor.exponent for name, tensor in result.items()} == exponents
     assert search._cost(result, lmbda) < search._cost(at_once, lmbda)
     same = np.concatenate(
@@ -64,7 +52,7 @@ def test_progressive_quantisation_beats_rounding_all_weights_at_once(form: str) 
         step.flat.numpy(), flat_of({name: one.floats() for name, one in result.items()})
     )
     assert all(map(np.array_equal, step.grids(), grids))
-    assert step.trainable.numpy().all()  # for whatever comes then
+    assert step.trainable.numpy().all()  # all weights are trainable again
     step.flat.write(floats)
     stopped = progressive_quantisation.quantise(step, exponents, lmbda, 60, lambda: True)
     for name, tensor in stopped.items():
@@ -108,7 +96,7 @@ def test_progressively_quantised_networks_are_used_only_if_better(
     ]
     assert all(
         np.array_equal(one, floats) for one in initial_parameters
-    )  # each from what was trained
+    )  # each starts from the trained parameters
     usual = progressive_quantisation.coarser_exponents(networks)
     assert search.exponents == usual
     for name, tensor in networks.items():
@@ -118,7 +106,7 @@ def test_progressively_quantised_networks_are_used_only_if_better(
     assert (
         search.quantised(networks, lmbda, progressive_quantisation.MIN_STEPS_TO_TRY_TWICE) is better
     )
-    assert search.exponents == foreseen  # as these were better at once
+    assert search.exponents == foreseen  # as the predicted exponents were better at once
     assert len(counts) == 3
 
 
@@ -161,7 +149,7 @@ def test_search_also_runs_where_networks_are_a_large_part_of_the_file(
     before = dict(search.exponents)
     coarser, finer = ({name: n + by for name, n in before.items()} for by in (-1, 1))
     without, other = search._rounded(coarser), search._rounded(finer)
-    began_from_search = list[bool]()  # whether the one to harden was searched for
+    began_from_search = list[bool]()  # whether quantisation began from the searched networks
 
     def fake_quantise(networks: dict[str, Quantized], _lmbda: float, _count: int) -> Any:
         began_from_search.append(networks is searched)
@@ -173,7 +161,7 @@ def test_search_also_runs_where_networks_are_a_large_part_of_the_file(
         search._judged["bits", b"".join(each)] = bits / step.pixels
 
     def run(_: float) -> dict[str, Quantized]:
-        assert search.exponents == before  # from where a search begins
+        assert search.exponents == before  # a search starts from these
         return searched
 
     searched = dict(without)
@@ -206,7 +194,7 @@ def test_predicted_exponents_are_coarser_the_less_cost_remains(
     for left in (1.0, 0.1):
         monkeypatch.setattr(progressive_quantisation, "REMAINING_COST_FRACTION", left)
         totals.append(sum(search._predicted_exponents(lmbda, floats).values()))
-    assert totals[0] > totals[1]  # the less it costs, the coarser they are
+    assert totals[0] > totals[1]  # the less cost remains, the coarser the exponents
     assert search.exponents == before
     assert search._cost(networks, lmbda) == cost
 
@@ -222,7 +210,7 @@ def test_exploded_networks_are_quantised_from_the_search_result(
     networks = search.run(1e-3)
     monkeypatch.setattr(step, "judge", lambda _: (math.inf, math.inf))
     result = search.quantised(networks, 1e-3, 10)
-    LatentModel(step.shape, grids, result)  # which checks all bounds
+    LatentModel(step.shape, grids, result)  # its constructor checks all bounds
     assert math.isfinite(search._cost(result, 1e-3))
 
 

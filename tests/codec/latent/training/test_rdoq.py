@@ -38,8 +38,8 @@ class QuadraticStep:
         ]
         self.now = [np.zeros_like(grid) for grid in best]
         self.bit_weights = [np.ones_like(grid) for grid in best]
-        self.slopes: list[Array] | None = None  # or those that are true
-        self.puts: list[tuple[int, Array]] = []  # level, and latents
+        self.slopes: list[Array] | None = None  # replaces the true slopes if set
+        self.puts: list[tuple[int, Array]] = []  # level and latents
         self.judged = self.asked = 0
 
     def grids(self) -> list[Array]:
@@ -97,10 +97,10 @@ class QuadraticStep:
         return [list(map(tuple, np.argwhere(a != b).tolist())) for a, b in tried]
 
 
-BIT_LMBDA = 0.1  # lambda of a bit in bowls
+BIT_LMBDA = 0.1  # lambda of a bit in a QuadraticStep
 
 
-UNLIMITED_TRIALS = Budget(1, 1000)  # by one gradient, until there is nothing left to try
+UNLIMITED_TRIALS = Budget(1, 1000)  # one sweep, until no move is left to try
 
 
 def optimal_grids(
@@ -149,7 +149,7 @@ def test_latents_move_to_lower_cost_except_at_inner_window_borders(
                     grid[place] = np.sign(step.best[level][place])
     assert all(map(np.array_equal, step.now, expected))
     assert all(grid[0].any() and grid[-1].any() for grid in step.now[:2])
-    step.move(UNLIMITED_TRIALS)  # by a gradient of its own
+    step.move(UNLIMITED_TRIALS)  # with a new gradient
     for now, once, best in zip(step.now, expected, step.best, strict=True):
         assert np.array_equal(now, np.where(once != 0, best, 0))
 
@@ -209,7 +209,9 @@ def test_move_stays_only_if_error_plus_lambda_times_bits_falls() -> None:
         np.random.default_rng(n).choice(np.float32([-12, -11, -9, -8]), grid.shape)
         for n, grid in enumerate(step.best)
     ]
-    step.slopes = [np.full(grid.shape, -9.0) for grid in step.best]  # which say that all pay
+    step.slopes = [
+        np.full(grid.shape, -9.0) for grid in step.best
+    ]  # which predict that all moves pay
     step.move(UNLIMITED_TRIALS)
     for now, bit_weights in zip(step.now, step.bit_weights, strict=True):
         assert np.array_equal(now, bit_weights > -1 / BIT_LMBDA)
@@ -233,7 +235,7 @@ def test_moves_with_too_small_a_predicted_gain_are_not_tried() -> None:
     judged = step.judged
     step.slopes = [np.full(grid.shape, 0.99 * least) for grid in step.best]
     step.move(UNLIMITED_TRIALS)
-    assert step.judged == judged  # where nothing is tried
+    assert step.judged == judged  # nothing was tried
 
 
 def test_moved_latents_stay_within_the_codable_range() -> None:
@@ -254,7 +256,7 @@ def test_only_the_finest_grids_are_moved_coarsest_first() -> None:
     )
     levels = [level for level, _ in step.puts]
     assert levels == sorted(levels, reverse=True)
-    few = QuadraticStep(best[:2] + best[-1:])  # of which the last are hyperlatents
+    few = QuadraticStep(best[:2] + best[-1:])  # the last grid holds hyperlatents
     few.levels = 2
     few.move(UNLIMITED_TRIALS)
     assert [bool(grid.any()) for grid in few.now] == [True, True, False]
@@ -287,11 +289,11 @@ def test_grid_is_abandoned_after_a_trial_that_saves_almost_nothing(
     """Of three places in the finest grid, the first saves about MIN_SAVING of the cost."""
     step = QuadraticStep([np.zeros_like(grid) for grid in optimal_grids(21, 30)])
     step.slopes = [np.zeros_like(grid) for grid in step.best]
-    step.best[3][0] = 100  # which costs much and stays so
+    step.best[3][0] = 100  # a large cost that stays
     for column, slope in enumerate((-9, -8, -7)):
         step.best[0][5, column], step.slopes[0][5, column] = 1, slope
-    run = float((step.best[3] ** 2).sum()) + 2 * (1 + BIT_LMBDA)  # after it
-    monkeypatch.setattr(rdoq, "MIN_SAVING", fraction * (1 + BIT_LMBDA) / run)
+    cost_after_move = float((step.best[3] ** 2).sum()) + 2 * (1 + BIT_LMBDA)  # after the first move
+    monkeypatch.setattr(rdoq, "MIN_SAVING", fraction * (1 + BIT_LMBDA) / cost_after_move)
     step.move(UNLIMITED_TRIALS)
     assert step.now[0][5, :3].tolist() == [1, 1, 1][:trials] + [0] * (3 - trials)
     assert len(step.tried_places(0)) == trials

@@ -84,7 +84,7 @@ def test_estimates_include_the_repeated_run_of_a_graphic(
     kind: Kind, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds before the speed of the device is known and afterwards."""
-    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})  # which is done after both
+    monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})  # RDOQ comes after both runs
     workload, device, few = Workload(400), open_device("numpy"), PIXELS // 128 * 128
     few, many = (Picture(pixels) for pixels in (np.repeat(few[:, :, :1], 3, 2), PIXELS))
     steps = effort.steps_for_pixels(400, PIXELS.shape[0] * PIXELS.shape[1])
@@ -154,7 +154,7 @@ def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
     arguments = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
     assert (
         run_plan.RunPlan(Picture(PIXELS), *arguments).quantisation_steps(100_000) == 0
-    )  # which is too small
+    )  # the picture is too small
     large = Picture(np.zeros((256, 256, 3), np.uint8))
     plan = run_plan.RunPlan(large, *arguments)
     most = effort.MAX_QUANTISATION_STEPS
@@ -176,10 +176,10 @@ def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
     ]
     assert [towards.quantisation_steps(n) for n in steps] == [0, 48, 120]
     assert all(towards.costs.searches(n) for n in steps)
-    larger = Picture(np.zeros((1024, 1024, 3), np.uint8))  # of which a part is judged
+    larger = Picture(np.zeros((1024, 1024, 3), np.uint8))  # only a part of it is judged
     judged = run_plan.RunPlan(larger, *arguments)
     assert [judged.quantisation_steps(n) for n in steps] == [0, 48, 120]
-    # in sixteen windows, with each of which networks move
+    # in sixteen windows, with each of which networks are updated
     monkeypatch.setattr(buckets.TrainingSetup, "uses_windows", True)
     in_parts = run_plan.RunPlan(larger, *arguments)
     assert [in_parts.quantisation_steps(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
@@ -194,7 +194,7 @@ def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
     for left, count in ((0.5, 0), (2.0, 90), (1000.0, most)):
         plan.deadline = 100.0 + left
         assert plan.quantisation_steps(100_000) == count, left
-    plan.deadline = 100.2  # there is no search after so few
+    plan.deadline = 100.2  # there is no search after so few steps
     assert plan.quantisation_steps(100) == 15
     towards.costs.step_seconds, towards.costs.judging_seconds, towards.deadline = 0.01, 0.02, 102.0
     assert towards.quantisation_steps(100_000) == 40
@@ -245,7 +245,7 @@ def test_default_effort_counts_the_time_of_all_passes(
     all_trials = cost_model.weight_trials(steps, PIXELS.shape[0] * PIXELS.shape[1])
     moved = (
         passes * all_trials + cost_model.MAX_EARLY_WEIGHT_TRIALS
-    )  # the first of them moves few weights
+    )  # the first round tries few weights
     rounding = cost_model.WEIGHT_TRIAL_STEPS * moved
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
     shorter = round(latent_trainer.PASS_LENGTH * steps)
@@ -272,7 +272,7 @@ def test_default_effort_counts_the_time_of_all_passes(
 def test_judging_seconds_are_measured_without_the_first_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    judged = iter((0.0, 3.0))  # the first of which may compile
+    judged = iter((0.0, 3.0))  # the first call may compile
     clock = [50.0]
 
     def judge(*_: object) -> tuple[float, float]:
@@ -335,7 +335,7 @@ def test_quantisation_steps_depend_on_whether_the_run_stays_in_windows() -> None
     assert plan.costs.switches_program(many)
     assert plan.costs.quantisation_steps(few) == round(effort.QUANTISATION_FRACTION * few)
     assert plan.costs.quantisation_steps(many) == effort.MAX_QUANTISATION_STEPS
-    plan.costs.is_opening = False  # as it has gone over
+    plan.costs.is_opening = False  # after the switch
     assert plan.costs.quantisation_steps(few) == round(
         effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION * few
     )
@@ -360,7 +360,7 @@ def test_gpu_speed_is_recorded_only_for_large_enough_pictures(
     step: Any = SimpleNamespace(bucket=bucket, windows=[0])
     plan.costs.step_seconds = 1e-3
     plan._note_speed(step)
-    assert results == []  # of a processor
+    assert results == []  # processors record no speed
     monkeypatch.setattr(run_plan, "is_gpu", lambda _: True)
     each = effort.operations_of((*size, 3))
     plan._note_speed(step)

@@ -148,7 +148,7 @@ def test_announced_seconds_do_not_exceed_the_remaining_limit(
     """A minimum of training is announced even if less time is left."""
 
     def fake_timing(found: run_plan.RunPlan, *_: Any) -> float:
-        found.costs.judging_seconds = 0.2  # as where others have the cores
+        found.costs.judging_seconds = 0.2  # as if other processes had the cores
         return 2.7e-3
 
     monkeypatch.setattr(run_plan.RunPlan, "_timed", fake_timing)
@@ -197,7 +197,7 @@ def test_steps_fill_the_time_limit_but_are_at_least_ten(
     work, run = Workload(0, seconds=10.0), Run(began=100.0 - elapsed)
     arguments = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), run
     plan = latent._Encoder(*arguments).plan
-    plan.costs.judging_seconds = pace / 5  # of all that a step computes, about
+    plan.costs.judging_seconds = pace / 5  # judging is about a fifth of a step
     plan.costs.step_seconds = pace
     assert min_steps <= plan.fitting_run(10.0)[0] <= max_steps
 
@@ -303,7 +303,7 @@ def test_time_limit_decides_steps_deadline_and_shaving_of_a_pass(
     monkeypatch.setattr(run_plan.RunPlan, "fitting_run", lambda *_: (12, False))
     monkeypatch.setattr(
         latent_trainer, "MAX_LIMITED_CHANGE", 1e6
-    )  # so that it does not begin anew in fewer
+    )  # so that the run does not restart with fewer steps
     seen: dict[str, Any] = {}
     repeat, rounding = LatentTrainer.begin_pass, latent.Rounding
     again, pricing = run_plan.RunPlan.pass_steps, Lambdas.pricing

@@ -20,7 +20,7 @@ from imgmlp.engine import open_device
 
 
 def factor_of_1000(_bits: float, _quality: float) -> float:
-    return 1000.0  # times lambda, as often as it is looked at
+    return 1000.0  # the factor for lambda at every check
 
 
 @pytest.mark.parametrize("factor", [1000.0, 1e-3])
@@ -33,7 +33,7 @@ def test_run_restarts_when_lambda_is_far_off_but_at_most_max_restarts_times(fact
         lmbdas.append(lmbda)
 
     state = LatentTrainerState(40, 1e-3)
-    trainer = LatentTrainer(step, state, lambda *_: factor, restart=restart)  # whenever it is asked
+    trainer = LatentTrainer(step, state, lambda *_: factor, restart=restart)  # at every check
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
     back = sum(later < before for before, later in pairwise(reached))
     assert back == len(lmbdas) == state.restarts == latent_trainer.MAX_RESTARTS
@@ -76,7 +76,7 @@ def test_run_under_a_time_limit_restarts_at_most_once_within_its_steps(
         step.restore(initial_state)
         lmbdas.append(lmbda)
 
-    # At the first look of either run
+    # At the first check of either run
     requests = iter([factor ** (1 / latent_trainer.FIRST_CHANGE_EXPONENT)] * (1 + restarts))
     state = LatentTrainerState(40, 1e-3)
     limit = time.perf_counter() + 1000
@@ -172,7 +172,7 @@ def test_run_does_not_restart_if_the_limit_leaves_too_few_steps(
     )
     assert trainer.run() == "done"
     assert state.restarts == restarts
-    assert state.lmbda > 1e-3  # for the rest of the run
+    assert state.lmbda > 1e-3  # lambda changes for the rest of the run
 
 
 def test_run_at_the_minimum_lambda_does_not_restart() -> None:

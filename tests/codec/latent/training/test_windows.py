@@ -17,13 +17,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent.step import architecture
 from imgmlp.codec.latent.step.control import Control, Steering
 from imgmlp.codec.latent.step.latent_step import LatentStep
-from imgmlp.codec.latent.training import (
-    buckets,
-    latent_trainer,
-    rounding_search,
-    schedule,
-    windows,
-)
+from imgmlp.codec.latent.training import buckets, latent_trainer, rounding_search, schedule, windows
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
@@ -85,7 +79,7 @@ def test_windows_are_judged_like_the_whole_picture(
     assert_equal_up_to_rounding(parted.picture(), step.picture())
 
 
-@pytest.mark.parametrize(  # in which any two of them meet in every way
+@pytest.mark.parametrize(  # which cover all pairs of values
     ("kind", "window", "extra", "lanes"),
     [
         (WindowStep, (128, 128), 0, "one"),
@@ -182,7 +176,7 @@ def test_pass_keeps_the_window_exponent_of_the_first_run(monkeypatch: pytest.Mon
     trainer.begin_pass(1e-3, Search(step).run(1e-3, rounds=1))
     trainer.done = 200
     trainer._steer()
-    trainer.state.steps = 200  # as long as no step of the pass is whole
+    trainer.state.steps = 200  # while no step of the pass is complete
     trainer._steer()
     assert requests == [200] * 3
 
@@ -223,7 +217,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "JUDGED_PIXELS", 8 * 8)
 
 
-SMALL = patterned_picture(10, 12)  # four windows of those
+SMALL = patterned_picture(10, 12)  # four windows of `small_windows`
 
 
 def encode_small(run: Run | None = None, target: Goal | None = None) -> encoder.Encoded:
@@ -255,7 +249,7 @@ def test_run_interrupted_between_windows_resumes_to_the_same_bytes(tmp_path: Pat
         state = saved.load()
         assert state is not None
         turns.append((int(state.arrays["steps"]), int(state.arrays["turn"])))
-    assert turns == [(0, 2), (2, 0)]  # the second after all of a step's four windows
+    assert turns == [(0, 2), (2, 0)]  # the second stop is after all four windows of a step
     rest = encode_small(Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
     assert rest.resumed > 0
     assert rest.bytes == encode_small().bytes
