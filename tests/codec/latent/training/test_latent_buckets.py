@@ -113,7 +113,6 @@ def test_short_runs_on_gpus_use_coarse_buckets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(buckets, "is_gpu", lambda _: True)
-    monkeypatch.setattr(effort, "is_gpu", lambda _: True)
     card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
 
     def both(height: int, width: int) -> tuple[Any, Any]:
@@ -135,6 +134,14 @@ def test_short_runs_on_gpus_use_coarse_buckets(
         if sides in buckets.COARSE_BUCKETS or sides[::-1] in buckets.COARSE_BUCKETS
     }
     assert len(filled) < 12
+
+
+def test_runs_on_gpus_are_short_unless_steps_outweigh_the_larger_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (buckets, effort):
+        monkeypatch.setattr(module, "is_gpu", lambda _: True)
+    card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
 
     def short(height: int, width: int, steps: int, seconds: float | None = None) -> bool:
         return effort.is_short((height, width, 3), Workload(steps, seconds), card)

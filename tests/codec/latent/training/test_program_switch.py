@@ -161,11 +161,7 @@ def test_bucket_compiler_may_have_helpers_on_gpus(
     assert messages == [True]
 
 
-def test_state_of_windows_is_handed_over_to_the_whole_picture() -> None:
-    """A single window continues exactly; with several, the moments of networks are scaled.
-
-    A step of the whole picture sums the gradients of all windows.
-    """
+def test_state_of_a_single_window_is_handed_over_to_the_whole_picture() -> None:
     device = open_device("numpy")
     step, padded = (
         LatentStep(PIXELS, 0, device, PRETRAINED_4, bucket=one) for one in (None, BUCKET)
@@ -183,6 +179,11 @@ def test_state_of_windows_is_handed_over_to_the_whole_picture() -> None:
     assert np.allclose(padded.flat.numpy(), step.flat.numpy(), atol=1e-5)
     for result, expected in zip(padded.grids(), step.grids(), strict=True):
         assert np.allclose(result, expected, atol=1e-4)
+
+
+def test_moments_of_networks_are_scaled_when_several_windows_are_handed_over() -> None:
+    """A step of the whole picture sums the gradients of all windows."""
+    device = open_device("numpy")
     tall = np.concatenate([PIXELS] * 3)
     several = WindowedStep(tall, 0, device, PRETRAINED_4, window=BUCKET)
     several.adam.first[0].write(np.full(several.flat.shape, 0.5, np.float32))

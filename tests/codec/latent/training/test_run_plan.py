@@ -148,55 +148,67 @@ def test_run_seconds_include_weight_trials_of_all_passes(
     assert run_seconds(Goal("psnr", 30)) == taken
 
 
-def test_quantisation_steps_are_a_fraction_of_steps_within_the_limit(
+LARGE = Picture(np.zeros((256, 256, 3), np.uint8))  # large enough for progressive quantisation
+MEGAPIXEL = Picture(np.zeros((1024, 1024, 3), np.uint8))  # networks are judged by a part of it
+STEPS_AROUND_SEARCH = (
+    effort.MIN_STEPS_TO_QUANTISE_AND_SEARCH - 1,
+    effort.MIN_STEPS_TO_QUANTISE_AND_SEARCH,
+    1000,
+)
+
+
+def plan_of_effort_1(picture: Picture, goal: Goal) -> run_plan.RunPlan:
+    return run_plan.RunPlan(picture, goal, latent.workload(1, None), open_device("numpy"), Run())
+
+
+def test_quantisation_steps_are_a_fraction_of_the_steps_of_a_run() -> None:
+    small = plan_of_effort_1(Picture(PIXELS), Goal("lambda", 1e-3))
+    assert small.quantisation_steps(100_000) == 0
+    plan = plan_of_effort_1(LARGE, Goal("lambda", 1e-3))
+    shortest = effort.MIN_STEPS_TO_QUANTISE
+    steps = [shortest - 1, shortest, 100, 160, 300, 1000, 100_000]
+    most = effort.MAX_QUANTISATION_STEPS
+    assert [plan.quantisation_steps(n) for n in steps] == [0, 6, 15, 24, 45, 120, most]
+    assert [plan.costs.searches(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
+
+
+def test_quantisation_towards_psnr_starts_where_a_search_fits_too() -> None:
+    towards = plan_of_effort_1(LARGE, Goal("psnr", 30.0))
+    assert [towards.quantisation_steps(n) for n in STEPS_AROUND_SEARCH] == [0, 48, 120]
+    assert all(towards.costs.searches(n) for n in STEPS_AROUND_SEARCH)
+
+
+def test_quantisation_of_partly_judged_pictures_starts_where_a_search_fits_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arguments = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
-    assert (
-        run_plan.RunPlan(Picture(PIXELS), *arguments).quantisation_steps(100_000) == 0
-    )  # the picture is too small
-    large = Picture(np.zeros((256, 256, 3), np.uint8))
-    plan = run_plan.RunPlan(large, *arguments)
-    most = effort.MAX_QUANTISATION_STEPS
-    steps = [
-        effort.MIN_STEPS_TO_QUANTISE - 1,
-        effort.MIN_STEPS_TO_QUANTISE,
-        100,
-        160,
-        300,
-        1000,
-        100_000,
-    ]
-    assert [plan.quantisation_steps(n) for n in steps] == [0, 6, 15, 24, 45, 120, most]
-    towards = run_plan.RunPlan(large, Goal("psnr", 30.0), *arguments[1:])
-    steps = [
-        effort.MIN_STEPS_TO_QUANTISE_AND_SEARCH - 1,
-        effort.MIN_STEPS_TO_QUANTISE_AND_SEARCH,
-        1000,
-    ]
-    assert [towards.quantisation_steps(n) for n in steps] == [0, 48, 120]
-    assert all(towards.costs.searches(n) for n in steps)
-    larger = Picture(np.zeros((1024, 1024, 3), np.uint8))  # only a part of it is judged
-    judged = run_plan.RunPlan(larger, *arguments)
-    assert [judged.quantisation_steps(n) for n in steps] == [0, 48, 120]
+    judged = plan_of_effort_1(MEGAPIXEL, Goal("lambda", 1e-3))
+    assert [judged.quantisation_steps(n) for n in STEPS_AROUND_SEARCH] == [0, 48, 120]
     # in sixteen windows, with each of which networks are updated
     monkeypatch.setattr(buckets.TrainingSetup, "uses_windows", True)
-    in_parts = run_plan.RunPlan(larger, *arguments)
-    assert [in_parts.quantisation_steps(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
-    assert all(judged.costs.searches(n) for n in steps)
-    assert [plan.costs.searches(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
-    plan.costs.step_seconds, plan.costs.judging_seconds = 0.01, 0.02  # the search takes a second
+    in_windows = plan_of_effort_1(MEGAPIXEL, Goal("lambda", 1e-3))
+    steps, most = (*STEPS_AROUND_SEARCH, 100_000), effort.MAX_QUANTISATION_STEPS
+    assert [in_windows.quantisation_steps(n) for n in steps] == [0, 24, 60, most]
+    assert all(judged.costs.searches(n) for n in STEPS_AROUND_SEARCH)
+
+
+def test_quantisation_steps_fit_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes a second here."""
     monkeypatch.setattr(run_plan.time, "perf_counter", lambda: 100.0)
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {1: Budget(1, 1)})
+    plan, towards = (
+        plan_of_effort_1(LARGE, goal) for goal in (Goal("lambda", 1e-3), Goal("psnr", 30.0))
+    )
+    for each in (plan, towards):
+        each.costs.step_seconds, each.costs.judging_seconds = 0.01, 0.02
     plan.deadline = 100.0 + 2.001 + rdoq_seconds(100_000, 0.01, 0.02, 256**2)
     assert plan.quantisation_steps(100_000) == 90
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
-    for left, count in ((0.5, 0), (2.0, 90), (1000.0, most)):
+    for left, count in ((0.5, 0), (2.0, 90), (1000.0, effort.MAX_QUANTISATION_STEPS)):
         plan.deadline = 100.0 + left
         assert plan.quantisation_steps(100_000) == count, left
     plan.deadline = 100.2  # there is no search after so few steps
     assert plan.quantisation_steps(100) == 15
-    towards.costs.step_seconds, towards.costs.judging_seconds, towards.deadline = 0.01, 0.02, 102.0
+    towards.deadline = 102.0
     assert towards.quantisation_steps(100_000) == 40
 
 
