@@ -218,7 +218,7 @@ def test_quantisation_learning_rate_falls_with_the_number_of_windows() -> None:
     rates: list[float] = []
     for count in (1, 8):
         step: Any = SimpleNamespace(
-            windows=[0] * count, together=1, run=lambda *_: True,
+            windows=[0] * count, steps_at_once=1, run=lambda *_: True,
             steer=lambda control: rates.append(control.network_lr),
         )  # fmt: skip
         progressive_quantisation._learn(step, 1e-3, 1, lambda: False)
