@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream import range_coder
+from imgmlp.codec.bitstream import code_lengths
 
 # Step size n is (4 + n % 4) * 2**(n // 4 - 24). There are four per octave, so that multiplying by a
 # step size is multiplying by an integer below 8 and shifting.
@@ -52,4 +52,4 @@ def quantize(values: Array, size: float, towards_zero: float = 0.0) -> Array:
 
 def coded_bits(symbols: Array) -> float:
     """The bits that the range coder spends on integers with their best distribution."""
-    return range_coder.cheapest(symbols.ravel())[1]
+    return code_lengths.best_distribution(symbols.ravel())[1]

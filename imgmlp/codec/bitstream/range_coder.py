@@ -11,43 +11,29 @@ would be faster only with many interleaved streams, and each of those costs byte
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream.probabilities import (
-    DISTRIBUTIONS,
-    LAPLACES,
-    TOTAL_BITS,
-    Distribution,
-    distribution,
+from imgmlp.codec.bitstream.probabilities import TOTAL_BITS, Distribution, distribution
+from imgmlp.codec.bitstream.symbol_parts import (
+    MAX_MAGNITUDE,
+    RAW_BIT_FREQUENCY,
+    Array,
+    Part,
+    check_symbols,
+    distinct,
+    distribution_numbers,
+    escape_parts,
+    symbol_parts,
 )
 from imgmlp.errors import FormatError
 
-__all__ = [
-    "DISTRIBUTIONS",
-    "MAX_MAGNITUDE",
-    "Decoder",
-    "Encoder",
-    "bits",
-    "cheapest",
-    "costs",
-    "decode",
-    "encode",
-    "encode_parts",
-    "make_tables",
-]
-
-MAX_MAGNITUDE = 2**30  # of a symbol
 MAX_SYMBOLS_PER_BYTE = 2**13  # the most probable symbol of all costs 1/4,625 byte
-MAX_TABULATED = 1024  # magnitude of the symbols whose costs are tabulated
-MAX_HISTOGRAM_RANGE = 2**12  # up to this range, counting with a histogram is faster than sorting
 
 # The interval is a low end below 2**_STATE_BITS, beside a carry, and a width of at most that.
 # Whenever the width falls below _MIN_WIDTH, the top word of the low end is written, and both are
@@ -58,11 +44,7 @@ _STATE_BITS = _LOW_BITS + _WORD_BITS
 _STATE_BYTES = _STATE_BITS // 8
 _MIN_WIDTH = 1 << _LOW_BITS
 _LOW_MASK = _MIN_WIDTH - 1
-_HALF = 1 << TOTAL_BITS - 1  # the frequency of either value of a raw bit
 
-Array = np.ndarray[Any, Any]
-# (start, frequency) of a symbol: the part of [0, 2**TOTAL_BITS) that belongs to it.
-Part = tuple[int, int]
 # For every slot of a distribution: end and start of its part, its frequency, and its symbol, or
 # None for an escape. A slot is the index of a symbol, as in `Distribution`.
 DecodingTable = tuple[list[int], list[int], list[int], list[int | None], Distribution]
@@ -74,13 +56,13 @@ def encode(symbols: Array, scales: Array | int) -> bytes:
     `scales` is one number from 0 to 87 for all symbols, or one for each (bitstream.probabilities).
     Raises ValueError unless the symbols are a vector of integers up to 2**30 in magnitude.
     """
-    symbols, scales = _checked(symbols, scales)
-    clipped, starts, frequencies = _parts(symbols, scales)
+    symbols, scales = check_symbols(symbols, scales)
+    clipped, starts, frequencies = symbol_parts(symbols, scales)
     parts = zip(starts.tolist(), frequencies.tolist(), strict=True)
     escaped = np.flatnonzero(clipped != symbols).tolist()
     if not escaped:
         return encode_parts(parts)
-    escapes = {at: _escape_parts(int(symbols[at]), int(scales[at])) for at in escaped}
+    escapes = {at: escape_parts(int(symbols[at]), int(scales[at])) for at in escaped}
     return encode_parts(_with_escapes(parts, escapes))
 
 
@@ -93,156 +75,6 @@ def decode(data: bytes, count: int, scales: Array | int) -> Array:
     symbols = decoder.read(count, scales)
     decoder.finish()
     return symbols
-
-
-def bits(symbols: Array, scales: Array | int) -> float:
-    """The bits that `encode` needs for these symbols, without up to 3 bytes at the end."""
-    return float(np.sum(costs(symbols, scales)))
-
-
-def costs(symbols: Array, scales: Array | int) -> Array:
-    """The length of the code of each symbol, in bits: float64 [count]."""
-    return _costs(*_checked(symbols, scales))
-
-
-def cheapest(symbols: Array) -> tuple[int, float]:
-    """A distribution that suits these integers [count]: its number, and the bits that they take.
-
-    Only distributions around the scales that the mean magnitude and the variance suggest are tried.
-    """
-    symbols, _ = _checked(symbols, 0)
-    if not symbols.size:
-        return 0, 0.0
-    values, counts = _histogram(symbols)
-    mean = float(np.abs(values) @ counts) / symbols.size
-    variance = float(np.square(values.astype(np.float64)) @ counts) / symbols.size
-    largest = max(-int(values[0]), int(values[-1]))
-    fitting = (_scale_number(mean, 15), _scale_number(math.sqrt(variance), LAPLACES + 7))
-    nearby = {number + step for number in fitting for step in range(-4, 5)}
-    candidates = sorted({min(max(number, 0), DISTRIBUTIONS - 1) for number in nearby})
-    if largest <= MAX_TABULATED:
-        costs = _tabulated_costs()[np.array(candidates)[:, None], values + MAX_TABULATED]
-    else:
-        costs = np.array([_value_costs(values, number) for number in candidates])
-    sums = costs @ counts
-    best = int(sums.argmin())
-    return candidates[best], float(sums[best])
-
-
-def _histogram(symbols: Array) -> tuple[Array, Array]:
-    """The distinct integers, ascending, and how often each occurs."""
-    low, high = int(symbols.min()), int(symbols.max())
-    if high - low > MAX_HISTOGRAM_RANGE:
-        return np.unique(symbols, return_counts=True)
-    counts = np.bincount(symbols - low)
-    occurring = np.flatnonzero(counts)
-    return occurring + low, counts[occurring]
-
-
-def make_tables() -> None:
-    """Compute the tables of `cheapest` ahead of its first call."""
-    _tabulated_costs()
-
-
-@cache
-def _tabulated_costs() -> Array:
-    """The bits of every integer up to MAX_TABULATED in magnitude, with every distribution.
-
-    float64 [DISTRIBUTIONS, 2 * MAX_TABULATED + 1].
-    """
-    values = np.arange(-MAX_TABULATED, MAX_TABULATED + 1)
-    return np.array([_value_costs(values, number) for number in range(DISTRIBUTIONS)])
-
-
-def _value_costs(values: Array, number: int) -> Array:
-    """The bits of these integers, escapes included: float64 [count]."""
-    chosen = distribution(number)
-    slots = np.clip(values + chosen.reach + 1, 0, 2 * chosen.reach + 2)
-    costs: Array = _slot_costs(number)[slots]
-    is_escaped = np.abs(values) > chosen.reach
-    rest = np.abs(values[is_escaped]) - chosen.reach - 1 + (1 << chosen.order)
-    costs[is_escaped] += 2 * (np.frexp(rest)[1] - 1) - chosen.order + 1  # see `_escape_parts`
-    return costs
-
-
-@cache
-def _slot_costs(number: int) -> Array:
-    """The bits of every slot of a distribution: float64 [slots]."""
-    costs: Array = TOTAL_BITS - np.log2(np.diff(_edges(number)))
-    return costs
-
-
-@cache
-def _edges(number: int) -> Array:
-    """The starts of a distribution's parts, and the end of the last: int64 [slots + 1]."""
-    return np.array(distribution(number).starts, np.int64)
-
-
-def _distinct(numbers: Array) -> list[int]:
-    """The distinct numbers, ascending. The first call of `np.unique` would load more of NumPy."""
-    distinct: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
-    return distinct
-
-
-def _scale_number(scale: float, unit_number: int) -> int:
-    """The number of the distribution nearest to a scale; number `unit_number` has a scale of 1."""
-    return unit_number + round(4 * math.log2(max(scale, 2**-4)))
-
-
-def _checked(symbols: Array, scales: Array | int) -> tuple[Array, Array]:
-    """Symbols and distribution numbers as int64 [count]. Raises ValueError."""
-    symbols = np.asarray(symbols)
-    if symbols.ndim != 1 or (symbols.size and symbols.dtype.kind not in "iu"):
-        raise ValueError(f"symbols are {symbols.dtype}{list(symbols.shape)}, not integers [count]")
-    if symbols.size:
-        low, high = int(symbols.min()), int(symbols.max())
-        if max(-low, high) > MAX_MAGNITUDE:
-            raise ValueError(f"symbols from {low} to {high} are beyond ±2**30")
-    return symbols.astype(np.int64), _numbers(scales, symbols.size)
-
-
-def _numbers(scales: Array | int, count: int) -> Array:
-    """Distribution numbers as int64 [count]. Raises ValueError."""
-    scales = np.asarray(scales)
-    if scales.shape not in ((), (count,)) or (scales.size and scales.dtype.kind not in "iu"):
-        found = f"{scales.dtype}{list(scales.shape)}"
-        raise ValueError(f"scales are {found}, not one integer or [{count}] of them")
-    if scales.size and not (scales.min() >= 0 and scales.max() < DISTRIBUTIONS):
-        found = f"{scales.min()} to {scales.max()}"
-        raise ValueError(f"scales are {found}, not 0 to {DISTRIBUTIONS - 1}")
-    return np.broadcast_to(scales.astype(np.int64), (count,))
-
-
-def _parts(symbols: Array, scales: Array) -> tuple[Array, Array, Array]:
-    """Symbols clipped to the reach of their distributions, and starts and frequencies of parts."""
-    clipped, starts, frequencies = (np.empty_like(symbols) for _ in range(3))
-    for number in _distinct(scales):
-        reach, edges = distribution(number).reach, _edges(number)
-        at = np.flatnonzero(scales == number)
-        slots = np.clip(symbols[at] + reach + 1, 0, edges.size - 2)
-        starts[at], frequencies[at] = edges[slots], edges[slots + 1] - edges[slots]
-        clipped[at] = np.clip(symbols[at], -reach, reach)
-    return clipped, starts, frequencies
-
-
-def _costs(symbols: Array, scales: Array) -> Array:
-    clipped, _, frequencies = _parts(symbols, scales)
-    costs = TOTAL_BITS - np.log2(frequencies)
-    for at in np.flatnonzero(clipped != symbols):
-        costs[at] += len(_escape_parts(int(symbols[at]), int(scales[at])))
-    return costs
-
-
-def _escape_parts(symbol: int, number: int) -> list[Part]:
-    """What follows an escape: the distance of the symbol beyond the reach, as raw bits.
-
-    The bits are an Exp-Golomb code of the distribution's order.
-    """
-    chosen = distribution(number)
-    value = abs(symbol) - chosen.reach - 1 + (1 << chosen.order)
-    length = value.bit_length() - 1
-    code = "1" * (length - chosen.order) + "0" + format(value, "b")[1:]
-    return [(_HALF if bit == "1" else 0, _HALF) for bit in code]
 
 
 def _with_escapes(parts: Iterable[Part], escapes: dict[int, list[Part]]) -> Iterator[Part]:
@@ -418,7 +250,7 @@ class Decoder:
         return magnitude
 
     def _bit(self) -> int:
-        self._width = (self._width >> TOTAL_BITS) * _HALF
+        self._width = (self._width >> TOTAL_BITS) * RAW_BIT_FREQUENCY
         bit = int(self._code >= self._width)
         self._code -= bit * self._width
         if self._code >= self._width:
@@ -432,10 +264,10 @@ class Decoder:
 
 def _decoding_tables(scales: Array | int, count: int) -> Iterable[DecodingTable]:
     """The table of each symbol; if all are the same, without memory for `count` of them."""
-    numbers = _numbers(scales, count)
+    numbers = distribution_numbers(scales, count)
     if np.ndim(scales) == 0:
         return repeat(_decoding_table(int(np.asarray(scales))), count)
-    tables = {number: _decoding_table(number) for number in _distinct(numbers)}
+    tables = {number: _decoding_table(number) for number in distinct(numbers)}
     return map(tables.__getitem__, numbers.tolist())
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream.range_coder import Decoder, Encoder, make_tables
+from imgmlp.codec.bitstream.code_lengths import prepare_tables
+from imgmlp.codec.bitstream.range_coder import Decoder, Encoder
 from imgmlp.codec.latent import probabilities
 from imgmlp.codec.latent.latents import (
     MARGIN,
@@ -71,7 +72,7 @@ def prepare(shape: ModelShape, device: AnyDevice) -> Thread | None:
 
 
 def _prepare(shape: ModelShape) -> None:
-    make_tables()
+    prepare_tables()
     networks = {
         name: Quantized(np.zeros(size, np.int32), 0) for name, size in shape.tensor_shapes.items()
     }

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream.range_coder import MAX_MAGNITUDE
+from imgmlp.codec.bitstream.symbol_parts import MAX_MAGNITUDE
 from imgmlp.errors import FormatError, check_format
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from imgmlp.codec.bitstream import range_coder
+from imgmlp.codec.bitstream import code_lengths, range_coder
 from imgmlp.codec.latent import latents
 from imgmlp.codec.latent.hyperlatents import HyperlatentMaps
 from imgmlp.codec.latent.latents import GridReader
@@ -138,7 +138,8 @@ def cheapest_coding(name: str, tensor: Quantized, pretrained: PretrainedNetworks
     if name in pretrained.tensors:
         bases.insert(0, pretrained.rounded(name, tensor.exponent))
     codings = (
-        TensorCoding(base, *range_coder.cheapest((tensor.values - base).ravel())) for base in bases
+        TensorCoding(base, *code_lengths.best_distribution((tensor.values - base).ravel()))
+        for base in bases
     )
     return min(codings, key=lambda coding: coding.bits)
 
@@ -162,7 +163,7 @@ def network_bits(networks: Mapping[str, Quantized], pretrained: PretrainedNetwor
 
 @cache
 def _prefix_bits(*prefix: int) -> float:
-    return range_coder.bits(np.array(prefix), _PREFIX_DISTRIBUTIONS)
+    return code_lengths.total_bits(np.array(prefix), _PREFIX_DISTRIBUTIONS)
 
 
 def default_exponent(name: str) -> int:

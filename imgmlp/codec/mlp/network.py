@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream import range_coder
+from imgmlp.codec.bitstream import code_lengths, range_coder
 from imgmlp.codec.bitstream.quantize import STEPS, step_size
 from imgmlp.errors import check_format
 
@@ -129,7 +129,7 @@ class Network:
     def sections(self) -> tuple[bytes, bytes]:
         """The data of sections N and W."""
         shape, symbols = self.shape, [array.ravel() for array in self._arrays()]
-        scales = [range_coder.cheapest(part)[0] for part in symbols]
+        scales = [code_lengths.best_distribution(part)[0] for part in symbols]
         head = bytes([shape.frequencies, shape.hidden, *shape.width.to_bytes(2, "big")])
         for n, layer in enumerate(self.layers):
             head += bytes([layer.step, layer.finer, *scales[2 * n : 2 * n + 2]])

@@ -1,9 +1,8 @@
-"""The range coder gives back what it got, in as few bytes as the distributions allow."""
+"""The range coder restores symbols exactly, close to their entropy, and refuses damaged bytes."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import tracemalloc
 
 import imlp_reference as reference
@@ -11,64 +10,57 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_symbols import (
+    CODED_PAIRS,
+    DISTRIBUTION_NUMBERS,
+    SMALL_SYMBOLS,
+    laplace,
+    symbols_and_scales,
+)
 
-from imgmlp.codec.bitstream import range_coder
+from imgmlp.codec.bitstream import range_coder, symbol_parts
 from imgmlp.codec.bitstream.probabilities import DISTRIBUTIONS, distribution
+from imgmlp.codec.bitstream.symbol_parts import MAX_MAGNITUDE
 from imgmlp.errors import FormatError
-
-NUMBERS = st.integers(0, DISTRIBUTIONS - 1)
-SMALL = st.integers(-300, 300)
-LARGE = st.integers(-range_coder.MAX_MAGNITUDE, range_coder.MAX_MAGNITUDE)
-PAIRS = st.lists(st.tuples(SMALL | LARGE, NUMBERS), max_size=60)
-
-
-def laplace(scale: float, count: int, seed: int = 0) -> np.ndarray:
-    return np.rint(np.random.default_rng(seed).laplace(0, scale, count)).astype(np.int64)
-
-
-def normal(deviation: float, count: int, seed: int = 0) -> np.ndarray:
-    return np.rint(np.random.default_rng(seed).normal(0, deviation, count)).astype(np.int64)
-
-
-def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    symbols, scales = np.array(pairs, np.int64).reshape(-1, 2).T
-    return symbols, scales
-
 
 # Round trips
 
 
-@given(PAIRS)
-def test_symbols_come_back(pairs: list[tuple[int, int]]) -> None:
-    symbols, scales = columns(pairs)
+@given(CODED_PAIRS)
+def test_decoding_restores_the_encoded_symbols(pairs: list[tuple[int, int]]) -> None:
+    symbols, scales = symbols_and_scales(pairs)
     data = range_coder.encode(symbols, scales)
     np.testing.assert_array_equal(range_coder.decode(data, len(pairs), scales), symbols)
 
 
-@given(st.lists(SMALL, max_size=300), NUMBERS)
-def test_symbols_of_one_scale_come_back(symbols: list[int], scale: int) -> None:
+@given(st.lists(SMALL_SYMBOLS, max_size=300), DISTRIBUTION_NUMBERS)
+def test_one_scale_for_all_symbols_gives_the_bytes_of_equal_scales(
+    symbols: list[int], scale: int
+) -> None:
     data = range_coder.encode(np.array(symbols, np.int64), scale)
     assert range_coder.decode(data, len(symbols), scale).tolist() == symbols
     same = np.full(len(symbols), scale)
     assert range_coder.encode(np.array(symbols, np.int64), same) == data
 
 
-@given(PAIRS.filter(lambda pairs: len(pairs) <= 12))
-def test_the_document_is_enough_to_decode(pairs: list[tuple[int, int]]) -> None:
-    symbols, scales = columns(pairs)
+@given(CODED_PAIRS.filter(lambda pairs: len(pairs) <= 12))
+def test_decoder_written_from_the_format_document_reads_the_bytes(
+    pairs: list[tuple[int, int]],
+) -> None:
+    symbols, scales = symbols_and_scales(pairs)
     data = range_coder.encode(symbols, scales)
     assert reference.integers(data, scales.tolist()) == symbols.tolist()
 
 
 @pytest.mark.parametrize("scale", range(DISTRIBUTIONS))
-def test_the_ends_of_every_distribution_come_back(scale: int) -> None:
+def test_symbols_at_and_beyond_the_reach_of_each_distribution_are_restored(scale: int) -> None:
     reach = distribution(scale).reach
-    symbols = np.array([-reach - 1, -reach, -1, 0, 1, reach, reach + 1, range_coder.MAX_MAGNITUDE])
+    symbols = np.array([-reach - 1, -reach, -1, 0, 1, reach, reach + 1, MAX_MAGNITUDE])
     data = range_coder.encode(symbols, scale)
     np.testing.assert_array_equal(range_coder.decode(data, symbols.size, scale), symbols)
 
 
-def test_carries_run_through_any_number_of_words() -> None:
+def test_carries_propagate_through_any_number_of_words() -> None:
     """The symbol above the middle first, then always the lowest: the number 0.1000…"""
     symbols = np.array([1] + [-1] * 400)
     for scale in range(DISTRIBUTIONS):
@@ -78,21 +70,21 @@ def test_carries_run_through_any_number_of_words() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.uint8, np.uint16])
-def test_any_kind_of_integer_is_coded(kind: type) -> None:
+def test_symbols_of_any_integer_dtype_are_coded(kind: type) -> None:
     symbols = np.array([0, 1, 100, 127], kind)
     decoded = range_coder.decode(range_coder.encode(symbols, np.uint8(40)), 4, np.uint8(40))
     assert decoded.dtype == np.int64
     np.testing.assert_array_equal(decoded, symbols)
 
 
-def test_symbols_can_be_read_in_parts() -> None:
+def test_decoder_reads_symbols_in_batches_of_any_size() -> None:
     scales = np.arange(1000) % DISTRIBUTIONS
     symbols = laplace(3.0, 1000)
     decoder = range_coder.Decoder(range_coder.encode(symbols, scales))
     parts = np.split(np.arange(1000), [0, 1, 7, 500])
-    found = np.concatenate([decoder.read(part.size, scales[part]) for part in parts])
+    decoded = np.concatenate([decoder.read(part.size, scales[part]) for part in parts])
     decoder.finish()
-    np.testing.assert_array_equal(found, symbols)
+    np.testing.assert_array_equal(decoded, symbols)
 
 
 # Size
@@ -100,9 +92,7 @@ def test_symbols_can_be_read_in_parts() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 100, 20_000])
 @pytest.mark.parametrize("index", [0, 5, 15, 31, 47])
-def test_the_size_is_within_a_thousandth_and_eight_bytes_of_the_ideal(
-    index: int, count: int
-) -> None:
+def test_size_is_within_a_thousandth_and_eight_bytes_of_the_entropy(index: int, count: int) -> None:
     b = 2 ** ((index - 15) / 4)
     symbols = laplace(b, count)
     k = np.abs(symbols)
@@ -111,53 +101,7 @@ def test_the_size_is_within_a_thousandth_and_eight_bytes_of_the_ideal(
     assert len(range_coder.encode(symbols, index)) <= 1.001 * ideal + 8
 
 
-@pytest.mark.parametrize("deviation", [0.3, 1.0, 7.5, 60.0, 250.0])
-def test_a_chosen_scale_is_within_a_hundredth_of_the_entropy(deviation: float) -> None:
-    symbols = normal(deviation, 20_000)
-    _, counts = np.unique(symbols, return_counts=True)
-    empirical = -float(counts @ np.log2(counts / counts.sum())) / 8
-    ideal = 20_000 * math.log2(deviation * math.sqrt(2 * math.pi * math.e)) / 8
-    bound = 1.01 * max(ideal, empirical) + 8
-    assert len(range_coder.encode(symbols, range_coder.cheapest(symbols)[0])) <= bound
-
-
-@given(PAIRS)
-def test_the_estimate_is_what_is_written(pairs: list[tuple[int, int]]) -> None:
-    symbols, scales = columns(pairs)
-    written = 8 * len(range_coder.encode(symbols, scales))
-    assert 0 <= written - range_coder.bits(symbols, scales) <= 16.01
-
-
-@pytest.mark.parametrize("scale", [0, 2, 15, 30, 47])
-def test_the_scale_of_laplace_values_is_chosen(scale: int) -> None:
-    symbols = laplace(2 ** ((scale - 15) / 4), 50_000)
-    assert range_coder.cheapest(symbols)[0] == scale
-
-
-@pytest.mark.parametrize("scale", [60, 75, 87])
-def test_the_scale_of_normal_values_is_chosen(scale: int) -> None:
-    symbols = normal(2 ** ((scale - 55) / 4), 50_000)
-    assert range_coder.cheapest(symbols)[0] == scale
-
-
-@pytest.mark.parametrize("scale", [0, 3, 20, 47, 48, 60, 87])
-def test_a_choice_weighs_the_bits_of_each_value(scale: int) -> None:
-    for reach in (range_coder.MAX_TABULATED, 5000):
-        values = np.arange(-reach, reach + 1)
-        found = range_coder._value_costs(values, scale)
-        np.testing.assert_allclose(found, range_coder.costs(values, scale), rtol=1e-12)
-
-
-@given(st.lists(SMALL, max_size=100))
-def test_no_other_scale_is_much_better_than_the_chosen(symbols: list[int]) -> None:
-    found = np.array(symbols, np.int64)
-    best = min(range_coder.bits(found, scale) for scale in range(DISTRIBUTIONS))
-    number, bits = range_coder.cheapest(found)
-    assert bits == pytest.approx(range_coder.bits(found, number))
-    assert bits <= 1.25 * best + 16
-
-
-# What can be wrong
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -173,7 +117,7 @@ def test_no_other_scale_is_much_better_than_the_chosen(symbols: list[int]) -> No
         (np.array([1]), 1.5, "one integer"),
     ],
 )
-def test_what_cannot_be_coded_is_refused(
+def test_encoding_invalid_symbols_or_scales_raises_value_error(
     symbols: np.ndarray, scales: np.ndarray | int, problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
@@ -181,12 +125,12 @@ def test_what_cannot_be_coded_is_refused(
 
 
 @pytest.mark.parametrize("scale", [-1, DISTRIBUTIONS])
-def test_a_scale_that_is_not_there_is_the_files_fault(scale: int) -> None:
+def test_decoding_with_an_unknown_distribution_raises_format_error(scale: int) -> None:
     with pytest.raises(FormatError, match="a distribution that does not exist"):
         range_coder.decode(bytes(2), 1, scale)
 
 
-def test_every_truncation_and_every_added_byte_is_noticed() -> None:
+def test_truncated_or_extended_bytes_raise_format_error() -> None:
     symbols = laplace(9.0, 200)
     data = range_coder.encode(symbols, 28)
     wrong = [data[:size] for size in range(len(data))]
@@ -197,14 +141,14 @@ def test_every_truncation_and_every_added_byte_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 100, 190, 1000])
-def test_another_number_of_symbols_is_noticed(count: int) -> None:
+def test_decoding_another_number_of_symbols_raises_format_error(count: int) -> None:
     data = range_coder.encode(laplace(9.0, 200), 28)
     with pytest.raises(FormatError, match="damaged"):
         range_coder.decode(data, count, 28)
 
 
-def test_of_all_numbers_in_the_last_interval_one_is_no_error() -> None:
-    """The least one, as `encode` makes it: what is coded has one form."""
+def test_only_the_smallest_number_in_the_last_interval_is_accepted() -> None:
+    """`encode` writes the smallest number, so that symbols have a single encoding."""
     data = range_coder.encode(np.zeros(3, np.int64), 0)
     larger = (int.from_bytes(data, "big") + 1).to_bytes(len(data), "big")
     decoder = range_coder.Decoder(larger)
@@ -214,28 +158,27 @@ def test_of_all_numbers_in_the_last_interval_one_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("scale", [0, 20, 87])
-def test_a_symbol_beyond_the_largest_is_damaged(
+def test_decoding_a_symbol_beyond_the_largest_magnitude_raises_format_error(
     scale: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it has no more bits than that one."""
-    largest = range_coder.MAX_MAGNITUDE
+    """It is refused even if its Exp-Golomb code is no longer than that of the largest."""
+    largest = MAX_MAGNITUDE
     with monkeypatch.context() as patch:
-        patch.setattr(range_coder, "MAX_MAGNITUDE", largest + 1)
+        patch.setattr(symbol_parts, "MAX_MAGNITUDE", largest + 1)
         data = range_coder.encode(np.array([largest + 1]), scale)
     with pytest.raises(FormatError, match="damaged"):
         range_coder.decode(data, 1, scale)
 
 
-def test_what_no_bit_has_a_share_of_is_damaged() -> None:
+def test_code_beyond_the_intervals_of_both_values_of_a_bit_raises_format_error() -> None:
     decoder = range_coder.Decoder(bytes(8))
-    decoder._width, decoder._code = 2**40 + 2**25, 2**40  # of which two halves have 2**40
+    decoder._width, decoder._code = 2**40 + 2**25, 2**40  # both halves together: 2**40
     with pytest.raises(FormatError, match="damaged"):
         decoder._bit()
 
 
-def as_the_reference_says(data: bytes, count: int, scale: int) -> bool:
-    """Decode as many symbols as another decoder does, or refuse what it does; whether there are
-    any."""
+def is_decoded_as_by_the_reference(data: bytes, count: int, scale: int) -> bool:
+    """Whether the reference decodes these bytes; `range_coder` must give or refuse the same."""
     try:
         expected = reference.integers(data, [scale] * count)
     except ValueError:
@@ -246,23 +189,25 @@ def as_the_reference_says(data: bytes, count: int, scale: int) -> bool:
     return True
 
 
-@given(st.binary(max_size=80), st.integers(0, 200), NUMBERS)
-def test_any_bytes_are_symbols_or_an_error(data: bytes, count: int, scale: int) -> None:
-    as_the_reference_says(data, count, scale)
+@given(st.binary(max_size=80), st.integers(0, 200), DISTRIBUTION_NUMBERS)
+def test_arbitrary_bytes_are_decoded_or_refused_as_by_the_reference(
+    data: bytes, count: int, scale: int
+) -> None:
+    is_decoded_as_by_the_reference(data, count, scale)
 
 
-def test_a_stream_of_which_a_byte_changed_is_other_symbols_or_an_error() -> None:
-    """Each byte, in 255 ways: some of all these are streams, and most are none."""
-    symbols, found = laplace(2.0, 40), list[bool]()
+def test_bytes_with_one_changed_are_decoded_or_refused_as_by_the_reference() -> None:
+    """Each byte takes all 256 values. Some of the results are valid, but fewer than half."""
+    symbols, are_valid = laplace(2.0, 40), list[bool]()
     data = range_coder.encode(symbols, 20)
     for place in range(len(data)):
         for other in range(256):
             changed = data[:place] + bytes([other]) + data[place + 1 :]
-            found.append(as_the_reference_says(changed, symbols.size, 20))
-    assert len(data) < sum(found) < len(found) / 2
+            are_valid.append(is_decoded_as_by_the_reference(changed, symbols.size, 20))
+    assert len(data) < sum(are_valid) < len(are_valid) / 2
 
 
-def test_a_claimed_count_that_cannot_be_true_is_refused_before_memory_is_taken() -> None:
+def test_impossible_symbol_count_is_refused_before_memory_is_allocated() -> None:
     tracemalloc.start()
     try:
         for count in (-1, 64 * 2**14, 2**28, 2**62):
@@ -276,7 +221,7 @@ def test_a_claimed_count_that_cannot_be_true_is_refused_before_memory_is_taken()
     assert peak < 2**16
 
 
-def test_nor_can_one_be_true_that_is_more_than_is_left() -> None:
+def test_symbol_count_beyond_what_remains_is_refused() -> None:
     data = range_coder.encode(np.zeros(1000, np.int64), 0)
     decoder = range_coder.Decoder(data)
     decoder.read(1000, 0)
@@ -284,14 +229,14 @@ def test_nor_can_one_be_true_that_is_more_than_is_left() -> None:
         decoder.read(range_coder.MAX_SYMBOLS_PER_BYTE * (len(data) + 2) - 999, 0)
 
 
-def test_the_cheapest_symbols_are_not_refused() -> None:
+def test_count_limit_allows_symbols_of_the_shortest_code() -> None:
     symbols = np.zeros(100_000, np.int64)
     data = range_coder.encode(symbols, 0)
     assert len(data) < 25
     np.testing.assert_array_equal(range_coder.decode(data, symbols.size, 0), symbols)
 
 
-# What must never change
+# Bytes of the file format
 
 
 def golden_symbols() -> tuple[np.ndarray, np.ndarray]:
@@ -302,13 +247,13 @@ def golden_symbols() -> tuple[np.ndarray, np.ndarray]:
     return ((hashed >> 20) % 41 - 20) * (n % 13), scales
 
 
-def test_the_bytes_of_a_few_symbols_have_never_changed() -> None:
+def test_bytes_of_a_few_symbols_never_change() -> None:
     symbols = np.array([0, 1, -1, 2, -40, 7, 1000, -(2**30)])
     scales = np.array([0, 15, 15, 20, 33, 48, 60, 87])
     assert range_coder.encode(symbols, scales).hex() == "bebe3957f4fc3ce561df9ff0478f590270af095d"
 
 
-def test_the_bytes_of_many_symbols_have_never_changed() -> None:
+def test_bytes_of_many_symbols_never_change() -> None:
     symbols, scales = golden_symbols()
     data = range_coder.encode(symbols, scales)
     assert (len(data), hashlib.sha256(data).hexdigest()) == (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from imgmlp.codec.bitstream import range_coder
+from imgmlp.codec.bitstream import code_lengths
 from imgmlp.codec.latent.model import ModelShape, Quantized, check_networks, quantized
 from imgmlp.codec.latent.sections import cheapest_coding, default_exponent, network_bits
 from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
@@ -405,9 +405,11 @@ class Refinement:
         """
         slopes = self.step.slopes(self._flat, self._lmbda)[self._places] * self._sizes
         found = []
-        now = range_coder.costs(self._symbols, self._scales)
+        now = code_lengths.code_lengths(self._symbols, self._scales)
         for way in (-1, 1):
-            saved = self._bit_cost * (now - range_coder.costs(self._symbols + way, self._scales))
+            saved = self._bit_cost * (
+                now - code_lengths.code_lengths(self._symbols + way, self._scales)
+            )
             gains = saved - way * slopes - CURVATURE_WEIGHT * self._excess_costs
             found += [
                 Move(gains[at], int(at), way, float(saved[at]), float(way * slopes[at]))
