@@ -14,7 +14,7 @@ from reference import close
 from imgmlp.bench import report, speed
 from imgmlp.bench.by_hand import ByHand
 from imgmlp.bench.job import Job, Ours, standard_job
-from imgmlp.bench.peak import FACTOR, Peak, described
+from imgmlp.bench.peak import MULTIPLIER, Peak, described
 from imgmlp.bench.speed import Measured, Times, Turns
 from imgmlp.bench.start import seconds_to_first_step
 from imgmlp.codec.float_mlp import model
@@ -22,7 +22,7 @@ from imgmlp.engine import Device, Tensor, compile, open_device, optim
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal
 
-ROWS = 3000  # of which NumPy takes 2,048 at once
+ROWS = 3000  # more than a chunk, so that NumPy by hand adds the gradients of two
 
 
 def small_job() -> Job:
@@ -30,7 +30,7 @@ def small_job() -> Job:
     return replace(job, settings=replace(job.settings, features=8, hidden=6, lr=0.01))
 
 
-def test_a_turn_fills_its_time_on_warm_cores_and_tells_of_one_run(
+def test_turn_warms_up_fills_its_time_and_returns_seconds_per_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, counts = [0.0], []
@@ -44,28 +44,28 @@ def test_a_turn_fills_its_time_on_warm_cores_and_tells_of_one_run(
     turn = speed._Turn(run, 0.4)
     counts.clear()
     assert turn.time() == pytest.approx(0.01)
-    assert counts == [40 // speed.WARM, 40]
+    assert counts == [40 // speed.WARM_UP_DIVISOR, 40]
 
 
-def test_a_step_at_batch_512_is_34_megaflops() -> None:
+def test_training_step_of_512_rows_takes_34_megaflops() -> None:
     assert standard_job().flops(512) == 34_144_256 == 512 * (3 * 2 * 12_480 - 2 * 4096)
 
 
-def test_numpy_by_hand_trains_as_the_engine_does() -> None:
+def test_numpy_by_hand_trains_to_the_parameters_of_the_engine() -> None:
     """float32 sums in another order: parameters within 1e-4 after three steps of about 0.01."""
     job, device = small_job(), open_device("numpy")
     by_hand = ByHand(job)
     flat, random = Tensor(by_hand.flat.copy(), device), np.random.default_rng(0)
     random.bit_generator.state = by_hand.random.bit_generator.state
     settings = job.settings
-    how = {"betas": settings.betas, "weight_decay": settings.weight_decay}
-    optimizer = optim.AdamW([flat], settings.lr, **how)
+    options = {"betas": settings.betas, "weight_decay": settings.weight_decay}
+    optimizer = optim.AdamW([flat], settings.lr, **options)
     features = Tensor(np.zeros((ROWS, 8), np.float32), device, name="features")
     targets = Tensor(np.zeros((ROWS, 3), np.float32), device, name="targets")
 
     def step() -> dict[str, Tensor]:
-        answer = model.forward(flat, job.architecture, features)
-        optimizer.step((answer - targets).square().sum())
+        output = model.forward(flat, job.architecture, features)
+        optimizer.step((output - targets).square().sum())
         return {}
 
     program = compile(step, device)
@@ -79,7 +79,7 @@ def test_numpy_by_hand_trains_as_the_engine_does() -> None:
     assert np.abs(by_hand.flat).max() > 0.1
 
 
-def test_numpy_by_hand_decodes_as_the_engine_does() -> None:
+def test_numpy_by_hand_decodes_to_the_pixels_of_the_engine() -> None:
     job = small_job()
     by_hand, ours = ByHand(job), Ours(job, open_device("numpy"))
     by_hand.flat[:] = ours.decoder.weights.flat
@@ -91,7 +91,7 @@ def test_numpy_by_hand_decodes_as_the_engine_does() -> None:
     ("mapping", "vector", "chains", "items"),
     [("one", 8, 12, 1), ("one", 16, 12, 1), ("group", 1, 16, 4096)],
 )
-def test_the_peaks_kernel_does_all_that_is_counted(
+def test_peak_kernel_does_all_operations_that_are_counted(
     mapping: str, vector: int, chains: int, items: int
 ) -> None:
     device = open_mapping(mapping)
@@ -100,16 +100,16 @@ def test_the_peaks_kernel_does_all_that_is_counted(
         pytest.skip(f"{device.info.name} has no vectors of {vector}")
     device.peak_width = vector
     peak = Peak(device)
-    peak.kernel(peak.items, peak.lanes, peak.out, FACTOR, peak.rounds)
-    wanted = sum(range(1, chains + 1)) * math.exp(FACTOR * peak.rounds)
-    assert np.allclose(peak.out, wanted, rtol=1e-2)  # float32 cannot hold 1 + 1e-9 exactly
+    peak.kernel(peak.items, peak.group_size, peak.out, MULTIPLIER, peak.rounds)
+    expected = sum(range(1, chains + 1)) * math.exp(MULTIPLIER * peak.rounds)
+    assert np.allclose(peak.out, expected, rtol=1e-2)  # float32 cannot hold 1 + 1e-9 exactly
     assert peak.items == items * device.info.compute_units
     assert peak.flops == 2 * chains * vector * peak.rounds * peak.items
-    found = peak.gflops(runs=1)
-    assert math.isfinite(found)
-    assert found > 0
-    told = f"multiply-adds in vectors of {vector}" in described(found, device)
-    assert told is (vector > 1)
+    gflops = peak.gflops(runs=1)
+    assert math.isfinite(gflops)
+    assert gflops > 0
+    names_vectors = f"multiply-adds in vectors of {vector}" in described(gflops, device)
+    assert names_vectors is (vector > 1)
 
 
 def measured() -> Measured:
@@ -120,16 +120,16 @@ def measured() -> Measured:
     )
 
 
-def test_figures_are_medians_and_shares() -> None:
-    found = speed.as_json(measured(), open_device("numpy"))
-    assert found["us_per_step"] == {"512": 200}
-    assert found["rows_per_second"] == {"512": 512 / 200e-6}
-    assert found["share_of_peak"]["512"] == pytest.approx(34_144_256 / 200e-6 / 500e9)
-    assert (found["decode_ms"], found["start_s"]) == (20, 1.5)
-    assert found["others"]["other"]["us_per_step"] == {"512": 500}
+def test_json_has_medians_of_turns_and_fractions_of_the_peak() -> None:
+    figures = speed.as_json(measured(), open_device("numpy"))
+    assert figures["us_per_step"] == {"512": 200}
+    assert figures["rows_per_second"] == {"512": 512 / 200e-6}
+    assert figures["share_of_peak"]["512"] == pytest.approx(34_144_256 / 200e-6 / 500e9)
+    assert (figures["decode_ms"], figures["start_s"]) == (20, 1.5)
+    assert figures["others"]["other"]["us_per_step"] == {"512": 500}
 
 
-def test_the_table_compares_others_with_imgmlp() -> None:
+def test_table_has_ratios_of_others_to_imgmlp() -> None:
     heading, rows = report.table(measured())
     assert heading == ["", "imgmlp", "Mrow/s", "of peak", "other"]
     assert rows[0] == ["step of 512 rows", "200 µs", "2.56", "34%", "500 µs, 2.5×"]
@@ -137,45 +137,45 @@ def test_the_table_compares_others_with_imgmlp() -> None:
     assert rows[2][1] == "1.50 s"
 
 
-def test_everything_is_measured_in_turns(
+def test_all_contenders_have_all_turns_in_table_and_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Small, on NumPy, without PyTorch; the start is that of a real process."""
+    """A small job on NumPy, without PyTorch. The start-up time is that of a real process."""
     monkeypatch.setattr(speed, "is_installed", lambda: False)
     device = open_device("numpy")
-    found = report.run(Terminal(), device, small_job(), [32, 64], Turns(2, 0.001, 1))
-    assert list(found.times) == ["imgmlp", "NumPy by hand"]
-    for times in found.times.values():
+    results = report.run(Terminal(), device, small_job(), [32, 64], Turns(2, 0.001, 1))
+    assert list(results.times) == ["imgmlp", "NumPy by hand"]
+    for times in results.times.values():
         assert {batch: len(turns) for batch, turns in times.step.items()} == {32: 2, 64: 2}
         assert min(min(turns) for turns in times.step.values()) > 0
         assert len(times.decode) == 2
-    assert len(found.start) == 1
-    assert found.start[0] > 0.1
-    assert found.peak == {}
-    report.show(found, device, as_json=True)
+    assert len(results.start) == 1
+    assert results.start[0] > 0.1
+    assert results.peak == {}
+    report.show(results, device, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert {"device", "us_per_step", "decode_ms", "start_s"} <= set(shown)
-    report.show(found, device, as_json=False)
+    report.show(results, device, as_json=False)
     assert "NumPy by hand" in capsys.readouterr().out
 
 
-def test_who_cannot_do_the_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contender_that_fails_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: ByHand, batch: int, count: int) -> None:
         raise RuntimeError("no compiler\nat all")
 
     monkeypatch.setattr(speed, "is_installed", lambda: False)
     monkeypatch.setattr(ByHand, "steps", fail)
     job, device = small_job(), open_device("numpy")
-    found = speed.measure(job, device, [32], Turns(1, 0.001, 1), print)
-    assert list(found.times) == ["imgmlp"]
-    assert found.left_out == ["NumPy by hand failed: no compiler"]
-    assert found.left_out[0] in report.caption(found, device)
+    results = speed.measure(job, device, [32], Turns(1, 0.001, 1), print)
+    assert list(results.times) == ["imgmlp"]
+    assert results.left_out == ["NumPy by hand failed: no compiler"]
+    assert results.left_out[0] in report.caption(results, device)
 
 
-def test_a_process_that_does_no_step_is_told_of() -> None:
+def test_start_up_process_that_fails_raises_its_error() -> None:
     with pytest.raises(DeviceError, match=r"on 7:7: .*no device '7:7'"):
         seconds_to_first_step("7:7")
 
 
-def test_a_device_that_is_not_there_is_exit_6(in_process: Command) -> None:
+def test_unknown_device_exits_with_code_6(in_process: Command) -> None:
     assert "no device '7:7'" in in_process("bench", "--quick", "--device", "7:7", check=6).stderr

@@ -1,4 +1,4 @@
-"""The speed of this machine: imgmlp beside others at the same job, in one run.
+"""Measures the speed of this machine: imgmlp and others do the same work in one run.
 
 May import child, codec, engine, output_files, terminal, text.
 """

@@ -1,6 +1,6 @@
-"""The job that all contenders do: train one network on one picture, and decode it.
+"""The job that all contenders do: train a network on a picture, and decode the picture.
 
-Random pixels of a 512 x 512 picture, a 64-64-64-64-3 network, squared error, AdamW.
+A 64-64-64-64-3 network learns random pixels of a 512×512 picture with AdamW on the squared error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from imgmlp.codec.float_mlp.pipeline import Decoder
 from imgmlp.engine import AnyDevice
 
 SIDE = 512  # pixels of the picture's width and height
-BATCHES = (512, 4096, 16384, SIDE * SIDE)  # rows of a step; the last is the full picture
+BATCHES = (512, 4096, 16384, SIDE * SIDE)  # rows of a training step; the last is the whole picture
 
 Array = np.ndarray[Any, Any]
 
@@ -28,15 +28,15 @@ class Contender(Protocol):
     """One way to do the job."""
 
     def steps(self, batch: int, count: int) -> None:
-        """Train so many steps of `batch` rows each, and wait until they are done."""
+        """Train for `count` steps of `batch` rows each, and wait until they are done."""
 
     def decode(self) -> Array:
-        """All pixels from the weights, on the host: uint8, in any shape."""
+        """Compute all pixels from the weights, as a uint8 array of any shape on the host."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained on what."""
+    """A picture, and the settings of the network that is trained on it."""
 
     pixels: Array  # uint8 [height, width, 3]
     settings: Settings
@@ -51,13 +51,16 @@ class Job:
         return encoding(self.settings, width, height)
 
     def step(self, batch: int, device: AnyDevice) -> TrainingStep:
-        """One of imgmlp's training steps with so many rows."""
+        """imgmlp's training step with `batch` rows."""
         settings = replace(self.settings, batch=batch)
         return TrainingStep(self.pixels, self.architecture, self.encoding, settings, device)
 
     def flops(self, batch: int) -> int:
-        """Floating-point operations of a step's products: forward, gradients of the weights, and
-        of all inputs but those of the first layer, which nobody needs."""
+        """The floating-point operations of the matrix products of a step.
+
+        Each layer has a product for its outputs, one for the gradients of its weights and one for
+        those of its inputs. The first layer needs no gradients of its inputs.
+        """
         products = [math.prod(s) for s in self.architecture.shapes if len(s) == 2]
         return 2 * batch * (3 * sum(products) - products[0])
 
@@ -71,7 +74,7 @@ def standard_job(side: int = SIDE) -> Job:
 
 
 class Ours:
-    """The job on one of imgmlp's devices."""
+    """imgmlp on one of its devices."""
 
     def __init__(self, job: Job, device: AnyDevice) -> None:
         self.job, self.device = job, device

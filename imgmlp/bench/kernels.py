@@ -1,9 +1,9 @@
-"""`imgmlp bench kernels`: single kernels over a sweep of sizes, here, in NumPy and in PyTorch.
+"""`imgmlp bench kernels`: times single kernels of imgmlp, NumPy and PyTorch at several sizes.
 
-All providers compute the same in turns of one run, so that whatever else the machine does hits
-all of them. A kernel that only moves data is measured in GB/s, each byte that must be read or
-written counted once, and can be no faster than the device copies as many bytes; a product is
-measured in GFLOP/s.
+All providers compute the same in alternating turns, so that other load on the machine affects them
+all. The speed of kernels that only move data is in GB/s, where each byte that must be read or
+written counts once; their ceiling is the speed at which the device copies as many bytes. The speed
+of a matrix product is in GFLOP/s.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import numpy as np
 from imgmlp.engine import AnyDevice, Tensor, compile
 
 COPY = "driver's copy"
-TURN = 0.02  # seconds that a turn should take at least
+MIN_TURN_SECONDS = 0.02
 
 Array = np.ndarray[Any, Any]
-Run = Callable[[int], None]  # computes so many times, and waits
+Run = Callable[[int], None]  # computes a case this many times, and waits for the end
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is computed from a square matrix x of float32, by each provider."""
+    """A computation on a square matrix x of float32, written for each provider."""
 
     name: str
     unit: str  # GB/s or GFLOP/s
-    amount: Callable[[int], float]  # bytes or operations, from the side of x
+    work: Callable[[int], float]  # bytes or operations, from the side of x
     ours: Callable[[Tensor], Tensor]
-    by_numpy: Callable[[Array, Array], object]  # (x, out), out as large as x
+    by_numpy: Callable[[Array, Array], object]  # (x, out); out has the shape of x
     by_torch: Callable[[Any, Any, Any], object]  # (torch, x, out)
 
 
@@ -93,12 +93,12 @@ QUICK_SIDES = {"GB/s": (512, 2048), "GFLOP/s": (256, 512)}
 
 
 class Provider(Protocol):
-    """Something that can compute the cases."""
+    """A library that computes the cases."""
 
     name: str
 
     def prepare(self, case: Case, side: int) -> Run | None:
-        """Compiled or allocated whatever it takes; None if this provider has no such case."""
+        """Compile and allocate what a case needs. None if this provider does not have the case."""
 
 
 class Ours:
@@ -121,7 +121,7 @@ class Ours:
 
 
 class DriversCopy:
-    """The ceiling of whatever moves data: as many bytes copied by the driver."""
+    """The ceiling for kernels that move data: the driver copies as many bytes."""
 
     name = COPY
 
@@ -131,7 +131,7 @@ class DriversCopy:
     def prepare(self, case: Case, side: int) -> Run | None:
         if case.unit != "GB/s":
             return None
-        half = int(case.amount(side)) // 2  # is read, and written again
+        half = int(case.work(side)) // 2  # the copy reads and writes each byte
         source, target = (self.device.alloc(half) for _ in range(2))
         self.device.write(source, np.zeros(half, np.uint8))
 
@@ -144,7 +144,7 @@ class DriversCopy:
 
 
 class ByNumpy:
-    """NumPy, into arrays that exist already."""
+    """NumPy, which writes to existing arrays."""
 
     name = "NumPy"
 
@@ -159,7 +159,7 @@ class ByNumpy:
 
 
 class ByTorch:
-    """PyTorch, eager, on a graphics card if imgmlp computes on one too."""
+    """Eager PyTorch, on a GPU if imgmlp runs on one and PyTorch can."""
 
     name = "PyTorch"
 
@@ -186,24 +186,24 @@ def _matrix(side: int) -> Array:
 
 @dataclass
 class Point:
-    """One case at one size: seconds of each turn, by provider."""
+    """The times of one case at one size."""
 
     case: Case
     side: int
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # of each turn, by provider
 
     def speed(self, provider: str) -> float:
-        """Median over the turns, in units of 10^9 a second."""
-        return self.case.amount(self.side) / statistics.median(self.seconds[provider]) / 1e9
+        """The median over the turns, in GB/s or GFLOP/s."""
+        return self.case.work(self.side) / statistics.median(self.seconds[provider]) / 1e9
 
-    def share(self, provider: str, peak: float | None) -> float | None:
-        """Of the ceiling: the driver's copy, or for a product the device's peak in GFLOP/s."""
+    def fraction_of_ceiling(self, provider: str, peak: float | None) -> float | None:
+        """The fraction of the ceiling: the driver's copy, or the peak in GFLOP/s of a product."""
         ceiling = self.speed(COPY) if COPY in self.seconds else peak
         return self.speed(provider) / ceiling if ceiling else None
 
 
 def providers(device: AnyDevice) -> list[Provider]:
-    """imgmlp first, the ceiling last, and whoever is installed between them."""
+    """imgmlp, then NumPy and, if it is installed, PyTorch; the driver's copy is the last."""
     present: list[Provider] = [Ours(device), ByNumpy()]
     if find_spec("torch") is not None:
         present.append(ByTorch(gpu=device.info.kind == "gpu"))
@@ -213,33 +213,33 @@ def providers(device: AnyDevice) -> list[Provider]:
 def sweep(
     device: AnyDevice, sides: Mapping[str, Sequence[int]], turns: int, tell: Tell
 ) -> Iterator[Point]:
-    """Every case at every size that its unit has, as soon as it is measured."""
-    there = providers(device)
+    """Measure every case at all `sides` for its unit."""
+    all_providers = providers(device)
     for case in CASES:
         for side in sides[case.unit]:
             tell(f"{case.name}, {side} × {side}")
-            yield measure(case, side, there, turns)
+            yield measure(case, side, all_providers, turns)
 
 
-def measure(case: Case, side: int, there: Sequence[Provider], turns: int) -> Point:
-    """So many turns of each provider."""
-    runs = {p.name: run for p in there if (run := p.prepare(case, side)) is not None}
-    counts = {name: _count(run) for name, run in runs.items()}
+def measure(case: Case, side: int, all_providers: Sequence[Provider], turns: int) -> Point:
+    """Measure a case at one size, with this number of turns for each provider."""
+    runs = {p.name: run for p in all_providers if (run := p.prepare(case, side)) is not None}
+    counts = {name: _calls_per_turn(run) for name, run in runs.items()}
     point = Point(case, side, {name: [] for name in runs})
     for _ in range(turns):
         for name, run in runs.items():
-            point.seconds[name].append(_seconds(run, counts[name]) / counts[name])
+            point.seconds[name].append(_elapsed(run, counts[name]) / counts[name])
     return point
 
 
-def _count(run: Run) -> int:
-    """How often it runs in a turn; the first time may compile."""
+def _calls_per_turn(run: Run) -> int:
+    """The number of calls in a turn. The first call is not timed, since it may compile."""
     run(1)
-    taken = max(_seconds(run, 1), 1e-6)
-    return max(1, min(1000, round(TURN / taken)))
+    taken = max(_elapsed(run, 1), 1e-6)
+    return max(1, min(1000, round(MIN_TURN_SECONDS / taken)))
 
 
-def _seconds(run: Run, times: int) -> float:
+def _elapsed(run: Run, times: int) -> float:
     begin = time.perf_counter()
     run(times)
     return time.perf_counter() - begin
@@ -249,7 +249,7 @@ COLUMNS = ("case", "side", "bytes", "provider", "microseconds", "least", "speed"
 
 
 def rows(points: Sequence[Point], peak: float | None) -> list[dict[str, Any]]:
-    """One row for each provider and size, as COLUMNS names its values."""
+    """A row with the values of COLUMNS for each provider and size."""
     return [
         {
             "case": p.case.name,
@@ -260,7 +260,7 @@ def rows(points: Sequence[Point], peak: float | None) -> list[dict[str, Any]]:
             "least": min(seconds) * 1e6,
             "speed": p.speed(name),
             "unit": p.case.unit,
-            "share": p.share(name, peak),
+            "share": p.fraction_of_ceiling(name, peak),
         }
         for p in points
         for name, seconds in p.seconds.items()

@@ -1,7 +1,7 @@
-"""The most that a device's arithmetic can do: chains of fused multiplications and additions.
+"""Measures the peak arithmetic throughput of a device, with chains of fused multiply-adds.
 
-A kernel that does nothing else, with as many independent chains as hide the latency of one
-operation. Nothing that has to move data gets near it.
+The kernel does nothing else, and its independent chains are enough to hide the latency of an
+operation. Computations that move data do not come near this peak.
 """
 
 from __future__ import annotations
@@ -10,48 +10,49 @@ import numpy as np
 
 from imgmlp.engine import AnyDevice, Device, RawKernel
 
-# (chains of a work-item, work-items of a group, groups of a compute unit): a processor's core wants
-# vectors, a graphics card many work-items.
-SHAPES = {"cpu": (12, 1, 1), "gpu": (16, 256, 16)}
-ROUNDS = 1 << 17  # about 2 ms on a core of 100 GFLOP/s
-FACTOR = 1e-9  # keeps every chain's value finite
+# (chains per work-item, work-items per work-group, work-groups per compute unit). A CPU core
+# needs vectors, a GPU needs many work-items.
+LAUNCH_SHAPES = {"cpu": (12, 1, 1), "gpu": (16, 256, 16)}
+CPU_ROUNDS = 1 << 17  # multiply-adds per chain; about 2 ms on a core of 100 GFLOP/s
+GPU_ROUNDS = CPU_ROUNDS >> 4
+MULTIPLIER = 1e-9  # so small that the value of a chain stays finite
 
 
 class Peak:
-    """The kernel, compiled for a device."""
+    """The kernel compiled for a device."""
 
     def __init__(self, device: Device) -> None:
         kind = "gpu" if device.lanes == "group" else "cpu"
-        chains, self.lanes, groups = SHAPES[kind]
-        width = width_of(device)
+        chains, self.group_size, groups = LAUNCH_SHAPES[kind]
+        width = vector_width(device)
         vector = f"float{width}" if width > 1 else "float"
-        self.items = self.lanes * groups * device.info.compute_units
-        self.rounds = ROUNDS if kind == "cpu" else ROUNDS >> 4
+        self.items = self.group_size * groups * device.info.compute_units
+        self.rounds = CPU_ROUNDS if kind == "cpu" else GPU_ROUNDS
         self.flops = 2 * width * chains * self.rounds * self.items
-        self.kernel = RawKernel(device, source(vector, chains), "imgmlp_peak", WIDTH=width)
+        self.kernel = RawKernel(device, kernel_source(vector, chains), "imgmlp_peak", WIDTH=width)
         self.out = np.zeros(self.items * width, np.float32)
 
     def gflops(self, runs: int = 8) -> float:
-        """Billions of operations a second in the best of some runs; a multiply-add is two."""
-        arguments = self.out, np.float32(FACTOR), np.int32(self.rounds)
-        microseconds = self.kernel.time(self.items, self.lanes, *arguments, runs=runs)
+        """GFLOP/s in the fastest of some runs. A multiply-add counts as two operations."""
+        arguments = self.out, np.float32(MULTIPLIER), np.int32(self.rounds)
+        microseconds = self.kernel.time(self.items, self.group_size, *arguments, runs=runs)
         return self.flops / microseconds / 1e3
 
 
-def width_of(device: Device) -> int:
-    """Floats of the vectors that it computes with."""
+def vector_width(device: Device) -> int:
+    """The number of floats in the vectors that the kernel computes with."""
     return 1 if device.lanes == "group" else device.peak_width
 
 
 def described(gflops: float, device: AnyDevice) -> str:
-    """A peak for people, with the vectors that it is of where a processor may have wider ones."""
-    width = width_of(device) if isinstance(device, Device) else 1
+    """A description of a peak. It names the vector width, since a CPU may have wider vectors."""
+    width = vector_width(device) if isinstance(device, Device) else 1
     vectors = f" in vectors of {width}" if width > 1 else ""
     return f"{gflops:,.0f} GFLOP/s of multiply-adds{vectors}"
 
 
-def source(vector: str, chains: int) -> str:
-    """OpenCL C: every work-item adds up its chains at the end, so that none is left out."""
+def kernel_source(vector: str, chains: int) -> str:
+    """The kernel in OpenCL C. It stores the sums of chains, so that none is optimised away."""
     names = [f"a{i}" for i in range(chains)]
     start = "\n".join(f"  {vector} {name} = {i + 1}.f;" for i, name in enumerate(names))
     links = "\n".join(f"    {name} += {name} * b;" for name in names)

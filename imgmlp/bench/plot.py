@@ -1,4 +1,4 @@
-"""A picture of what `imgmlp bench kernels` measured, by matplotlib, which is an extra."""
+"""Plots the results of `imgmlp bench kernels` with matplotlib, an optional dependency."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, BinaryIO
 
 from imgmlp.bench.kernels import COPY, Point
 
-STYLES = {"imgmlp": "o-", "NumPy": "s-", "PyTorch": "^-", COPY: "k--"}
+LINE_STYLES = {"imgmlp": "o-", "NumPy": "s-", "PyTorch": "^-", COPY: "k--"}
 
 
 def save(points: Sequence[Point], title: str, stream: BinaryIO, kind: str) -> None:
-    """One panel for each case, speed over size, as a file of some kind, png or svg."""
+    """Write a file with a panel for each case, speed over size. `kind` is png or svg."""
     matplotlib: Any = import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot: Any = import_module("matplotlib.pyplot")
@@ -22,7 +22,7 @@ def save(points: Sequence[Point], title: str, stream: BinaryIO, kind: str) -> No
         own = [p for p in points if p.case is case]
         for name in own[0].seconds:
             speeds = [p.speed(name) for p in own]
-            panel.plot([p.side for p in own], speeds, STYLES.get(name, "x-"), label=name)
+            panel.plot([p.side for p in own], speeds, LINE_STYLES.get(name, "x-"), label=name)
         panel.set(title=case.name, xlabel="side of the matrix", ylabel=case.unit, ylim=(0, None))
         panel.set_xscale("log", base=2)
         panel.grid(alpha=0.3)

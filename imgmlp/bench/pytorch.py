@@ -1,7 +1,7 @@
-"""The job in PyTorch, if it is installed: eager, and compiled.
+"""The benchmark job in PyTorch, eager or compiled, if PyTorch is installed.
 
-On a graphics card if imgmlp computes on one and PyTorch can too. There steps are captured in
-CUDA graphs, so that launches from Python cost nothing.
+It runs on a GPU if imgmlp does and PyTorch can. There, training steps are captured in CUDA
+graphs, so that launches from Python take no time.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from imgmlp.bench.job import Job
 from imgmlp.codec.float_mlp.features import tables
 
 Array = np.ndarray[Any, Any]
-AT_ONCE = 8192  # pixels decoded at once on a processor, whose cache they fit
-WARM = 3  # steps before a capture
+CPU_DECODE_PIXELS = 8192  # decoded at once on a CPU, so that they fit in its cache
+STEPS_BEFORE_CAPTURE = 3  # warm-up that PyTorch needs before it captures a CUDA graph
 
 
 def is_installed() -> bool:
-    """Whether PyTorch can be imported, without doing so: it takes seconds."""
+    """Whether PyTorch can be imported. It is not imported here, which would take seconds."""
     return find_spec("torch") is not None
 
 
 class PyTorch:
-    """A network of PyTorch's own layers and its fused AdamW."""
+    """A network of PyTorch's own layers, trained with its fused AdamW."""
 
     def __init__(self, job: Job, compiled: bool, gpu: bool) -> None:
         self.torch: Any = import_module("torch")
         torch = self.torch
         self.cuda = gpu and bool(torch.cuda.is_available())
         self.compiled = compiled
-        place = "cuda" if self.cuda else "cpu"
+        device = "cuda" if self.cuda else "cpu"
         height, width, channels = job.pixels.shape
         x, y = tables(job.encoding, width, height)
         rows, columns = np.divmod(np.arange(height * width), width)
         features = np.concatenate([x[columns], y[rows]], axis=1)
-        self.features = torch.from_numpy(features).to(place)  # [pixels, features]
+        self.features = torch.from_numpy(features).to(device)  # [pixels, features]
         targets = (job.pixels.reshape(-1, channels) / 255).astype(np.float32)
-        self.targets = torch.from_numpy(targets).to(place)
-        self.net = self._network(job).to(place)
+        self.targets = torch.from_numpy(targets).to(device)
+        self.net = self._network(job).to(device)
         settings = job.settings
         self.optimizer = torch.optim.AdamW(
             self.net.parameters(),
@@ -55,7 +55,7 @@ class PyTorch:
         )
         self._loss = torch.compile(self._loss_of, dynamic=False) if compiled else self._loss_of
         self._forward = torch.compile(self.net, dynamic=False) if compiled else self.net
-        self._ready: dict[int, Callable[[], None]] = {}
+        self._step_functions: dict[int, Callable[[], None]] = {}
 
     def _network(self, job: Job) -> Any:
         nn, sizes = self.torch.nn, job.architecture.sizes
@@ -68,27 +68,27 @@ class PyTorch:
         return (self.net(self.features[chosen]) - self.targets[chosen]).square().sum()
 
     def _step(self, batch: int) -> None:
-        torch, place = self.torch, self.features.device
-        chosen = torch.randint(0, len(self.features), (batch,), device=place)
+        torch, device = self.torch, self.features.device
+        chosen = torch.randint(0, len(self.features), (batch,), device=device)
         self.optimizer.zero_grad(set_to_none=not self.cuda)
         self._loss(chosen).backward()
         self.optimizer.step()
 
-    def _prepared(self, batch: int) -> Callable[[], None]:
-        """What does a step of so many rows, once whatever is compiled or captured is."""
-        if batch not in self._ready:
+    def _step_function(self, batch: int) -> Callable[[], None]:
+        """A function that does a step of `batch` rows; on a GPU, a captured CUDA graph."""
+        if batch not in self._step_functions:
             if self.cuda:
-                self._ready[batch] = self._captured(batch)
+                self._step_functions[batch] = self._capture(batch)
             else:
-                self._ready[batch] = lambda: self._step(batch)
-        return self._ready[batch]
+                self._step_functions[batch] = lambda: self._step(batch)
+        return self._step_functions[batch]
 
-    def _captured(self, batch: int) -> Callable[[], None]:
+    def _capture(self, batch: int) -> Callable[[], None]:
         cuda = self.torch.cuda
         stream = cuda.Stream()
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):
-            for _ in range(WARM):
+            for _ in range(STEPS_BEFORE_CAPTURE):
                 self._step(batch)
         cuda.current_stream().wait_stream(stream)
         graph = cuda.CUDAGraph()
@@ -102,14 +102,14 @@ class PyTorch:
             self.torch.cuda.synchronize()
 
     def steps(self, batch: int, count: int) -> None:
-        step = self._prepared(batch)
+        step = self._step_function(batch)
         for _ in range(count):
             step()
         self._wait()
 
     def decode(self) -> Array:
         torch = self.torch
-        size = len(self.features) if self.cuda else AT_ONCE
+        size = len(self.features) if self.cuda else CPU_DECODE_PIXELS
         with torch.no_grad():
             parts = [self._forward(rows) for rows in self.features.split(size)]
             levels = [(p.clamp(0, 1) * 255 + 0.5).to(torch.uint8) for p in parts]

@@ -1,8 +1,6 @@
-"""How long a new process takes to its first training step, with all kernels compiled before.
+"""Times how long a new process takes to its first training step, with all kernels cached.
 
-    python -m imgmlp.bench.start DEVICE
-
-is that process: it says when it has done a step.
+The process is `python -m imgmlp.bench.start DEVICE`. It prints a line when it has done a step.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from imgmlp.engine import open_device
 from imgmlp.errors import DeviceError
 
 BATCH = 512
-DONE = "done"
+DONE_LINE = "done"
 
 
 def seconds_to_first_step(spec: str) -> float:
-    """From the start of a Python process to the end of its first step. Raises DeviceError."""
+    """Seconds from the start of a process to the end of its first step. Raises DeviceError."""
     begin = time.perf_counter()
     with subprocess.Popen(
         child.command("imgmlp.bench.start", spec),
@@ -34,10 +32,10 @@ def seconds_to_first_step(spec: str) -> float:
     ) as process:
         assert process.stdout is not None
         line = process.stdout.readline().strip()
-        seconds = time.perf_counter() - begin  # how it ends is not part of the start
-        _, said = process.communicate()
-    if line != DONE:
-        reason = (said.strip().splitlines() or ["it said nothing"])[-1]
+        seconds = time.perf_counter() - begin  # without the end of the process
+        _, error_output = process.communicate()
+    if line != DONE_LINE:
+        reason = (error_output.strip().splitlines() or ["it said nothing"])[-1]
         hint = "`imgmlp devices --check` tells more"
         raise DeviceError(f"a separate process could not train on {spec}: {reason}", hint=hint)
     return seconds
@@ -47,7 +45,7 @@ def main(spec: str) -> None:
     program = standard_job().step(BATCH, open_device(spec)).program
     program.run()
     program.wait()
-    print(DONE, flush=True)
+    print(DONE_LINE, flush=True)
 
 
 if __name__ == "__main__":
