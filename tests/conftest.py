@@ -212,7 +212,7 @@ def clock_of_steps(monkeypatch: pytest.MonkeyPatch) -> ClockOfSteps:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little files are trained, none of one colour takes their place."""
-    monkeypatch.setattr(encoder, "_nearer", lambda trained, *_: trained)
+    monkeypatch.setattr(encoder, "_nearer_to_target", lambda trained, *_: trained)
 
 
 @pytest.fixture

@@ -45,8 +45,8 @@ def bench_kernels(
 ) -> None:
     """Measure and print how fast single kernels are; write CSV and a plot if files are given.
 
-    Raises UsageError for invalid sides or if matplotlib is missing, OutOfMemoryError for sides whose
-    matrices do not fit, and the errors of `_check`.
+    Raises UsageError for invalid sides or if matplotlib is missing, OutOfMemoryError for matrices
+    that do not fit, and the errors of `_check`.
     """
     for side in sides:
         if not 1 <= side <= MAX_SIDE:

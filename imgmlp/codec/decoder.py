@@ -117,33 +117,33 @@ def _read(stream: BinaryIO) -> Stored:
 def _archive(stream: BinaryIO) -> Stored:
     from imgmlp.codec.float_mlp import npz
 
-    found = npz.load(stream)
-    facts = npz.facts(found, stream.seek(0, io.SEEK_END))
+    archive = npz.load(stream)
+    facts = npz.facts(archive, stream.seek(0, io.SEEK_END))
 
     def decode(device: AnyDevice, size: Size | None) -> np.ndarray[Any, Any]:
         from imgmlp.codec.float_mlp import pipeline
 
-        return pipeline.decode(found, device, size)
+        return pipeline.decode(archive, device, size)
 
-    picture = found.width, found.height, found.channels
-    return Stored(*picture, Metadata(found.icc), facts, False, decode)
-
-
-def _compact(found: Container) -> Stored:
-    header, metadata = found.header, metadata_sections.read(found)
-    facts = container.facts(found) | metadata_sections.facts(metadata)
-    picture = header.width, header.height, header.channels
-    return Stored(*picture, metadata, facts, True, partial(decode, found))
+    size_and_channels = archive.width, archive.height, archive.channels
+    return Stored(*size_and_channels, Metadata(archive.icc), facts, False, decode)
 
 
-def decode(found: Container, device: AnyDevice, size: Size | None = None) -> np.ndarray[Any, Any]:
+def _compact(file: Container) -> Stored:
+    header, metadata = file.header, metadata_sections.read(file)
+    facts = container.facts(file) | metadata_sections.facts(metadata)
+    size_and_channels = header.width, header.height, header.channels
+    return Stored(*size_and_channels, metadata, facts, True, partial(decode, file))
+
+
+def decode(file: Container, device: AnyDevice, size: Size | None = None) -> np.ndarray[Any, Any]:
     """Decode the picture: uint8 [height, width, channels], bit-exact on every device.
 
     At another (width, height) `size` than its own, samples may differ by one level between
     devices. Raises FormatError if the sections are invalid or the picture does not match the
     digest.
     """
-    header = found.header
+    header = file.header
     codec: ModuleType
     match header.codec:
         case "mlp":
@@ -151,14 +151,14 @@ def decode(found: Container, device: AnyDevice, size: Size | None = None) -> np.
         case "latent":
             from imgmlp.codec.latent import decode as codec
     if size not in (None, (header.width, header.height)):
-        rendered: np.ndarray[Any, Any] = codec.decode_at(found, size, device)
+        rendered: np.ndarray[Any, Any] = codec.decode_at(file, size, device)
         return rendered
-    return checked(found, codec.decode(found, device))
+    return checked(file, codec.decode(file, device))
 
 
-def checked(found: Container, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def checked(file: Container, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The decoded pixels at the file's own size. Raises FormatError if the digest differs."""
-    if container.digest(pixels) != found.header.digest:
+    if container.digest(pixels) != file.header.digest:
         problem = "it decodes to another picture than the one that was encoded"
         raise FormatError(problem, hint=f"try --device numpy; else {DAMAGED}")
     return pixels

@@ -26,8 +26,8 @@ from imgmlp.image import Picture
 
 Array = np.ndarray[Any, Any]
 
-# For pictures of a single colour, which are not trained but only decoded and compared.
-PLAIN_SECONDS_PER_PIXEL = 9e-8
+# Pictures of a single colour need no training. Their files are only decoded and compared.
+SINGLE_COLOUR_SECONDS_PER_PIXEL = 9e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +87,16 @@ def compiling_seconds(
 def _work(
     codec: Codec, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice
 ) -> Work:
-    if _is_even(picture) or (wanted.kind == "bytes" and wanted.value < smallest_size(picture)):
+    if _has_single_colour(picture) or (
+        wanted.kind == "bytes" and wanted.value < smallest_size(picture)
+    ):
         pixels = picture.width * picture.height
-        return Work(0, 0, fixed_seconds=PLAIN_SECONDS_PER_PIXEL * pixels)  # no training
-    of = estimate.work if codec == "mlp" else latent.estimate_work
-    return of(picture, wanted, workload, device)
+        return Work(0, 0, fixed_seconds=SINGLE_COLOUR_SECONDS_PER_PIXEL * pixels)  # no training
+    estimate_work = estimate.work if codec == "mlp" else latent.estimate_work
+    return estimate_work(picture, wanted, workload, device)
 
 
-def _is_even(picture: Picture) -> bool:
+def _has_single_colour(picture: Picture) -> bool:
     """Whether the picture has a single colour. The first rows settle this for most pictures."""
     first = picture.pixels[0, 0]
     return all(np.all(row == first) for row in picture.pixels)
@@ -117,21 +119,21 @@ def encode(
     if draft is None:
         train = mlp.encode if codec == "mlp" else latent.encode
         trained = train(picture, wanted, workload, device, run or Run())
-        draft = _nearer(trained, picture, wanted, device)
+        draft = _nearer_to_target(trained, picture, wanted, device)
     pixels = _decoded(draft, device)
     missed = wanted.misses(len(draft.bytes), draft.metrics["psnr"])
     return Encoded(draft.bytes, pixels, draft.metrics, missed, draft.diverged, draft.resumed)
 
 
-def _nearer(trained: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> Draft:
+def _nearer_to_target(trained: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> Draft:
     """The trained file, or a file of a single colour if that is nearer to the target.
 
-    It may be for very few bytes, and for pictures of nearly one colour at any lambda.
+    This happens for targets of very few bytes, and at any lambda for pictures of nearly one colour.
     """
-    plain = mlp.untrained(picture, wanted, device, trained)
-    if plain is None:
+    untrained = mlp.untrained(picture, wanted, device, trained)
+    if untrained is None:
         return trained
-    return replace(plain, diverged=trained.diverged, resumed=trained.resumed)
+    return replace(untrained, diverged=trained.diverged, resumed=trained.resumed)
 
 
 def _decoded(draft: Draft, device: AnyDevice) -> Array:

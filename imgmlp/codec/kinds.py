@@ -50,8 +50,8 @@ class Kind:
     wanted: Goal
 
     def __str__(self) -> str:
-        beside = f", {self.wanted}" if self.codec == "mlp" else ""
-        return f"{self.codec} {self.width}×{self.height}{beside}"
+        target_text = f", {self.wanted}" if self.codec == "mlp" else ""
+        return f"{self.codec} {self.width}×{self.height}{target_text}"
 
 
 def kinds(device: AnyDevice) -> list[Kind]:
@@ -59,24 +59,24 @@ def kinds(device: AnyDevice) -> list[Kind]:
     if not buckets.are_used_on(device):
         return []
     sizes = GPU_SIZES if device.lanes == "group" else CPU_SIZES
-    found = [Kind("latent", *size, Goal("lambda", LMBDA)) for size in sizes]
-    for side, widest in MAX_WIDTH_BY_SIDE.items():
-        counts = _network_bytes(_picture(side, side), widest)
-        found += [Kind("mlp", side, side, Goal("bytes", count)) for count in counts]
-    return found
+    result = [Kind("latent", *size, Goal("lambda", LMBDA)) for size in sizes]
+    for side, max_width in MAX_WIDTH_BY_SIDE.items():
+        counts = _network_bytes(_picture(side, side), max_width)
+        result += [Kind("mlp", side, side, Goal("bytes", count)) for count in counts]
+    return result
 
 
-def _network_bytes(picture: Picture, widest: int) -> Sequence[int]:
-    """Bytes of a file with the largest network of each bucket."""
-    found = []
-    for width in (buckets.MIN_WIDTH, *(width for width in buckets.WIDTHS if width <= widest)):
-        among = (
+def _network_bytes(picture: Picture, max_width: int) -> Sequence[int]:
+    """The estimated bytes of a file with the largest network of each bucket, up to a width."""
+    file_sizes = []
+    for width in (buckets.MIN_WIDTH, *(width for width in buckets.WIDTHS if width <= max_width)):
+        shapes = (
             s for s in rate_model.shapes(picture.channels) if buckets.shared_shape(s).width == width
         )
-        shape = max(among, key=lambda s: s.parameters)
+        shape = max(shapes, key=lambda s: s.parameters)
         bits = rate_model.BITS_PER_WEIGHT * shape.parameters
-        found.append(round(overhead(picture, shape) + bits / 8))
-    return found
+        file_sizes.append(round(overhead(picture, shape) + bits / 8))
+    return file_sizes
 
 
 def compile_for(kind: Kind, device: AnyDevice) -> float:

@@ -109,7 +109,7 @@ def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     limited = encoder.workload(codec, None, 7.0)
     assert encoder.expected_seconds(small, quality, limited, device, codec) == 7.0
     even = Picture(np.full((512, 512, 3), 9, np.uint8))  # which is not trained
-    soon = SETUP_SECONDS + encoder.PLAIN_SECONDS_PER_PIXEL * 512 * 512
+    soon = SETUP_SECONDS + encoder.SINGLE_COLOUR_SECONDS_PER_PIXEL * 512 * 512
     assert guessed(even, 4, lmbda) == soon
     assert encoder.expected_seconds(even, quality, limited, device, codec) == soon
 

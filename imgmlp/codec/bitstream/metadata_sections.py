@@ -11,71 +11,73 @@ from imgmlp.codec.bitstream.container import ICC, Container, Section
 from imgmlp.errors import FormatError, check_format
 from imgmlp.metadata import MAX_BYTES, MAX_DPI, Metadata
 
-DEFLATED = {"icc": "c", "exif": "e", "xmp": "x"}  # section types by field of Metadata
-RESOLUTION = "d"
+SECTION_TYPES = {"icc": "c", "exif": "e", "xmp": "x"}  # of deflated sections, by field of Metadata
+RESOLUTION_TYPE = "d"
 _RESOLUTION_UNITS_PER_DPI = 1000
-_RAW_DEFLATE = -15  # wbits of zlib: the largest window, without header and checksum
+_RAW_DEFLATE_WBITS = -15  # for zlib: the largest window, no header and no checksum
 
 
 @lru_cache(maxsize=4)
-def sections(found: Metadata) -> tuple[Section, ...]:
+def sections(metadata: Metadata) -> tuple[Section, ...]:
     """The sections for the metadata that a picture has."""
-    made = []
-    for field, kind in DEFLATED.items():
-        if (data := getattr(found, field)) is not None:
-            packer = zlib.compressobj(9, zlib.DEFLATED, _RAW_DEFLATE)
-            made.append(Section(kind, packer.compress(data) + packer.flush()))
-    if found.dpi is not None:
-        across, down = (round(n * _RESOLUTION_UNITS_PER_DPI) for n in found.dpi)
-        made.append(Section(RESOLUTION, struct.pack(">II", across, down)))
-    return tuple(made)
+    result = []
+    for field, section_type in SECTION_TYPES.items():
+        if (data := getattr(metadata, field)) is not None:
+            compressor = zlib.compressobj(9, zlib.DEFLATED, _RAW_DEFLATE_WBITS)
+            result.append(Section(section_type, compressor.compress(data) + compressor.flush()))
+    if metadata.dpi is not None:
+        across, down = (round(n * _RESOLUTION_UNITS_PER_DPI) for n in metadata.dpi)
+        result.append(Section(RESOLUTION_TYPE, struct.pack(">II", across, down)))
+    return tuple(result)
 
 
-def size(found: Metadata) -> int:
+def size(metadata: Metadata) -> int:
     """Approximately the number of bytes that the metadata take in a file."""
-    return sum(len(section.data) + 8 for section in sections(found))
+    return sum(len(section.data) + 8 for section in sections(metadata))
 
 
 def read(container: Container) -> Metadata:
-    """The metadata in a file. Raises FormatError."""
-    fields = {field: _inflated(container, kind) for field, kind in DEFLATED.items()}
-    plain = container.get(ICC)
-    if plain is not None:
+    """The metadata in a file. Raises FormatError for damaged sections or two ICC profiles."""
+    fields = {
+        field: _inflated(container, section_type) for field, section_type in SECTION_TYPES.items()
+    }
+    uncompressed_icc = container.get(ICC)
+    if uncompressed_icc is not None:
         check_format(fields["icc"] is None, "there are two colour profiles")
-        fields["icc"] = plain
-    return Metadata(**fields, dpi=_resolution(container.get(RESOLUTION)))
+        fields["icc"] = uncompressed_icc
+    return Metadata(**fields, dpi=_resolution(container.get(RESOLUTION_TYPE)))
 
 
-def facts(found: Metadata) -> dict[str, Any]:
+def facts(metadata: Metadata) -> dict[str, Any]:
     """The properties of the metadata that `imgmlp info` prints."""
-    sizes = {f"{field}_bytes": len(getattr(found, field) or b"") for field in DEFLATED}
-    return sizes | {"dpi": None if found.dpi is None else list(found.dpi)}
+    sizes = {f"{field}_bytes": len(getattr(metadata, field) or b"") for field in SECTION_TYPES}
+    return sizes | {"dpi": None if metadata.dpi is None else list(metadata.dpi)}
 
 
-def _inflated(container: Container, kind: str) -> bytes | None:
-    data = container.get(kind)
+def _inflated(container: Container, section_type: str) -> bytes | None:
+    data = container.get(section_type)
     if data is None:
         return None
-    unpacker = zlib.decompressobj(_RAW_DEFLATE)
+    decompressor = zlib.decompressobj(_RAW_DEFLATE_WBITS)
     try:
-        found = unpacker.decompress(data, MAX_BYTES)
+        inflated = decompressor.decompress(data, MAX_BYTES)
     except zlib.error:
-        raise _damaged(kind) from None
-    if not unpacker.eof or unpacker.unused_data:
-        raise _damaged(kind)
-    return found
+        raise _damaged(section_type) from None
+    if not decompressor.eof or decompressor.unused_data:
+        raise _damaged(section_type)
+    return inflated
 
 
 def _resolution(data: bytes | None) -> tuple[float, float] | None:
     if data is None:
         return None
     if len(data) != 8:
-        raise _damaged(RESOLUTION)
+        raise _damaged(RESOLUTION_TYPE)
     across, down = (n / _RESOLUTION_UNITS_PER_DPI for n in struct.unpack(">II", data))
     if not (0 < across <= MAX_DPI and 0 < down <= MAX_DPI):
-        raise _damaged(RESOLUTION)
+        raise _damaged(RESOLUTION_TYPE)
     return across, down
 
 
-def _damaged(kind: str) -> FormatError:
-    return FormatError(f"what section {kind!r} holds is damaged")
+def _damaged(section_type: str) -> FormatError:
+    return FormatError(f"what section {section_type!r} holds is damaged")

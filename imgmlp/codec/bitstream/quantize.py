@@ -14,26 +14,26 @@ from imgmlp.codec.bitstream import code_lengths
 
 # Step size n is (4 + n % 4) * 2**(n // 4 - 24). There are four per octave, so that multiplying by a
 # step size is multiplying by an integer below 8 and shifting.
-STEPS = 84
-FINEST = -24  # exponent of step 0
+STEP_SIZES = 84
+MIN_STEP_EXPONENT = -24  # the exponent of step size 0, as the expression above has it
 
 Array = np.ndarray[Any, Any]
 
 
 def step_parts(number: int) -> tuple[int, int]:
     """The integers (m, e) of a step size, which is m * 2**-e."""
-    return 4 + number % 4, -FINEST - number // 4
+    return 4 + number % 4, -MIN_STEP_EXPONENT - number // 4
 
 
 def step_size(number: int) -> float:
     """The step size of this number, exactly. Raises ValueError if there is none."""
-    if not 0 <= number < STEPS:
-        raise ValueError(f"there is no step {number}; use 0 to {STEPS - 1}")
+    if not 0 <= number < STEP_SIZES:
+        raise ValueError(f"there is no step {number}; use 0 to {STEP_SIZES - 1}")
     m, e = step_parts(number)
     return math.ldexp(m, -e)
 
 
-def nearest_step(size: float, largest: int = STEPS - 1) -> int:
+def nearest_step(size: float, largest: int = STEP_SIZES - 1) -> int:
     """The number of the step size that is nearest to `size` by ratio, at most `largest`."""
     ratios = [abs(math.log2(step_size(n) / max(size, 1e-30))) for n in range(largest + 1)]
     return int(np.argmin(ratios))

@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream.quantize import STEPS, coded_bits, nearest_step, quantize, step_size
+from imgmlp.codec.bitstream.quantize import (
+    STEP_SIZES,
+    coded_bits,
+    nearest_step,
+    quantize,
+    step_size,
+)
 from imgmlp.codec.mlp.integer_inference import is_exact
 from imgmlp.codec.mlp.network import MAX_FINER, MAX_LAST_LAYER_STEP, Layer, Network, Shape
 from imgmlp.errors import FormatError
@@ -85,7 +91,7 @@ def _distance(bits: float, budget: float) -> tuple[bool, float]:
 
 
 def _coarsest(number: int, layers: int) -> int:
-    return MAX_LAST_LAYER_STEP if number == layers - 1 else STEPS - 1
+    return MAX_LAST_LAYER_STEP if number == layers - 1 else STEP_SIZES - 1
 
 
 def _nearest(learned: Array, number: int, largest: int) -> Choice:
@@ -139,7 +145,7 @@ def _layer(
     while True:
         of_weights, of_biases = choice.sizes()
         whole = quantize(weights, of_weights, towards_zero)
-        last = choice.step == STEPS - 1
+        last = choice.step == STEP_SIZES - 1
         if cut is None or last or is_exact(whole, cut):
             try:
                 return Layer(whole, quantize(biases, of_biases), choice.step, choice.finer)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import code_lengths, range_coder
-from imgmlp.codec.bitstream.quantize import STEPS, step_size
+from imgmlp.codec.bitstream.quantize import STEP_SIZES, step_size
 from imgmlp.errors import check_format
 
 MAX_FREQUENCIES = 64  # along an axis
@@ -49,7 +49,7 @@ class Layer:
     finer: int
 
     def __post_init__(self) -> None:
-        check_format(0 <= self.step < STEPS, f"{self.step} is no step size")
+        check_format(0 <= self.step < STEP_SIZES, f"{self.step} is no step size")
         check_format(
             0 <= self.finer <= MAX_FINER, f"a bias is {self.finer} bits finer than a weight"
         )

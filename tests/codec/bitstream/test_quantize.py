@@ -6,29 +6,29 @@ import numpy as np
 import pytest
 
 from imgmlp.codec.bitstream import quantize
-from imgmlp.codec.bitstream.quantize import STEPS, nearest_step, step_parts, step_size
+from imgmlp.codec.bitstream.quantize import STEP_SIZES, nearest_step, step_parts, step_size
 
 
 def test_steps_grow_by_less_than_a_third_and_are_exact_products() -> None:
-    sizes = [step_size(n) for n in range(STEPS)]
+    sizes = [step_size(n) for n in range(STEP_SIZES)]
     ratios = np.divide(sizes[1:], sizes[:-1])
     assert ratios.min() > 1.1
     assert ratios.max() <= 1.25
-    for n in range(STEPS):
+    for n in range(STEP_SIZES):
         m, e = step_parts(n)
         assert 4 <= m < 8
         assert m / 2**e == sizes[n]
 
 
 def test_the_nearest_step_is_found_and_bounded() -> None:
-    for n in range(STEPS):
+    for n in range(STEP_SIZES):
         assert nearest_step(step_size(n) * 1.05) == n
-    assert nearest_step(1e9) == STEPS - 1
+    assert nearest_step(1e9) == STEP_SIZES - 1
     assert nearest_step(0.0) == 0
     assert nearest_step(1e9, largest=7) == 7
 
 
-@pytest.mark.parametrize("number", [-1, STEPS])
+@pytest.mark.parametrize("number", [-1, STEP_SIZES])
 def test_a_step_that_is_not_there_is_refused(number: int) -> None:
     with pytest.raises(ValueError, match="there is no step"):
         step_size(number)

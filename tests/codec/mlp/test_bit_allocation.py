@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from imgmlp.codec.bitstream.quantize import STEPS, step_size
+from imgmlp.codec.bitstream.quantize import STEP_SIZES, step_size
 from imgmlp.codec.mlp import bit_allocation
 from imgmlp.codec.mlp.bit_allocation import MIN_BUDGET_USE, Choice
 from imgmlp.codec.mlp.integer_inference import MAX_EXACT_WEIGHT_SUM, is_exact
@@ -42,7 +42,7 @@ def test_bit_budget_is_kept_and_used(fraction: float) -> None:
 
 def test_impossible_bit_budget_gives_the_coarsest_step_sizes() -> None:
     choices = bit_allocation.choose_step_sizes(arrays(), LEARNED + 8, 1.0)
-    assert [c.step for c in choices] == [STEPS - 1, STEPS - 1, MAX_LAST_LAYER_STEP]
+    assert [c.step for c in choices] == [STEP_SIZES - 1, STEP_SIZES - 1, MAX_LAST_LAYER_STEP]
 
 
 def test_network_has_the_rounded_arrays() -> None:

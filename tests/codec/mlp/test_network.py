@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from networks import small_network
 
-from imgmlp.codec.bitstream.quantize import STEPS
+from imgmlp.codec.bitstream.quantize import STEP_SIZES
 from imgmlp.codec.mlp import network, rate_model
 from imgmlp.codec.mlp.network import MAX_LAST_LAYER_STEP, Layer, Network
 from imgmlp.errors import FormatError
@@ -59,7 +59,7 @@ def test_layers_whose_sums_could_overflow_are_refused() -> None:
         ({1: 1}, "section has"),
         ({2: 255}, "wide"),
         ({3: 0}, "0 wide"),
-        ({4: STEPS}, "no step size"),
+        ({4: STEP_SIZES}, "no step size"),
         ({5: 11}, "finer"),
         ({6: 88}, "a distribution that does not exist"),
         ({12: MAX_LAST_LAYER_STEP + 1}, "too coarse"),
