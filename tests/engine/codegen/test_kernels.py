@@ -61,14 +61,14 @@ class Bench:
             else:
                 bound.append(a)
         self.device.launch_all([self.device.bind(kernel, bound, (items,), (local,))])
-        found = np.empty_like(out)
-        self.device.read(bound[0], found)
-        return found
+        actual = np.empty_like(out)
+        self.device.read(bound[0], actual)
+        return actual
 
 
-def within(found: Array, wanted: Array, units: float) -> bool:
+def within(actual: Array, wanted: Array, units: float) -> bool:
     """Whether all errors are at most `units` units in the last place of float32."""
-    return bool((np.abs(found - wanted) <= units * np.spacing(wanted.astype(np.float32))).all())
+    return bool((np.abs(actual - wanted) <= units * np.spacing(wanted.astype(np.float32))).all())
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 7])
@@ -80,8 +80,8 @@ def test_shares_of_groups_cover_every_item_once(device: Device, groups: int, cou
         """__kernel void t_share(__global int *out, int count) {
              for (int i = share_begin(count); i < share_end(count); ++i) out[i] += 1; }""",
     )
-    found = bench("t_share", np.zeros(128, np.int32), np.int32(count), items=groups)
-    assert found.tolist() == [1] * count + [0] * (128 - count)
+    actual = bench("t_share", np.zeros(128, np.int32), np.int32(count), items=groups)
+    assert actual.tolist() == [1] * count + [0] * (128 - count)
 
 
 def test_lowbias32_equals_the_numpy_implementation_and_is_a_bijection(device: Device) -> None:
@@ -92,9 +92,9 @@ def test_lowbias32_equals_the_numpy_implementation_and_is_a_bijection(device: De
              const int i = get_global_id(0); out[i] = lowbias32(in[i]); }""",
     )
     x = np.concatenate([np.arange(500), 2**32 - 1 - np.arange(500)]).astype(np.uint32)
-    found = bench("t_hash", np.zeros(1000, np.uint32), x, items=1000)
-    assert np.array_equal(found, lowbias32(x))
-    assert len(set(found.tolist())) == 1000  # a bijection
+    actual = bench("t_hash", np.zeros(1000, np.uint32), x, items=1000)
+    assert np.array_equal(actual, lowbias32(x))
+    assert len(set(actual.tolist())) == 1000  # a bijection
 
 
 def test_power_of_two_is_accurate_to_one_unit_in_the_last_place(device: Device) -> None:
@@ -114,8 +114,8 @@ def test_power_of_two_is_accurate_to_one_unit_in_the_last_place(device: Device) 
     rng = np.random.default_rng(6)
     for reach in (1, 148):  # down to 2**-148, which has one bit only
         x = rng.uniform(-reach, min(reach, 127.99), 4000).astype(np.float32)
-        wanted = np.exp2(x.astype(np.float64))
-        assert within(powers(x), wanted, 1.5 if pocl else 3)
+        expected = np.exp2(x.astype(np.float64))
+        assert within(powers(x), expected, 1.5 if pocl else 3)
     edges = np.array([-np.inf, -1e30, -151, 128, 1e30, np.inf, np.nan, -0.0, 1e-30])
     with np.errstate(over="ignore"):
         assert np.array_equal(
@@ -134,9 +134,9 @@ def test_integer_division_rounds_towards_minus_infinity(device: Device) -> None:
     a, b = (
         v.ravel().astype(np.int32) for v in np.meshgrid(np.arange(-9, 10), [-4, -3, -1, 1, 3, 5])
     )
-    found = bench("t_div", np.zeros((a.size, 2), np.int32), a, b, items=a.size)
-    assert np.array_equal(found[:, 0], a // b)
-    assert np.array_equal(found[:, 1], a % b)
+    actual = bench("t_div", np.zeros((a.size, 2), np.int32), a, b, items=a.size)
+    assert np.array_equal(actual[:, 0], a // b)
+    assert np.array_equal(actual[:, 1], a % b)
 
 
 def test_square_root_is_as_accurate_as_opencl_demands(device: Device) -> None:
@@ -178,11 +178,11 @@ def test_group_sum_and_group_max_equal_numpy(
     lowest = 0 if name.startswith("u") else -500
     # bytes wrap, and so do their sums
     x = np.random.default_rng(0).integers(lowest, lowest + 1000, 3 * lanes).astype(dtype)
-    found = bench("t_group", np.zeros((x.size, 2), dtype), x, items=x.size, local=lanes)
+    actual = bench("t_group", np.zeros((x.size, 2), dtype), x, items=x.size, local=lanes)
     groups = x.reshape(3, -1, results)
-    found = found.reshape(*groups.shape, 2)  # [groups, lanes that get the same, results, 2]
-    assert np.array_equal(found[..., 0], groups.sum(1, keepdims=True, dtype=dtype) + 0 * groups)
-    assert np.array_equal(found[..., 1], groups.max(1, keepdims=True) + 0 * groups)
+    actual = actual.reshape(*groups.shape, 2)  # [groups, lanes that get the same, results, 2]
+    assert np.array_equal(actual[..., 0], groups.sum(1, keepdims=True, dtype=dtype) + 0 * groups)
+    assert np.array_equal(actual[..., 1], groups.max(1, keepdims=True) + 0 * groups)
 
 
 PRODUCT_ONE = """
@@ -273,10 +273,10 @@ def check_product(
     strides += (1, inner) if flip & 2 else (columns, 1)
     numbers = [np.int32(v) for v in (*strides, rows, columns, inner, direct)]
     out = np.zeros((rows + 1, columns), np.float32)
-    found = bench("t_product", out, left, right, *numbers, items=local, local=local)
+    actual = bench("t_product", out, left, right, *numbers, items=local, local=local)
     wide = y.astype(np.float64)
-    assert close(found[:-1], x.astype(np.float64) @ wide, np.abs(x) @ np.abs(wide), inner + 2)
-    assert close(found[-1], wide.sum(0), np.abs(wide).sum(0), inner + 2)
+    assert close(actual[:-1], x.astype(np.float64) @ wide, np.abs(x) @ np.abs(wide), inner + 2)
+    assert close(actual[-1], wide.sum(0), np.abs(wide).sum(0), inner + 2)
 
 
 @pytest.mark.parametrize("inner", [1, 3, 255, 256, 257, 600])
@@ -305,8 +305,8 @@ def test_product_vectorised_along_terms_equals_numpy(
         x = rng.standard_normal((rows, inner)).astype(np.float32)
         y = rng.standard_normal((columns, inner)).astype(np.float32)
         out = np.zeros((rows, columns), np.float32)
-        found = bench("t_along", out, x, y, *map(np.int32, (rows, columns, inner)))
-        assert close(found, x.astype(np.float64) @ y.T, np.abs(x) @ np.abs(y.T), inner + 2)
+        actual = bench("t_along", out, x, y, *map(np.int32, (rows, columns, inner)))
+        assert close(actual, x.astype(np.float64) @ y.T, np.abs(x) @ np.abs(y.T), inner + 2)
 
 
 @pytest.mark.parametrize("inner", [1, 64, 256])
@@ -325,8 +325,8 @@ def test_product_in_registers_equals_numpy(device: Device, vector: int, inner: i
                 sizes = (*steps[0], *steps[1], rows, columns, inner, height, width)
                 numbers = [np.int32(n) for n in sizes]
                 out = np.zeros((rows, columns), np.float32)
-                found = bench("t_registers", out, *arrays, *numbers)
-                assert close(found, x.astype(np.float64) @ y, np.abs(x) @ np.abs(y), inner + 2)
+                actual = bench("t_registers", out, *arrays, *numbers)
+                assert close(actual, x.astype(np.float64) @ y, np.abs(x) @ np.abs(y), inner + 2)
 
 
 @pytest.mark.parametrize("inner", [1, 31, 32, 33, 128, 130])
@@ -374,7 +374,7 @@ def test_two_kernels_with_group_products_in_one_program_are_right(device: Device
     bench = Bench(device, ["factor", "product_group"], both)
     x = np.arange(8 * 55, dtype=np.float32).reshape(8, 55) % 7
     y = np.arange(55 * 63, dtype=np.float32).reshape(55, 63) % 5
-    found = bench(
+    actual = bench(
         "t_55", np.zeros((8, 63), np.float32), x, y, items=LANES_PER_GROUP, local=LANES_PER_GROUP
     )
-    assert np.array_equal(found, x @ y)
+    assert np.array_equal(actual, x @ y)

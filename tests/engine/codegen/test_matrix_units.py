@@ -30,9 +30,9 @@ compiled = pytest.mark.skipif(warps.COMPILER is None, reason="there is no g++")
 
 @pytest.fixture
 def device() -> AnyDevice:
-    found = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
-    found.has_matrix_units = True
-    return found
+    opened = with_units(open_device("numpy:uops-group"), 1)  # so that groups have several tiles
+    opened.has_matrix_units = True
+    return opened
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_integer_valued_products_on_matrix_units_are_exact(
     monkeypatch.setattr(
         compiler, "_matrix_units_pay", lambda _: True
     )  # float32 has them in blocks only
-    rng, wanted, tensors = np.random.default_rng(0), {}, {}
+    rng, expected, tensors = np.random.default_rng(0), {}, {}
     sizes = [(1, 3, 1), (9, 24, 70), (40, 130, 5), (64, 64, 64), (200, 17, 3), (130, 65, 100)]
     sizes += [(7, 40, 32), (13, 9, 24), (30, 70, 17), (100, 33, 32)]  # tiles of half the columns
     for n, (rows, inner, columns) in enumerate(sizes):
@@ -75,12 +75,12 @@ def test_integer_valued_products_on_matrix_units_are_exact(
             right = Tensor(np.ascontiguousarray(b.T), device).transpose() if flip & 2 else None
             x = Tensor(a, device) if left is None else left
             y = Tensor(b, device) if right is None else right
-            tensors[f"{n}.{flip}"], wanted[f"{n}.{flip}"] = (x, y), a @ b
+            tensors[f"{n}.{flip}"], expected[f"{n}.{flip}"] = (x, y), a @ b
     program = compile(
         lambda: {k: x @ y + 1 for k, (x, y) in tensors.items()}, device, precision=precision
     )
     warps.run(program, tmp_path, monkeypatch)
-    for name, product in wanted.items():
+    for name, product in expected.items():
         assert np.array_equal(program.read(name), product + 1), name
 
 
@@ -112,10 +112,10 @@ def test_network_gradients_on_matrix_units_are_right_over_several_tiles(
     assert sum(k.name == "copy" for k in block.prologue) == copied
     factors = {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
     assert any(isinstance(b, LocalBuffer) and b.pitch for b in factors) is near
-    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
     for _ in range(2):  # also when what an earlier step left is there
         warps.run(program, tmp_path, monkeypatch)
-        for name, value in zip(outputs, wanted, strict=True):
+        for name, value in zip(outputs, expected, strict=True):
             error = float(np.abs(program.read(name) - value).max())
             assert error <= LIMITS[precision] * float(np.abs(value).max()), name
 
@@ -139,9 +139,9 @@ def test_values_beyond_local_memory_are_stored_as_float16(
     kept = {b for k in block.kernels for b in k.writes() if isinstance(b, LocalBuffer)} - factors
     assert [b.extent for b in kept if b.stored is dtype.f16]
     assert warps.local_bytes(program.stages.source) <= warps.LOCAL
-    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
     warps.run(program, tmp_path, monkeypatch)
-    for name, value in zip(outputs, wanted, strict=True):
+    for name, value in zip(outputs, expected, strict=True):
         error = float(np.abs(program.read(name) - value).max())
         assert error <= LIMITS["half"] * float(np.abs(value).max()), name
 
@@ -165,13 +165,13 @@ def test_matrix_units_propagate_nan_and_infinity(
         changed = before.copy()
         changed.view(np.uint32)[4, 7] = bits
         leaf.write(changed)
-        wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+        expected = evaluate(list(outputs.values()), held(outputs), wide=True)
         warps.run(program, tmp_path, monkeypatch)
-        for name, value in zip(outputs, wanted, strict=True):
-            found = program.read(name)
-            assert not np.isfinite(found[~np.isfinite(value)]).any(), f"{name}, {bits:x}"
+        for name, value in zip(outputs, expected, strict=True):
+            actual = program.read(name)
+            assert not np.isfinite(actual[~np.isfinite(value)]).any(), f"{name}, {bits:x}"
             if np.isnan(changed).any():
-                assert np.array_equal(np.isnan(found), np.isnan(value)), f"{name}, {bits:x}"
+                assert np.array_equal(np.isnan(actual), np.isnan(value)), f"{name}, {bits:x}"
         leaf.write(before)
 
 

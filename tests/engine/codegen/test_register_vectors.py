@@ -21,12 +21,12 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(scope="module", params=[8, 16])
 def device(request: pytest.FixtureRequest) -> Device:
-    found = open_mapping("one")
-    assert isinstance(found, Device)
-    if request.param > found.vector_width:
-        pytest.skip(f"{found.info.name} has no vectors of {request.param}")
-    found.vector_width = request.param
-    return found
+    opened = open_mapping("one")
+    assert isinstance(opened, Device)
+    if request.param > opened.vector_width:
+        pytest.skip(f"{opened.info.name} has no vectors of {request.param}")
+    opened.vector_width = request.param
+    return opened
 
 
 def tensor(device: Device, *shape: int) -> Tensor:
@@ -46,15 +46,15 @@ AFTER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
 
 @pytest.mark.parametrize("name", AFTER)
 def test_plain_arithmetic_on_neighbouring_columns_is_vectorised(device: Device, name: str) -> None:
-    after, wanted = AFTER[name]
+    after, expected = AFTER[name]
     x, w, other = tensor(device, 13, 20), tensor(device, 20, 32), tensor(device, 13, 32)
     bias = tensor(device, 32)
     program = compile(lambda: {"y": after(x @ w, bias, other)}, device)
     (code,) = program.stages.codes
     ranges, vectors = vectorise_columns(code)
     stored = [u.src[1] for u in code.uops if u.op is U.STORE]
-    assert bool(ranges) is wanted
-    assert all((value in vectors) is wanted for value in stored)
+    assert bool(ranges) is expected
+    assert all((value in vectors) is expected for value in stored)
     program.run()
     numpy = open_device("numpy")
     same = [Tensor(t.numpy(), numpy) for t in (x, w, bias, other)]
@@ -180,8 +180,8 @@ def test_tiles_are_chosen_so_that_few_part_heights_are_compiled(
     x, w = tensor(device, rows, 7), tensor(device, 7, device.vector_width * 2)
     program = compile(lambda: {"y": x @ w}, device)
     source = program.stages.source.partition("__kernel")[2]
-    found = set(re.findall(r"\bPRODUCT\((\d+),", source))
-    assert len(found) == heights[device.vector_width]
+    part_heights = set(re.findall(r"\bPRODUCT\((\d+),", source))
+    assert len(part_heights) == heights[device.vector_width]
     assert f"share_begin({tiles})" in source
     program.run()
     assert close(program.read("y"), x.numpy() @ w.numpy())

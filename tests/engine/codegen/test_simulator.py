@@ -130,8 +130,8 @@ def check(make: Make, device: Judge) -> None:
     assert device.report() == ""
     wanted.run()
     for name in program.outputs:
-        found, truth = program.read(name), wanted.read(name)
-        assert close(found, truth, roundings=1024), name
+        actual, truth = program.read(name), wanted.read(name)
+        assert close(actual, truth, roundings=1024), name
 
 
 def spoken(mapping: Mapping) -> str:
@@ -189,10 +189,10 @@ def test_simulator_reports_no_error_in_decoding(
     flat = draw(shape.parameters)
     weights = Weights(shape, Encoding((1.0, 2.0), (1.0, 3.0), 0.5), 7, 2, flat)
     device = judge(mapping, mapping[0] == "one")
-    found = pipeline.decode(weights, device)
+    actual = pipeline.decode(weights, device)
     assert device.report() == ""
     wanted = pipeline.decode(weights, NumpyDevice())
-    assert np.abs(found.astype(int) - wanted).max() <= 1
+    assert np.abs(actual.astype(int) - wanted).max() <= 1
 
 
 @simulated
@@ -200,9 +200,9 @@ def test_simulator_reports_no_error_in_reading_latents(judge: Open) -> None:
     """kernels/latents.cl handles neighbours beyond the edges of a grid."""
     model, device = small_latent_model(6, 9), judge(("one", MIN_VECTOR_WIDTH))
     shape = model.shape
-    found = sections.read(sections.write(model), (9, 6), shape.channels, device)
+    actual = sections.read(sections.write(model), (9, 6), shape.channels, device)
     assert device.report() == ""
-    for grid, wanted in zip(found.latents, model.latents, strict=True):
+    for grid, wanted in zip(actual.latents, model.latents, strict=True):
         assert np.array_equal(grid, wanted)
 
 
@@ -238,14 +238,14 @@ def test_simulator_reports_a_deliberate_fault(fault: str, judge: Open) -> None:
 
 def all_stages(lanes: Lanes) -> list[Stages]:
     """The Stages of all simulated programs in the mappings with these lanes."""
-    found = []
+    stages = []
     for mapping in (m for m in MAPPINGS if m[0] == lanes):
         device = NumpyDevice()
         device.lanes, device.vector_width = mapping
         device.info = replace(device.info, compute_units=UNITS)
         device.keeps_groups = lanes == "one"
-        found += [make(device).stages for make in (programs_of(mapping) | STEPS).values()]
-    return found
+        stages += [make(device).stages for make in (programs_of(mapping) | STEPS).values()]
+    return stages
 
 
 DEFINITION = re.compile(r"^(?:static \w+ |#define |([A-Z_]+)\()([a-z]\w*)\b", re.MULTILINE)
@@ -254,11 +254,11 @@ DEFINITION = re.compile(r"^(?:static \w+ |#define |([A-Z_]+)\()([a-z]\w*)\b", re
 def functions(block: str) -> dict[str, str]:
     """The functions that kernels/`block`.cl defines directly or by a macro, with their text."""
     text = building_block(block)
-    found = list(DEFINITION.finditer(text))
-    ends = [m.start() for m in found[1:]] + [len(text)]
-    texts = {m[2]: text[m.start() : end] for m, end in zip(found, ends, strict=True)}
+    definitions = list(DEFINITION.finditer(text))
+    ends = [m.start() for m in definitions[1:]] + [len(text)]
+    texts = {m[2]: text[m.start() : end] for m, end in zip(definitions, ends, strict=True)}
     macros = {m[1]: m[0] for m in re.finditer(r"^#define (\w+)\((?:.*\\\n)+.*", text, re.MULTILINE)}
-    return texts | {m[2]: macros[m[1]] for m in found if m[1]}
+    return texts | {m[2]: macros[m[1]] for m in definitions if m[1]}
 
 
 @pytest.mark.parametrize("lanes", typing.get_args(Lanes))

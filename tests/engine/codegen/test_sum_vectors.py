@@ -17,12 +17,12 @@ COUNTS = [8, 9, 15, 16, 17, 31, 32, 33, 56, 63, 300]
 
 @pytest.fixture(scope="module", params=[8, 16])
 def device(request: pytest.FixtureRequest) -> Device:
-    found = open_mapping("one")
-    assert isinstance(found, Device)
-    if request.param > found.vector_width:
-        pytest.skip(f"{found.info.name} has no vectors of {request.param}")
-    found.vector_width = request.param
-    return found
+    opened = open_mapping("one")
+    assert isinstance(opened, Device)
+    if request.param > opened.vector_width:
+        pytest.skip(f"{opened.info.name} has no vectors of {request.param}")
+    opened.vector_width = request.param
+    return opened
 
 
 # Terms of x and y [ROWS, 2 n + 3] that are summed over the last axis, and whether the sum is
@@ -52,7 +52,7 @@ TERMS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
 @pytest.mark.parametrize("name", TERMS)
 def test_sums_of_vectorisable_terms_are_vectorised_and_accurate(device: Device, name: str) -> None:
     """Lengths are whole vectors, half vectors, and a few terms more."""
-    (terms, wanted), numpy = TERMS[name], open_device("numpy")
+    (terms, expected), numpy = TERMS[name], open_device("numpy")
     rng = np.random.default_rng(0)
     given = {
         n: [rng.standard_normal((ROWS, 2 * n + 3)).astype(np.float32) for _ in range(2)]
@@ -66,15 +66,15 @@ def test_sums_of_vectorisable_terms_are_vectorised_and_accurate(device: Device, 
         most = 1e-6 * np.abs(exact).sum(1) + 1e-6
         assert (np.abs(program.read(str(n)) - exact.sum(1)) <= most).all(), n
     codes, width = program.stages.codes, device.vector_width
-    found = sum(len(vectorise_sums(code, width)[0]) for code in codes)
-    assert found == (len(COUNTS) if wanted else 0)
+    vectorised_count = sum(len(vectorise_sums(code, width)[0]) for code in codes)
+    assert vectorised_count == (len(COUNTS) if expected else 0)
     lowered = open_device("numpy:uops")
     lowered.vector_width = width
     for n, values in given.items():  # each by itself
         own = [Tensor(v, lowered) for v in values]
         alone = compile(lambda own=own, n=n: {"sums": terms(*own, n).sum(1)}, lowered)  # type: ignore[misc]
         (code,) = alone.stages.codes
-        assert bool(vectorise_sums(code, width)[0]) is wanted, n
+        assert bool(vectorise_sums(code, width)[0]) is expected, n
 
 
 # Terms of x and y [33, 2 n + 3] that are summed over the first axis to n neighbouring outputs, and
@@ -95,14 +95,14 @@ def test_sums_of_neighbouring_outputs_are_vectorised_and_accurate(
     device: Device, name: str, columns: int
 ) -> None:
     """Outputs are vectorised if columns fill whole pairs of vectors, up to 128 columns at once."""
-    terms, wanted = OUTPUTS[name]
+    terms, expected = OUTPUTS[name]
     rng, numpy = np.random.default_rng(0), open_device("numpy")
     x, y = (rng.standard_normal((33, 2 * columns + 3)).astype(np.float32) for _ in range(2))
     there = Tensor(x, device), Tensor(y, device)
 
     def sums() -> dict[str, Tensor]:
-        found = terms(*there, columns).sum(0)
-        return {"sums": found, "again": found * 2 + 1}
+        results = terms(*there, columns).sum(0)
+        return {"sums": results, "again": results * 2 + 1}
 
     program = compile(sums, device)
     program.run()
@@ -111,8 +111,8 @@ def test_sums_of_neighbouring_outputs_are_vectorised_and_accurate(
     assert (np.abs(program.read("sums") - exact.sum(0)) <= most).all()
     assert (np.abs(program.read("again") - (2 * exact.sum(0) + 1)) <= 2 * most).all()
     codes = program.stages.codes
-    found = [vectorise_outputs(code, device.vector_width)[0] for code in codes]
-    assert any(found) is (wanted and columns % (2 * device.vector_width) == 0)
+    results = [vectorise_outputs(code, device.vector_width)[0] for code in codes]
+    assert any(results) is (expected and columns % (2 * device.vector_width) == 0)
     assert not any(vectorise_sums(code, device.vector_width)[0] for code in codes)
 
 

@@ -46,17 +46,17 @@ def test_only_innermost_vector_loops_of_power_of_two_access_vectors(
 @pytest.mark.parametrize("count", [2, 4])
 def test_aligned_neighbours_are_loaded_and_stored_as_a_vector(count: int) -> None:
     code, n = loop(count)
-    found = VectorAccess.of(code, RANGE)
-    assert found is not None
+    access = VectorAccess.of(code, RANGE)
+    assert access is not None
     begin: Expr = LINE * 64 + 8
     data = f"data{GLOBAL} + {begin}"
     assert (
-        found.load(GLOBAL, begin + n)
+        access.load(GLOBAL, begin + n)
         == f"FLOAT_OF_{count}(*(__global const float{count} *)({data}), n)"
     )
-    assert found.store(GLOBAL, begin + n, 7) == "side2_0[n] = v7;"
-    assert found.declared == [f"float side2_0[{count}];"]
-    assert found.stores[0].startswith(
+    assert access.store(GLOBAL, begin + n, 7) == "side2_0[n] = v7;"
+    assert access.declared == [f"float side2_0[{count}];"]
+    assert access.stores[0].startswith(
         f"*(__global float{count} *)({data}) = (float{count})(side2_0[0]"
     )
 
@@ -64,43 +64,43 @@ def test_aligned_neighbours_are_loaded_and_stored_as_a_vector(count: int) -> Non
 @pytest.mark.parametrize("rest", [1, LINE, LINE * 3])
 def test_unaligned_or_strided_elements_are_accessed_one_by_one(rest: Expr | int) -> None:
     code, n = loop()
-    found = VectorAccess.of(code, RANGE)
-    assert found is not None
+    access = VectorAccess.of(code, RANGE)
+    assert access is not None
     for offset in (n + rest, n * 2 + 8, LINE * 2, (n + LINE) % 4):
-        assert found.load(GLOBAL, offset) is None
-        assert found.store(GLOBAL, offset, 7) is None
-    assert not found.declared
-    assert not found.stores
+        assert access.load(GLOBAL, offset) is None
+        assert access.store(GLOBAL, offset, 7) is None
+    assert not access.declared
+    assert not access.stores
 
 
 @pytest.mark.parametrize(("size", "at_once"), [(1022, False), (1024, True)])
 def test_masked_vector_load_does_not_reach_beyond_the_buffer(size: int, at_once: bool) -> None:
     """Some neighbours are masked by padding and may lie beyond the Buffer."""
     code, n = loop(4, size=size)
-    found = VectorAccess.of(code, RANGE)
-    assert found is not None
-    assert (found.load(GLOBAL, LINE * 128 + 124 + n, is_masked=True) is not None) is at_once
-    assert found.load(GLOBAL, LINE * 128 + n) is not None
+    access = VectorAccess.of(code, RANGE)
+    assert access is not None
+    assert (access.load(GLOBAL, LINE * 128 + 124 + n, is_masked=True) is not None) is at_once
+    assert access.load(GLOBAL, LINE * 128 + n) is not None
 
 
 def test_float16_in_global_memory_is_accessed_one_by_one() -> None:
     """Any device may have float16 in global memory, not only one with matrix units."""
     code, n = loop()
     halves = UOp(U.GLOBAL, f16, (), (Buffer((1024,), f16), True))
-    found = VectorAccess.of(replace(code, uops=(halves, *code.uops[1:])), RANGE)
-    assert found is not None
-    assert found.load(GLOBAL, LINE * 64 + n) is None
-    assert found.store(GLOBAL, LINE * 64 + n, 7) is None
+    access = VectorAccess.of(replace(code, uops=(halves, *code.uops[1:])), RANGE)
+    assert access is not None
+    assert access.load(GLOBAL, LINE * 64 + n) is None
+    assert access.store(GLOBAL, LINE * 64 + n, 7) is None
 
 
 def test_float16_in_local_memory_is_rounded_and_stored_in_pairs() -> None:
     code, n = loop()
-    found = VectorAccess.of(code, RANGE)
-    assert found is not None
-    assert found.store(LOCAL_BUFFER, LINE * 64 + 8 + n, 7) is not None
-    assert "*(__local uint *)" in found.stores[0]
-    assert "halves_2(side2_0[0], side2_0[1])" in found.stores[0]
-    assert str(found.load(LOCAL_BUFFER, LINE * 64 + n)).startswith(
+    access = VectorAccess.of(code, RANGE)
+    assert access is not None
+    assert access.store(LOCAL_BUFFER, LINE * 64 + 8 + n, 7) is not None
+    assert "*(__local uint *)" in access.stores[0]
+    assert "halves_2(side2_0[0], side2_0[1])" in access.stores[0]
+    assert str(access.load(LOCAL_BUFFER, LINE * 64 + n)).startswith(
         "HALF_OF_2(*(__local const uint *)"
     )
 

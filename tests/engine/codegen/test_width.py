@@ -20,22 +20,22 @@ BLOCKS = ("scalar", "vectors", "reduce", "product_one", "persistent")
 
 def opened(name: str, vector: int = 16) -> AnyDevice:
     """A device with vectors of this many elements; the test is skipped if there is none."""
-    found = open_mapping(name)
-    if isinstance(found, Device) and found.vector_width < 16:
-        pytest.skip(f"{found.info.name} has vectors of 8 only, with which all other tests run")
-    found.vector_width = vector
-    return found
+    device = open_mapping(name)
+    if isinstance(device, Device) and device.vector_width < 16:
+        pytest.skip(f"{device.info.name} has vectors of 8 only, with which all other tests run")
+    device.vector_width = vector
+    return device
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(("form", "vector"), [("numpy:uops", 16), ("one", 16), ("one", 8)])
 def test_vectors_of_8_and_16_give_the_same_values(form: str, vector: int, name: str) -> None:
-    program, wanted = PROGRAMS[name](opened(form, vector)), PROGRAMS[name](NumpyDevice())
+    program, expected = PROGRAMS[name](opened(form, vector)), PROGRAMS[name](NumpyDevice())
     program.run()
-    wanted.run()
+    expected.run()
     for output in program.outputs:
-        found, truth = program.read(output), wanted.read(output)
-        assert close(found, truth, roundings=1024), output
+        actual, truth = program.read(output), expected.read(output)
+        assert close(actual, truth, roundings=1024), output
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_columns_beyond_whole_tiles_use_narrower_tiles(
     device = opened("numpy:uops")
     x, y = (Tensor(np.ones(s, np.float32), device) for s in ((9, inner), (inner, columns)))
     (code,) = compile(lambda: {"y": x @ y}, device).stages.codes
-    found = [u.arg.tile_columns for u in code.uops if u.op is U.PRODUCT]
-    assert list(dict.fromkeys(found)) == list(dict.fromkeys(tiles))
+    tile_widths = [u.arg.tile_columns for u in code.uops if u.op is U.PRODUCT]
+    assert list(dict.fromkeys(tile_widths)) == list(dict.fromkeys(tiles))
 
 
 def test_only_loops_without_sums_get_the_wide_vector_hint() -> None:

@@ -61,17 +61,17 @@ class FakeWorker:
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeWorker]]:
-    found = list[FakeWorker]()
+    started_workers = list[FakeWorker]()
 
     def started(*arguments: str) -> FakeWorker:
-        found.append(FakeWorker(*arguments))
-        return found[-1]
+        started_workers.append(FakeWorker(*arguments))
+        return started_workers[-1]
 
     monkeypatch.setattr(child, "Worker", started)
     monkeypatch.setattr(build_beside, "IDLE_TIMEOUT", 1000.0)  # no thread is woken by a timeout
     monkeypatch.setattr(build_beside, "EXPECTED_TIMEOUT", 1000.0)
-    yield found
-    for worker in found:
+    yield started_workers
+    for worker in started_workers:
         worker.end()
 
 

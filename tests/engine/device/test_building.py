@@ -109,7 +109,7 @@ IS_FINITE = "static int isfinite_or_not(float x, float y) { return (x - x == 0) 
 
 
 def test_own_declarations_equal_those_of_the_drivers_header() -> None:
-    device, found = open_pocl(), list[bytes]()
+    device, results = open_pocl(), list[bytes]()
     for options in ((), ("-DHEADER",)):
         kernel = device.build(IS_FINITE + DECLARED_FUNCTIONS, ["t_declared"], options)["t_declared"]
         arrays = np.zeros(160, np.float32), np.zeros(12, np.uint32), np.zeros(8, np.float16)
@@ -119,10 +119,10 @@ def test_own_declarations_equal_those_of_the_drivers_header() -> None:
         device.launch_all([device.bind(kernel, allocations, (4,), (2,))])
         for allocation, array in zip(allocations, arrays, strict=True):
             device.read(allocation, array)
-        found.append(b"".join(array.tobytes() for array in arrays))
+        results.append(b"".join(array.tobytes() for array in arrays))
         assert np.all(arrays[0].reshape(4, 40)[:, :19] != 0)
         assert arrays[1].tolist() == [4, 7, 7, 7, 7, 0, 0, 0, *[0x3F000000] * 4]
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 USES_CLAMP = (
@@ -144,9 +144,9 @@ def test_undeclared_functions_are_found_in_the_drivers_header() -> None:
     kernel, allocation = device.build(USES_CLAMP, ["t_far"])["t_far"], device.alloc(4)
     device.write(allocation, np.full(1, 3, np.float32))
     device.launch_all([device.bind(kernel, [allocation], (1,), (1,))])
-    found = np.empty(1, np.float32)
-    device.read(allocation, found)
-    assert found == 1
+    actual = np.empty(1, np.float32)
+    device.read(allocation, actual)
+    assert actual == 1
 
 
 def test_build_failure_on_a_full_disk_says_so(
@@ -202,14 +202,14 @@ SOURCE = "__kernel void t_part(__global float *x) { x[get_global_id(0)] += 1; }"
 @pytest.fixture
 def builders(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The Builders that a device starts, replaced by recorders without processes."""
-    found = list[Any]()
+    recorders = list[Any]()
 
     class RecordingBuilders:
         def __init__(self, spec: str, count: int) -> None:
             self.spec, self.count, self.parts = spec, count, list[str]()
             self.offered = list[str]()
             self.working, self.is_useless, self.expected = True, False, 0
-            found.append(self)
+            recorders.append(self)
 
         def expect(self) -> None:
             self.expected += 1
@@ -229,7 +229,7 @@ def builders(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(building, "Builders", RecordingBuilders)
     monkeypatch.setattr(building, "available_cores", lambda: 9)
     monkeypatch.setenv(child.COMPILERS_VARIABLE, "5")
-    return found
+    return recorders
 
 
 def report_as_nvidia(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +260,10 @@ def test_helpers_are_closed_when_memory_is_short(
     pocl.expect_programs()
     make = driver.cl.Buffer
 
-    def short(*told: Any, **sizes: Any) -> Any:
+    def short(*arguments: Any, **sizes: Any) -> Any:
         if builders[0].working:
             raise driver.cl.MemoryError("none is left")
-        return make(*told, **sizes)
+        return make(*arguments, **sizes)
 
     monkeypatch.setattr(driver.cl, "Buffer", short)
     assert pocl.alloc(1000).nbytes == 1000
@@ -336,11 +336,11 @@ def test_each_kernel_comes_from_the_part_that_defines_it(
     handles = pocl.build_parts(parts)
     assert [part for one in builders for part in one.parts] == list(parts) * has_helpers
     assert (pocl.compiling - before >= 3.0) is has_helpers
-    memory, found = pocl.alloc(4), np.empty(1, np.float32)
+    memory, actual = pocl.alloc(4), np.empty(1, np.float32)
     for n, name in enumerate(["t_a", "t_b", "t_c"]):
         pocl.launch_all([pocl.bind(handles[name], [memory], (1,), (1,))])
-        pocl.read(memory, found)
-        assert found[0] == n + number
+        pocl.read(memory, actual)
+        assert actual[0] == n + number
     pocl.build_parts(parts)
     assert sum(len(one.parts) for one in builders) == 3 * has_helpers
 
@@ -380,8 +380,8 @@ def test_program_built_in_parts_gives_the_same_results(
         return {"sum": (y + 1).sum(), "largest": (y - number).max()}
 
     def both() -> dict[str, Tensor]:
-        found = step()
-        return found | {"less": (found["sum"] - 3).contiguous()}
+        outputs = step()
+        return outputs | {"less": (outputs["sum"] - 3).contiguous()}
 
     monkeypatch.setattr(program, "MANY_NODES", 10**6)
     small = compile(step, pocl)

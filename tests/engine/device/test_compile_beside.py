@@ -30,9 +30,9 @@ KERNEL_COUNT = 6
 
 @pytest.fixture
 def shared_cache(pocl: Device) -> Path:
-    found = kernel_cache.cache_folder()
-    assert found is not None
-    return found
+    folder = kernel_cache.cache_folder()
+    assert folder is not None
+    return folder
 
 
 def new_source(kernels: int = KERNEL_COUNT) -> tuple[str, list[str]]:
@@ -53,14 +53,14 @@ def new_source(kernels: int = KERNEL_COUNT) -> tuple[str, list[str]]:
 @pytest.fixture
 def private_caches(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The private cache folders of the helpers that a test starts."""
-    found, kind = list[Path](), child.Helper
+    folders, kind = list[Path](), child.Helper
 
     def started(module: str, place: str, **variables: str) -> child.Helper:
-        found.append(Path(place))
+        folders.append(Path(place))
         return kind(module, place, **variables)
 
     monkeypatch.setattr(child, "Helper", started)
-    return found
+    return folders
 
 
 def wait_for_end(helper: child.Helper) -> None:
@@ -85,7 +85,7 @@ def launches_of(device: Device, source: str, names: Sequence[str]) -> tuple[Any,
 
 
 @pytest.mark.parametrize(
-    ("kernels", "cores", "told", "processes"),
+    ("kernels", "cores", "setting", "processes"),
     [
         (40, 2, None, 1),
         (40, 1, None, 0),
@@ -100,11 +100,11 @@ def launches_of(device: Device, source: str, names: Sequence[str]) -> tuple[Any,
     ],
 )
 def test_number_of_compiling_processes_depends_on_cores_and_kernels(
-    kernels: int, cores: int, told: str | None, processes: int, monkeypatch: pytest.MonkeyPatch
+    kernels: int, cores: int, setting: str | None, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(child.COMPILERS_VARIABLE, raising=False)
-    if told is not None:
-        monkeypatch.setenv(child.COMPILERS_VARIABLE, told)
+    if setting is not None:
+        monkeypatch.setenv(child.COMPILERS_VARIABLE, setting)
     assert process_count(kernels, cores) == processes
 
 
@@ -126,9 +126,9 @@ def test_machine_code_of_helpers_is_used_at_launch(
         pocl.launch_all(launches)
         pocl.finish()
     assert code == {path: path.stat().st_mtime_ns for path in program.rglob("*.so")}
-    found = np.empty(4, np.float32)
-    pocl.read(values, found)
-    assert found.tolist() == value_after_all(KERNEL_COUNT)
+    actual = np.empty(4, np.float32)
+    pocl.read(values, actual)
+    assert actual.tolist() == value_after_all(KERNEL_COUNT)
     assert len(private_caches) == count
     assert not any(place.exists() for place in private_caches)
 
@@ -149,24 +149,24 @@ def test_existing_machine_code_is_not_compiled_again(
 
 
 def test_helper_processes_start_no_helpers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, str] = {}
-    monkeypatch.setattr("subprocess.Popen", lambda *_, env, **__: told.update(env))
+    child_environment: dict[str, str] = {}
+    monkeypatch.setattr("subprocess.Popen", lambda *_, env, **__: child_environment.update(env))
     monkeypatch.setenv(child.COMPILERS_VARIABLE, "5")
     child.Helper("calendar", OWN="3")
-    assert (told[child.COMPILERS_VARIABLE], told["OWN"]) == ("0", "3")
+    assert (child_environment[child.COMPILERS_VARIABLE], child_environment["OWN"]) == ("0", "3")
     child.Helper("calendar", may_have_helpers=True)
-    assert told[child.COMPILERS_VARIABLE] == "5"
+    assert child_environment[child.COMPILERS_VARIABLE] == "5"
 
 
 def test_helpers_are_requested_once_after_a_slow_first_launch(
     pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the first slow launch, helpers are requested once for the remaining kernels."""
-    asked: list[tuple[list[str], int]] = []
+    requests: list[tuple[list[str], int]] = []
 
     def noted(spec: str, source: str, options: Any, tasks: Any, count: int) -> Any:
         assert source == text
-        asked.append(([task.kernel for task in tasks], count))
+        requests.append(([task.kernel for task in tasks], count))
         return contextlib.nullcontext()
 
     monkeypatch.setattr(opencl, "compiling_processes", noted)
@@ -177,9 +177,9 @@ def test_helpers_are_requested_once_after_a_slow_first_launch(
     text, names = new_source()
     _, launches = launches_of(pocl, text, names)
     pocl.launch_all(launches)
-    assert asked == [(names[1:], 1)]
+    assert requests == [(names[1:], 1)]
     pocl.launch_all(launches)
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_step_with_compiling_helpers_gives_the_same_results(
@@ -191,9 +191,9 @@ def test_step_with_compiling_helpers_gives_the_same_results(
     monkeypatch.setenv(child.COMPILERS_VARIABLE, "1")
     values, launches = launches_of(pocl, *new_source())
     pocl.launch_all(launches)
-    found = np.empty(4, np.float32)
-    pocl.read(values, found)
-    assert found.tolist() == value_after_all(KERNEL_COUNT)
+    actual = np.empty(4, np.float32)
+    pocl.read(values, actual)
+    assert actual.tolist() == value_after_all(KERNEL_COUNT)
     (place,) = private_caches
     assert not place.exists()
 
@@ -204,12 +204,14 @@ def test_slow_launches_of_compiled_kernels_request_no_helpers(
     """The time of compilation counts, not that of the previous kernel."""
     source, names = new_source()
     pocl.launch_all(launches_of(pocl, source, names)[1])
-    asked = list[Any]()
-    monkeypatch.setattr(opencl, "compiling_processes", lambda *told: asked.append(told))
+    requests = list[Any]()
+    monkeypatch.setattr(
+        opencl, "compiling_processes", lambda *arguments: requests.append(arguments)
+    )
     other = open_pocl()
     monkeypatch.setattr(other, "_launch_first", partial(launch_slowly, other._launch_first))
     other.launch_all(launches_of(other, source, names)[1])
-    assert asked == []
+    assert requests == []
 
 
 def launch_slowly(launch_first: Any, launch: Launch, queue: Any) -> Any:
@@ -234,9 +236,9 @@ def test_failing_helper_does_not_affect_launches(pocl: Device) -> None:
         wait_for_end(helper)
         assert not helper.done
         pocl.launch_all(launches)
-    found = np.empty(4, np.float32)
-    pocl.read(values, found)
-    assert found[0] > KERNEL_COUNT - 1
+    actual = np.empty(4, np.float32)
+    pocl.read(values, actual)
+    assert actual[0] > KERNEL_COUNT - 1
 
 
 def test_helpers_are_ended_when_no_longer_needed(
@@ -256,10 +258,10 @@ def test_helpers_are_ended_when_no_longer_needed(
 def test_tasks_with_large_buffers_stay_in_the_main_process(
     shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def started(_: str, place: str, **__: str) -> Any:
-        told.append(json.loads((Path(place) / compile_beside.REQUEST_FILE).read_text()))
+        requests.append(json.loads((Path(place) / compile_beside.REQUEST_FILE).read_text()))
         return contextlib.nullcontext()
 
     monkeypatch.setattr(child, "Helper", started)
@@ -267,7 +269,7 @@ def test_tasks_with_large_buffers_stay_in_the_main_process(
     tasks = [Task(f"k{n}", (1,), (1,), [n * most // 4, ["<i4", 7]]) for n in range(7)]
     with compiling_processes("0:0", "", (), tasks, 2):
         pass
-    assert [[task["kernel"] for task in one["tasks"]] for one in told] == [
+    assert [[task["kernel"] for task in one["tasks"]] for one in requests] == [
         ["k4", "k2", "k0"],
         ["k3", "k1"],
     ]
@@ -285,9 +287,9 @@ def test_task_arguments_are_buffer_sizes_and_typed_numbers(pocl: Device) -> None
     assert again[0].nbytes == 20
     assert again[1] == number
     assert again[1].dtype == number.dtype
-    found = np.ones(5, np.float32)
-    pocl.read(again[0], found)
-    assert not found.any()
+    values = np.ones(5, np.float32)
+    pocl.read(again[0], values)
+    assert not values.any()
 
 
 def test_machine_code_is_moved_without_overwriting(tmp_path: Path) -> None:
@@ -299,8 +301,8 @@ def test_machine_code_is_moved_without_overwriting(tmp_path: Path) -> None:
     (shared_cache / "old" / "1-1-1" / "code.so").write_text("theirs")
     for kernel in ("new", "old", "none"):
         compile_for.hand_over(own / kernel, shared_cache / kernel)
-    found = {str(p.relative_to(shared_cache)): p.read_text() for p in shared_cache.rglob("*.so")}
-    assert found == {"new/1-1-1/code.so": "its own", "old/1-1-1/code.so": "theirs"}
+    contents = {str(p.relative_to(shared_cache)): p.read_text() for p in shared_cache.rglob("*.so")}
+    assert contents == {"new/1-1-1/code.so": "its own", "old/1-1-1/code.so": "theirs"}
 
 
 def test_bitcode_of_the_newest_programs_is_linked(tmp_path: Path) -> None:
@@ -322,8 +324,8 @@ def test_bitcode_of_the_newest_programs_is_linked(tmp_path: Path) -> None:
 
 
 def test_helper_without_disk_space_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"spec": "0:0", "source": "", "options": [], "tasks": []}
-    (tmp_path / compile_beside.REQUEST_FILE).write_text(json.dumps(told))
+    request = {"spec": "0:0", "source": "", "options": [], "tasks": []}
+    (tmp_path / compile_beside.REQUEST_FILE).write_text(json.dumps(request))
     opened = list[str]()
     monkeypatch.setattr(compile_for, "has_space", lambda _: False)
     monkeypatch.setattr(compile_for, "open_untried", opened.append)

@@ -76,9 +76,9 @@ def test_open_quietly_warns_of_nothing(
     list_devices_with: Callable[[dict[str, str]], None], recwarn: pytest.WarningsRecorder
 ) -> None:
     list_devices_with({"8:0": "its compiler broke", "9:0": ""})
-    found = discover.open_quietly("cpu")
-    assert found is not None
-    assert found.info.spec == "9:0"
+    device = discover.open_quietly("cpu")
+    assert device is not None
+    assert device.info.spec == "9:0"
     assert discover.open_quietly("gpu") is None
     list_devices_with({"8:0": "broken"})
     assert discover.open_quietly("cpu") is None
@@ -124,10 +124,10 @@ def test_emulators_of_lowered_forms_are_opened_by_name_but_not_listed(spec: str)
 
 
 def test_numpy_is_always_listed_last() -> None:
-    found = list_devices()
-    assert found[-1].spec == found[-1].kind == "numpy"
+    devices = list_devices()
+    assert devices[-1].spec == devices[-1].kind == "numpy"
     assert isinstance(open_device("numpy"), NumpyDevice)
-    assert any(d.kind == "cpu" for d in found)
+    assert any(d.kind == "cpu" for d in devices)
 
 
 def test_auto_opens_an_opencl_device() -> None:

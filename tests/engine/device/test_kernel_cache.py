@@ -141,9 +141,12 @@ def test_long_wait_for_a_lock_warns_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
     path = tmp_path / "a.lock"
     monkeypatch.setattr(kernel_cache, "SILENT_WAIT", 0.0)
     with kernel_cache.locked(path, 10.0, "nobody"):  # free: no warning
-        with pytest.warns(ImgmlpWarning) as told, kernel_cache.locked(path, 0.1, "another process"):
+        with (
+            pytest.warns(ImgmlpWarning) as warned,
+            kernel_cache.locked(path, 0.1, "another process"),
+        ):
             pass  # continues without the lock
-        assert [str(one.message) for one in told] == ["waiting for another process"]
+        assert [str(one.message) for one in warned] == ["waiting for another process"]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with kernel_cache.locked(path, 0.1):
@@ -311,8 +314,8 @@ def test_forked_process_gets_an_error_instead_of_a_deadlock() -> None:
     run = [sys.executable, "-W", "ignore", "-c", FORKED_PROCESS]
     env = environment()
     done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=600, check=False)
-    told = "this process was forked from one that had opened an OpenCL device True"
-    assert (done.stdout.splitlines(), done.stderr) == (["10.0", told, told, "numpy"], "")
+    message = "this process was forked from one that had opened an OpenCL device True"
+    assert (done.stdout.splitlines(), done.stderr) == (["10.0", message, message, "numpy"], "")
 
 
 # A new process that computes a sum with a kernel and prints it.

@@ -32,11 +32,11 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 def test_written_bytes_are_read_back(device: AnyDevice) -> None:
     allocation = device.alloc(40)
     device.write(allocation, np.arange(10, dtype=np.float32))
-    found = np.empty(10, np.float32)
-    pending = device.read_async(allocation, found)
+    actual = np.empty(10, np.float32)
+    pending = device.read_async(allocation, actual)
     pending.wait()
     assert pending.done()
-    assert found.tolist() == list(range(10))
+    assert actual.tolist() == list(range(10))
 
 
 def test_slices_share_memory_and_respect_alignment(device: AnyDevice) -> None:
@@ -44,10 +44,10 @@ def test_slices_share_memory_and_respect_alignment(device: AnyDevice) -> None:
     part = device.slice(whole, 2 * device.align, device.align)
     device.write(whole, np.zeros(4 * device.align, np.uint8))
     device.write(part, np.ones(device.align, np.uint8))
-    found = np.empty(4 * device.align, np.uint8)
-    device.read(whole, found)
-    assert found.sum() == device.align
-    assert found[2 * device.align] == 1
+    actual = np.empty(4 * device.align, np.uint8)
+    device.read(whole, actual)
+    assert actual.sum() == device.align
+    assert actual[2 * device.align] == 1
     with pytest.raises(ValueError, match="multiple of"):
         device.slice(whole, 1, 4)
 
@@ -64,9 +64,9 @@ def test_bound_launch_can_be_repeated_with_its_arguments(opencl: Device) -> None
     kernel = opencl.build(DOUBLE, ["t_double"])["t_double"]
     launch = opencl.bind(kernel, [allocation, np.int32(4)], (1,), (1,))
     opencl.launch_all([launch] * 3)
-    found = np.empty(5, np.float32)
-    opencl.read(allocation, found)
-    assert found.tolist() == [8, 8, 8, 8, 1]
+    actual = np.empty(5, np.float32)
+    opencl.read(allocation, actual)
+    assert actual.tolist() == [8, 8, 8, 8, 1]
     assert all(t > 0 for t in opencl.time_launches([launch, launch]))  # microseconds
 
 
@@ -88,10 +88,10 @@ def test_released_kernel_objects_are_reused_for_later_launches(
         opencl.release(first)
     opencl.launch_all([opencl.bind(kernel, [allocations[2], np.int32(3)], (1,), (1,)), second])
     assert len(made) == 2
-    found = np.empty((3, 4), np.float32)
-    for allocation, row in zip(allocations, found, strict=True):
+    actual = np.empty((3, 4), np.float32)
+    for allocation, row in zip(allocations, actual, strict=True):
         opencl.read(allocation, row)
-    assert found.tolist() == [[4] * 4, [4] * 4, [2, 2, 2, 1]]
+    assert actual.tolist() == [[4] * 4, [4] * 4, [2, 2, 2, 1]]
 
 
 def test_out_of_memory_error_names_the_requested_bytes(opencl: Device) -> None:
@@ -110,10 +110,10 @@ def test_devices_of_one_processor_share_a_context_but_no_queue() -> None:
     assert one._context is other._context
     assert one._queue != other._queue
     one.lost = "trying"
-    allocation, found = other.alloc(8), np.zeros(2, np.float32)
+    allocation, actual = other.alloc(8), np.zeros(2, np.float32)
     other.write(allocation, np.ones(2, np.float32))
-    other.read(allocation, found)
-    assert found.tolist() == [1, 1]
+    other.read(allocation, actual)
+    assert actual.tolist() == [1, 1]
     with pytest.raises(DeviceError, match="trying"):
         one.finish()
 
@@ -139,10 +139,10 @@ def test_context_is_released_with_its_last_device_except_on_pocl(
 def test_side_queue_waits_for_earlier_launches_and_is_joined(
     opencl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[str, tuple[object, list[str] | None]] = {}
+    enqueued: dict[str, tuple[object, list[str] | None]] = {}
 
     def enqueue(queue: object, kernel: str, *sizes: object) -> str:
-        told[kernel] = queue, sizes[3]  # type: ignore[assignment]
+        enqueued[kernel] = queue, sizes[3]  # type: ignore[assignment]
         return f"{kernel} done"
 
     monkeypatch.setattr(driver.cl, "enqueue_nd_range_kernel", enqueue)
@@ -150,6 +150,6 @@ def test_side_queue_waits_for_earlier_launches_and_is_joined(
     names = [f"k{n}" for n in range(7)]
     launches = [Launch(handle, name, (1,), (1,), None, compiled=True) for name in names]
     opencl.launch_beside(launches, 2, 4, 6)
-    assert [name for name in told if told[name][0] is not told["k0"][0]] == ["k2", "k3"]
-    waits = {name: waits for name, (_, waits) in told.items() if waits is not None}
+    assert [name for name in enqueued if enqueued[name][0] is not enqueued["k0"][0]] == ["k2", "k3"]
+    waits = {name: waits for name, (_, waits) in enqueued.items() if waits is not None}
     assert waits == {"k2": ["k1 done"], "k6": ["k3 done"]}

@@ -98,10 +98,10 @@ def fake_name_environment(wheel_name_address: int, tmp_path: Path) -> dict[str, 
 @pytest.mark.parametrize("name", pocl.LLVM_PROCESSORS)
 def test_processor_name_implies_the_flags_that_clang_defines(name: str) -> None:
     options = ["-cc1", "-triple", "x86_64-linux-gnu", "-target-cpu", name, "-E", "-dM", "-x", "c"]
-    said = subprocess.run(
+    preprocessed = subprocess.run(
         [str(CLANG_14), *options, "/dev/null"], capture_output=True, text=True, check=True
     ).stdout
-    defined = set(re.findall(r"#define __(\w+?)(?:__)? 1$", said, re.MULTILINE))
+    defined = set(re.findall(r"#define __(\w+?)(?:__)? 1$", preprocessed, re.MULTILINE))
     assert pocl.implied(name) == {flag for macro, flag in MACROS.items() if macro in defined}
 
 
@@ -179,8 +179,8 @@ def test_processor_without_a_flag_of_its_compiled_name_is_unsupported(
 ) -> None:
     have = pocl.implied("icelake-server") - {hidden}
     monkeypatch.setattr(pocl, "processor_flags", lambda: have)
-    said = pocl.unsupported_reason(pocl.PLATFORM, name)
-    assert said.endswith(f"has no {lacking}") if lacking else said == ""
+    reason = pocl.unsupported_reason(pocl.PLATFORM, name)
+    assert reason.endswith(f"has no {lacking}") if lacking else reason == ""
     assert pocl.unsupported_reason("another", name) == ""
     monkeypatch.setattr(pocl, "processor_flags", frozenset)  # unknown flags
     assert pocl.unsupported_reason(pocl.PLATFORM, name) == ""
@@ -237,7 +237,7 @@ def test_concurrent_threads_set_the_processor_name_once(
     place = ctypes.addressof(held)
     ready = threading.Barrier(4)
 
-    def found(*_: object) -> int:
+    def slow_address(*_: object) -> int:
         time.sleep(0.01)  # the other threads reach the lock
         return place
 
@@ -248,7 +248,7 @@ def test_concurrent_threads_set_the_processor_name_once(
         )
 
     monkeypatch.setattr(pocl, "_names_by_address", {})
-    monkeypatch.setattr(pocl, "name_pointer_address", found)
+    monkeypatch.setattr(pocl, "name_pointer_address", slow_address)
     monkeypatch.setattr(pocl, "best_name", lambda flags: "x86-64")
     monkeypatch.setattr(pocl, "processor_flags", lambda: pocl.implied("x86-64"))
     with ThreadPoolExecutor(4) as threads:

@@ -106,8 +106,8 @@ def test_key_depends_on_installed_linkers(
     monkeypatch: pytest.MonkeyPatch, info: DeviceInfo
 ) -> None:
     keys = set()
-    for found in ((), ("ld",), ("ld", "gcc")):
-        here = dict.fromkeys(found, "/usr/bin")
+    for installed in ((), ("ld",), ("ld", "gcc")):
+        here = dict.fromkeys(installed, "/usr/bin")
         monkeypatch.setattr(probe.shutil, "which", lambda name, here=here, **_: here.get(name))
         keys.add(probe._key(0, info))
     assert len(keys) == 3
@@ -319,8 +319,8 @@ def test_failure_to_start_the_trial_process_is_a_temporary_problem(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(probe.child, "run", fail)
-    said = probe_anew(info)
-    assert said == f"no process can be started to try it ({os.strerror(number)})"
+    problem = probe_anew(info)
+    assert problem == f"no process can be started to try it ({os.strerror(number)})"
     assert not list(empty_cache.glob("probe-*"))
 
 
@@ -370,8 +370,10 @@ def test_trial_kernel_uses_avx512_only_with_vectors_of_16(tmp_path: Path) -> Non
     env = environment(POCL_CACHE_DIR=str(tmp_path))
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=300)
     (made,) = tmp_path.rglob("imgmlp_probe*.so")
-    told = subprocess.run([str(OBJDUMP), "-d", made], capture_output=True, text=True, check=True)
-    assert ("%zmm" in told.stdout) == (pocl.vector_width == 16)
+    disassembly = subprocess.run(
+        [str(OBJDUMP), "-d", made], capture_output=True, text=True, check=True
+    )
+    assert ("%zmm" in disassembly.stdout) == (pocl.vector_width == 16)
 
 
 def test_concurrent_processes_try_a_device_once(tmp_path: Path, cpu_info: DeviceInfo) -> None:

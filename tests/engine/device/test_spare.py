@@ -49,14 +49,14 @@ def test_cached_buffers_are_freed_before_out_of_memory_is_reported(
     device = open_opencl()
     device.spare.most = 8192
     device.alloc(4096)
-    real, asked = driver.cl.Buffer, []
+    real, requested_sizes = driver.cl.Buffer, []
 
     def buffer(*arguments: object, size: int) -> object:
-        asked.append(size)
+        requested_sizes.append(size)
         if device.spare._kept:
             raise driver.cl.MemoryError("clCreateBuffer failed: OUT_OF_RESOURCES")
         return real(*arguments, size=size)
 
     monkeypatch.setattr(driver.cl, "Buffer", buffer)
     assert device.alloc(2048).nbytes == 2048
-    assert asked == [2048, 2048]
+    assert requested_sizes == [2048, 2048]

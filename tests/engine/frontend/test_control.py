@@ -35,16 +35,16 @@ def power_iteration(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
 
 def test_loop_of_power_iterations_finds_largest_eigenvector(device: AnyDevice) -> None:
     a = symmetric(5)
-    found = power_iteration(Tensor(a, device), Tensor(np.ones(5), device), 200).numpy()
+    actual = power_iteration(Tensor(a, device), Tensor(np.ones(5), device), 200).numpy()
     largest = np.linalg.eigh(a)[1][:, -1]
-    assert abs(found @ largest) == pytest.approx(1, abs=1e-5)
+    assert abs(actual @ largest) == pytest.approx(1, abs=1e-5)
 
 
 def test_loop_of_newton_iterations_converges_to_square_root(device: AnyDevice) -> None:
     x = Tensor([0.25, 2.0, 100.0], device)
-    found = loop(12, lambda i, r: (r + x / r) * 0.5, Tensor([1.0, 1.0, 1.0], device))
-    wanted = np.sqrt([0.25, 2.0, 100.0])
-    assert close(found.numpy(), wanted, wanted, roundings=8)
+    actual = loop(12, lambda i, r: (r + x / r) * 0.5, Tensor([1.0, 1.0, 1.0], device))
+    expected = np.sqrt([0.25, 2.0, 100.0])
+    assert close(actual.numpy(), expected, expected, roundings=8)
 
 
 def test_loop_body_indexes_table_by_iteration_number(device: AnyDevice) -> None:
@@ -60,9 +60,9 @@ def test_loop_body_indexes_table_by_iteration_number(device: AnyDevice) -> None:
 
     start = Tensor(np.ones(4), device), Tensor(np.zeros((6, 4)), device)
     last, kept = loop(6, body, *start)
-    wanted = np.cumprod(rows.astype(np.float64), 0)
-    assert close(kept.numpy(), wanted, wanted, roundings=8)
-    assert close(last.numpy(), wanted[-1], wanted[-1], roundings=8)
+    expected = np.cumprod(rows.astype(np.float64), 0)
+    assert close(kept.numpy(), expected, expected, roundings=8)
+    assert close(last.numpy(), expected[-1], expected[-1], roundings=8)
 
 
 def test_loop_updates_all_carried_values_from_the_previous_iteration(device: AnyDevice) -> None:
@@ -79,12 +79,12 @@ def test_nested_loop_body_uses_both_iteration_numbers(device: AnyDevice) -> None
     def outer(i: Tensor, x: Tensor) -> Tensor:
         return loop(4, lambda j, y: y * 2 + shift * i + j, x) + 1
 
-    found = loop(3, outer, Tensor(x, device)).numpy()
+    actual = loop(3, outer, Tensor(x, device)).numpy()
     for i in range(3):
         for j in range(4):
             x = x * 2 + np.array([1, 5, 7]) * i + j
         x = x + 1
-    assert np.array_equal(found, x)
+    assert np.array_equal(actual, x)
 
 
 @pytest.mark.parametrize("count", [0, 1, np.int64(1), np.uint8(1)])
@@ -110,12 +110,12 @@ def test_every_replay_carries_the_state_through_the_loop(device: AnyDevice) -> N
         return {"double": w * 2}  # of the value before the step
 
     program = compile(step, device)
-    wanted = np.array([0.0, 10.0])
+    expected = np.array([0.0, 10.0])
     for _ in range(3):
-        old = wanted.copy()
+        old = expected.copy()
         program.run()
-        wanted = 3 + (wanted - 3) * 0.9**10
-        assert close(w.numpy(), wanted, 10)
+        expected = 3 + (expected - 3) * 0.9**10
+        assert close(w.numpy(), expected, 10)
         assert close(before.numpy(), old, 10)
         assert close(program.read("double"), 2 * old, 20)
 
@@ -200,8 +200,8 @@ def test_loop_listing_numbers_carried_nodes_by_their_lines() -> None:
     body = next(n.arg for n in toposort([last.node]) if n.op is Op.LOOP)
     listing, _, carried = body.render().rpartition("\n")
     lines = [line.split() for line in listing.splitlines()]
-    told = [lines[int(number)] for number in re.findall(r"\d+", carried)]
-    assert [line[1] for line in told] == ["ADD", "FUNCTION"]
+    carried_lines = [lines[int(number)] for number in re.findall(r"\d+", carried)]
+    assert [line[1] for line in carried_lines] == ["ADD", "FUNCTION"]
 
 
 def test_listings_show_the_loop_body(lowered: Lowered) -> None:
@@ -286,10 +286,10 @@ def test_value_of_a_loop_body_cannot_be_read_outside(device: AnyDevice) -> None:
         return y
 
     loop(3, body, Tensor([1.0], device))
-    told = r"return it from the body, where numpy\(\) has none.*test_control\.py"
-    with pytest.raises(ValueError, match=told):
+    message = r"return it from the body, where numpy\(\) has none.*test_control\.py"
+    with pytest.raises(ValueError, match=message):
         inside[0].numpy()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         loop(3, lambda i, y: y + y.numpy(), Tensor([1.0], device))
 
 
@@ -310,12 +310,12 @@ def test_value_of_a_loop_body_cannot_be_used_in_another_loop(nested: bool, count
         return loop(3, taking, loop(3, leaking, x))
 
     if nested:
-        found = loop(count, both, start)
+        result = loop(count, both, start)
     else:
         loop(3, leaking, start)
-        found = loop(count, taking, start)
+        result = loop(count, taking, start)
     with pytest.raises(ValueError, match="no value outside of it"):
-        found.numpy()
+        result.numpy()
 
 
 def test_loop_can_be_built_after_a_body_raised(device: AnyDevice) -> None:

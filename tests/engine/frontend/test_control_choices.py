@@ -20,7 +20,7 @@ def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
     a = Tensor(symmetric(5), device)
     left = Tensor(np.int32(2), device)
     state = Tensor(np.ones((5, 5)), device)
-    heard = Tensor(np.zeros(5), device)
+    recorded = Tensor(np.zeros(5), device)
 
     def step() -> dict[str, Tensor]:
         c = left > 0
@@ -30,7 +30,7 @@ def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
             lambda: (a * 2.0, a.sum() * 0.5),
         )
         state.assign(cond(c, lambda: state * 2.0 + y, lambda: state))
-        heard.assign(cond(left, lambda: y.sum(0), lambda: heard))
+        recorded.assign(cond(left, lambda: y.sum(0), lambda: recorded))
         left.assign(left - 1)
         return {"y": y, "total": total, "joined": Tensor.concat([y, state])}
 
@@ -39,19 +39,19 @@ def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
 
 def test_condition_of_cond_may_change_between_replays(device: AnyDevice) -> None:
     program, state = chosen(device)
-    a, wanted = symmetric(5).astype(np.float64), np.ones((5, 5))
+    a, expected = symmetric(5).astype(np.float64), np.ones((5, 5))
     e = np.exp(a @ a + 1 - (a @ a + 1).max(1, keepdims=True))
-    sizes = np.abs(wanted)
+    sizes = np.abs(expected)
     for left in (2, 1, 0, -1):
         program.run()
         y = e / e.sum(1, keepdims=True) if left > 0 else a * 2
-        total = (a @ wanted).sum() if left > 0 else a.sum() * 0.5
+        total = (a @ expected).sum() if left > 0 else a.sum() * 0.5
         assert close(program.read("y"), y, roundings=256)
         assert close(program.read("total"), total, (np.abs(a) @ sizes).sum(), roundings=256)
-        assert close(program.read("joined"), np.concatenate([y, wanted]), roundings=256)
-        wanted = wanted * 2 + y if left > 0 else wanted
+        assert close(program.read("joined"), np.concatenate([y, expected]), roundings=256)
+        expected = expected * 2 + y if left > 0 else expected
         sizes = sizes * 2 + np.abs(y)
-        assert close(state.numpy(), wanted, sizes, roundings=256)
+        assert close(state.numpy(), expected, sizes, roundings=256)
 
 
 def test_untaken_branch_writes_no_memory(kernels: Device) -> None:
@@ -71,9 +71,9 @@ def test_untaken_branch_writes_no_memory(kernels: Device) -> None:
         program.run()
         for storage, offset in plan.offsets.items():
             start = max(place for place in arena if place <= offset)
-            found = np.empty(arena[start].nbytes, np.uint8)
-            kernels.read(arena[start], found)
-            untouched = (found[offset - start :][: storage.nbytes] == 0x55).all()
+            actual = np.empty(arena[start].nbytes, np.uint8)
+            kernels.read(arena[start], actual)
+            untouched = (actual[offset - start :][: storage.nbytes] == 0x55).all()
             assert untouched == (not taken and storage.dtype is not dt.bool_)
 
 
@@ -121,9 +121,9 @@ def test_nested_conds_with_a_loop_follow_their_conditions(device: AnyDevice) -> 
         return {"y": y}
 
     program = compile(step, device)
-    for wanted in ([-1.0, -2.0], [5.0, 21.0], [8.0, 15.0]):
+    for expected in ([-1.0, -2.0], [5.0, 21.0], [8.0, 15.0]):
         program.run()
-        assert np.array_equal(program.read("y"), wanted)
+        assert np.array_equal(program.read("y"), expected)
 
 
 def test_numpy_device_computes_only_the_taken_branch(monkeypatch: pytest.MonkeyPatch) -> None:

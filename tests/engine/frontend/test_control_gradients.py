@@ -43,10 +43,10 @@ def in_python(count: int, body: Callable[..., Tensor], x: Tensor) -> Tensor:
 
 
 def test_gradient_through_a_loop_equals_that_of_the_unrolled_loop(device: AnyDevice) -> None:
-    wanted = gradients(in_python, open_mapping("numpy"))
-    for found, want in zip(gradients(loop, device), wanted, strict=True):
+    expected = gradients(in_python, open_mapping("numpy"))
+    for actual, want in zip(gradients(loop, device), expected, strict=True):
         assert np.abs(want).max() > 0.1
-        assert close(found, want)
+        assert close(actual, want)
 
 
 def test_gradient_through_a_nested_loop_multiplies_all_factors(device: AnyDevice) -> None:
@@ -80,9 +80,9 @@ def test_function_in_a_loop_saves_the_values_of_each_iteration(device: AnyDevice
 
     by_x, by_a = computed(*loop(3, body, x).sum().gradient([x, a]))
     scale = np.array([1.1, 0.9])
-    wanted = 12 * np.array([2, 3]) * scale**11
+    expected = 12 * np.array([2, 3]) * scale**11
     assert close(by_x, scale**12, scale**12)
-    assert close(by_a, wanted, wanted)
+    assert close(by_a, expected, expected)
 
 
 def test_gradients_reach_expressions_that_only_a_loop_body_uses(device: AnyDevice) -> None:
@@ -108,7 +108,7 @@ def test_second_derivatives_through_functions_in_a_loop_equal_unrolled(device: A
     weights = np.float32([3, -1, 2])
 
     def slopes(run: Callable[..., Tensor]) -> list[Tensor]:
-        found = []
+        results = []
         for function in (
             Tensor.erf,
             Tensor.sort,
@@ -117,13 +117,13 @@ def test_second_derivatives_through_functions_in_a_loop_equal_unrolled(device: A
         ):
             y = run(2, lambda i, y, f=function: f(y.abs() + 0.5) * 0.5, x)
             (slope,) = (y * weights).sum().gradient([x])
-            found += (slope * weights).sum().gradient([x])
-        return found
+            results += (slope * weights).sum().gradient([x])
+        return results
 
-    found = computed(*slopes(loop))
-    for curvature, want in zip(found, computed(*slopes(in_python)), strict=True):
+    results = computed(*slopes(loop))
+    for curvature, want in zip(results, computed(*slopes(in_python)), strict=True):
         assert close(curvature, want)
-    assert np.abs(found[0]).max() > 0.1
+    assert np.abs(results[0]).max() > 0.1
 
 
 def test_gradients_ignore_carried_bools_and_integers(device: AnyDevice) -> None:
@@ -150,8 +150,8 @@ def test_gradients_go_through_the_taken_branch_of_cond(device: AnyDevice, way: i
     by_w, by_v = computed(*(y.sum() + x.sum()).gradient([w, v]))
     g = 2 * (np.sin(a / 2) @ b) @ b.T if way else np.full((3, 3), 3.0)
     assert close(by_w, (g + 1) * np.cos(a / 2) / 2)
-    wanted = np.sin(a / 2).T @ (2 * np.sin(a / 2) @ b) if way else np.zeros((3, 3))
-    assert close(by_v, wanted)
+    expected = np.sin(a / 2).T @ (2 * np.sin(a / 2) @ b) if way else np.zeros((3, 3))
+    assert close(by_v, expected)
 
 
 def test_gradient_of_the_untaken_branch_is_not_computed(lowered: Lowered) -> None:

@@ -40,16 +40,16 @@ class Maker:
         return int(self.rng.integers(n))
 
     def pick(self, pool: Sequence[Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
-        found = [t for t in pool if shape in (None, t.shape)]
-        return found[self.below(len(found))]
+        matching = [t for t in pool if shape in (None, t.shape)]
+        return matching[self.below(len(matching))]
 
     def grow(self, pool: Sequence[Tensor], depth: int, count: int) -> list[Tensor]:
         """The pool and `count` new values."""
-        found = list(pool)
+        values = list(pool)
         for _ in range(count):
-            made = self.make(found, depth)
-            found += [made] if isinstance(made, Tensor) else made
-        return found
+            made = self.make(values, depth)
+            values += [made] if isinstance(made, Tensor) else made
+        return values
 
     def make(self, pool: Sequence[Tensor], depth: int) -> Tensor | tuple[Tensor, ...]:
         """New values, which stay small whatever their operands are."""
@@ -82,9 +82,9 @@ class Maker:
         start = [self.pick(pool) for _ in range(2 + self.below(2))]
 
         def body(i: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-            found = self.grow([*pool, *carried, *carried], depth + 1, 1 + self.below(5))
-            found.append(i.cast(dt.f32) * 0.1)
-            return tuple(fit(self.pick(found[-5:]), s.shape) for s in start)
+            values = self.grow([*pool, *carried, *carried], depth + 1, 1 + self.below(5))
+            values.append(i.cast(dt.f32) * 0.1)
+            return tuple(fit(self.pick(values[-5:]), s.shape) for s in start)
 
         return loop(self.below(5), body, *start)
 
@@ -93,8 +93,8 @@ class Maker:
         conditions = [self.flag > 0, self.pick(pool).sum() < 0.1, self.flag % 2]
 
         def either() -> tuple[Tensor, ...]:
-            found = self.grow(pool, depth + 1, self.below(5))
-            return tuple(fit(self.pick(found[-4:]), shape) for shape in shapes)
+            values = self.grow(pool, depth + 1, self.below(5))
+            return tuple(fit(self.pick(values[-4:]), shape) for shape in shapes)
 
         return cond(conditions[self.below(3)], either, either)
 
@@ -119,12 +119,12 @@ class Maker:
 def results(seed: int, form: str) -> list[np.ndarray]:
     maker = Maker(seed, form)
     program: Program = compile(maker.step, maker.flag.device)
-    found = []
+    arrays = []
     for _ in range(RUNS):
         program.run()
-        found += [program.read(name) for name in program.outputs]
-        found += [state.numpy() for state in maker.states]
-    return found
+        arrays += [program.read(name) for name in program.outputs]
+        arrays += [state.numpy() for state in maker.states]
+    return arrays
 
 
 @pytest.mark.parametrize(
@@ -136,19 +136,19 @@ def test_random_steps_agree_with_the_interpreter_of_nodes(
 ) -> None:
     """Intermediate values, whose rounding counts, are about as large as inputs and outputs."""
     for seed in range(first, first + count):
-        wanted = results(seed, "numpy")
-        size = max(np.abs(value).max() for value in wanted)
-        for i, (found, value) in enumerate(zip(results(seed, form), wanted, strict=True)):
-            assert close(found, value, size, roundings=1024), f"seed {seed}, value {i}"
+        expected = results(seed, "numpy")
+        size = max(np.abs(value).max() for value in expected)
+        for i, (actual, value) in enumerate(zip(results(seed, form), expected, strict=True)):
+            assert close(actual, value, size, roundings=1024), f"seed {seed}, value {i}"
 
 
 def test_random_gradients_agree_with_finite_differences() -> None:
     """Differences are taken in float64 along a random direction; some losses are constant."""
     moving = 0
     for seed in range(60):
-        found, wanted, size = slopes(Maker(seed, "numpy"), h=1e-6)
-        assert found == pytest.approx(wanted, rel=0, abs=size), f"seed {seed}"
-        moving += bool(found)
+        actual, expected, size = slopes(Maker(seed, "numpy"), h=1e-6)
+        assert actual == pytest.approx(expected, rel=0, abs=size), f"seed {seed}"
+        moving += bool(actual)
     assert moving > 50
 
 

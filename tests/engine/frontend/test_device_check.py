@@ -18,9 +18,9 @@ from imgmlp.engine.frontend import device_check
 
 @pytest.mark.parametrize("mapping", FORMS)
 def test_working_device_passes_every_check(mapping: str) -> None:
-    found = check_device(open_mapping(mapping))
-    assert [f.name for f in found] == ["build", *device_check.TESTS]
-    assert [f for f in found if not f.passed or f.problem or f.hint] == []
+    findings = check_device(open_mapping(mapping))
+    assert [f.name for f in findings] == ["build", *device_check.TESTS]
+    assert [f for f in findings if not f.passed or f.problem or f.hint] == []
 
 
 def test_every_check_detects_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,18 +33,18 @@ def test_every_check_detects_wrong_results(monkeypatch: pytest.MonkeyPatch) -> N
         last += np.asarray(np.nan if array.dtype.kind == "f" else 1).astype(array.dtype)
 
     monkeypatch.setattr(device, "read", misread)
-    found = check_device(device)
-    assert not found[0].passed
-    assert "1 of 1 values are wrong" in found[0].problem
+    findings = check_device(device)
+    assert not findings[0].passed
+    assert "1 of 1 values are wrong" in findings[0].problem
     for name, test in device_check.TESTS.items():
         assert test(device), name
 
 
 def test_check_allows_rounding_errors_only() -> None:
-    wanted = np.linspace(-1, 1, 9, dtype=np.float32)
-    assert not device_check._difference("x", wanted * np.float32(1 + 1e-6), wanted)
-    assert "off by" in device_check._difference("x", wanted * np.float32(1 + 1e-4), wanted)
-    assert "nan" in device_check._difference("x", wanted * np.float32(np.nan), wanted)
+    expected = np.linspace(-1, 1, 9, dtype=np.float32)
+    assert not device_check._difference("x", expected * np.float32(1 + 1e-6), expected)
+    assert "off by" in device_check._difference("x", expected * np.float32(1 + 1e-4), expected)
+    assert "nan" in device_check._difference("x", expected * np.float32(np.nan), expected)
 
 
 def test_failing_compiler_is_the_only_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,12 +53,12 @@ def test_failing_compiler_is_the_only_finding(monkeypatch: pytest.MonkeyPatch) -
         "PROBE_SOURCE",
         f"__kernel void imgmlp_probe(__global int *x) {{ broken }} {BUILT_TWICE}",
     )
-    (found,) = check_device(open_opencl())
-    assert (found.name, found.passed) == ("build", False)
-    assert "does not compile" in found.problem
-    assert "update or reinstall" in found.hint
-    assert "broken" in found.hint
-    (saved,) = (w for w in found.hint.split() if w.endswith(".cl"))
+    (findings,) = check_device(open_opencl())
+    assert (findings.name, findings.passed) == ("build", False)
+    assert "does not compile" in findings.problem
+    assert "update or reinstall" in findings.hint
+    assert "broken" in findings.hint
+    (saved,) = (w for w in findings.hint.split() if w.endswith(".cl"))
     os.unlink(saved)
 
 
@@ -67,8 +67,8 @@ def test_exception_in_a_check_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("lost")
 
     monkeypatch.setattr(device_check, "TESTS", {"gather": fault})
-    found = check_device(open_device("numpy"))[1]
-    assert (found.passed, found.problem) == (False, "RuntimeError: lost")
+    finding = check_device(open_device("numpy"))[1]
+    assert (finding.passed, finding.problem) == (False, "RuntimeError: lost")
 
 
 def test_missing_kernel_cache_folder_is_reported_without_failure(
@@ -76,10 +76,10 @@ def test_missing_kernel_cache_folder_is_reported_without_failure(
 ) -> None:
     monkeypatch.setattr(device_check, "TESTS", {})
     monkeypatch.setattr(device_check, "is_private", lambda: True)
-    found = check_device(open_opencl())[-1]
-    assert found.passed
-    assert "compiles" in found.problem
-    assert "POCL_CACHE_DIR" in found.hint
+    finding = check_device(open_opencl())[-1]
+    assert finding.passed
+    assert "compiles" in finding.problem
+    assert "POCL_CACHE_DIR" in finding.hint
 
 
 def test_missing_driver_advice_names_pocl_variable_or_nvidia_icd(

@@ -124,7 +124,7 @@ def test_function_uses_the_gradient_that_its_backward_defines(device: AnyDevice)
     program = compile(lambda: outputs, device)
     program.run()
     wide = a.astype(np.float64)
-    wanted = {
+    expected = {
         "powers": 0.5 * wide**3,
         "by x": 3 * wide**2,
         "by weight": [2 * (wide**3).sum()],
@@ -133,7 +133,7 @@ def test_function_uses_the_gradient_that_its_backward_defines(device: AnyDevice)
         "rounded": [1, -3, 4],
         "straight": [1, -3, 4] + 2 * wide,
     }
-    for name, value in wanted.items():
+    for name, value in expected.items():
         assert close(program.read(name), value, np.abs(value)), name
 
 
@@ -150,8 +150,8 @@ def test_second_derivative_goes_through_backward_of_a_function(device: AnyDevice
     x = Tensor([0.5, 1.5], device)
     (first,) = Exp.apply(x * 2).sum().gradient([x])
     (second,) = first.sum().gradient([x])
-    wanted = 4 * np.exp([1.0, 3.0])
-    assert close(second.numpy(), wanted, wanted)
+    expected = 4 * np.exp([1.0, 3.0])
+    assert close(second.numpy(), expected, expected)
 
 
 def test_backward_through_a_function_accumulates_grad_of_the_parameters_dtype(
@@ -161,8 +161,8 @@ def test_backward_through_a_function_accumulates_grad_of_the_parameters_dtype(
     Exp.apply(x.cast(dtype.f32)).sum().backward()
     assert x.grad is not None
     assert x.grad.dtype is dtype.f16
-    wanted = np.exp([0.5, 1.5])
-    assert close(x.grad.numpy(), wanted, wanted, roundings=2)
+    expected = np.exp([0.5, 1.5])
+    assert close(x.grad.numpy(), expected, expected, roundings=2)
 
 
 def test_errors_of_function_misuse_name_the_class_and_method() -> None:

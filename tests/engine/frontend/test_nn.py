@@ -59,13 +59,13 @@ def test_softmax_gradients_equal_the_whole_jacobian(device: AnyDevice) -> None:
         turn = np.transpose if axis == 0 else np.asarray
         rows, slopes = softmax(turn(x).astype(np.float64)), turn(g).astype(np.float64)
         jacobian = [np.diag(r) - np.outer(r, r) for r in rows]
-        wanted = turn(np.array([j @ s for j, s in zip(jacobian, slopes, strict=True)]))
-        found = (nn.softmax(given, axis) * weights).sum().gradient([given])[0]
-        assert close(found.numpy(), wanted)
+        expected = turn(np.array([j @ s for j, s in zip(jacobian, slopes, strict=True)]))
+        actual = (nn.softmax(given, axis) * weights).sum().gradient([given])[0]
+        assert close(actual.numpy(), expected)
         jacobian = [np.eye(len(r)) - r for r in rows]
-        wanted = turn(np.array([s @ j for j, s in zip(jacobian, slopes, strict=True)]))
-        found = (given.log_softmax(axis) * weights).sum().gradient([given])[0]
-        assert close(found.numpy(), wanted)
+        expected = turn(np.array([s @ j for j, s in zip(jacobian, slopes, strict=True)]))
+        actual = (given.log_softmax(axis) * weights).sum().gradient([given])[0]
+        assert close(actual.numpy(), expected)
 
 
 def test_softmax_and_its_gradient_stay_finite_for_huge_logits() -> None:
@@ -99,8 +99,8 @@ def test_sequential_layer_norm_linear_and_relu_equal_numpy(device: AnyDevice) ->
     assert net.parameters() == [norm.scale, norm.shift, first.weight, first.bias]
     x = draw(3, 17)
     scale, shift, w, b = values(net.parameters())
-    wanted = np.maximum(linear(normed(x.astype(np.float64), scale, shift), w, b), 0)
-    assert close(net(Tensor(x, device)).numpy(), wanted)
+    expected = np.maximum(linear(normed(x.astype(np.float64), scale, shift), w, b), 0)
+    assert close(net(Tensor(x, device)).numpy(), expected)
 
 
 def test_transformer_encoder_layer_equals_the_reference(device: AnyDevice) -> None:
@@ -108,10 +108,10 @@ def test_transformer_encoder_layer_equals_the_reference(device: AnyDevice) -> No
     x = draw(2, 5, 6)
     v = values(layer.parameters())
     assert len(v) == 12
-    wanted = encoder(x.astype(np.float64), 2, v)
-    assert close(layer(Tensor(x, device)).numpy(), wanted)
+    expected = encoder(x.astype(np.float64), 2, v)
+    assert close(layer(Tensor(x, device)).numpy(), expected)
     layer.activation = nn.gelu
-    assert not close(layer(Tensor(x, device)).numpy(), wanted)
+    assert not close(layer(Tensor(x, device)).numpy(), expected)
 
 
 D = open_device("numpy")
@@ -135,8 +135,8 @@ OF_ARRAYS: dict[str, Callable[[Any], Tensor]] = {
 @pytest.mark.parametrize("name", OF_ARRAYS)
 def test_layers_and_losses_take_arrays_as_tensors(name: str) -> None:
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    found, wanted = (OF_ARRAYS[name](given).numpy() for given in (x, Tensor(x, D)))
-    assert np.array_equal(found, wanted)
+    actual, expected = (OF_ARRAYS[name](given).numpy() for given in (x, Tensor(x, D)))
+    assert np.array_equal(actual, expected)
 
 
 def test_layers_and_losses_refuse_mismatched_shapes_and_dtypes() -> None:
@@ -184,9 +184,9 @@ def test_attention_of_a_fully_masked_query_is_nan(device: AnyDevice) -> None:
     mask = np.tril(np.ones((3, 3), bool))
     mask[0] = False
     q = Tensor(x, device)
-    found = nn.attention(q, q, q, mask=mask).numpy()
-    assert np.isnan(found[0]).all()
-    assert np.isfinite(found[1:]).all()
+    actual = nn.attention(q, q, q, mask=mask).numpy()
+    assert np.isnan(actual[0]).all()
+    assert np.isfinite(actual[1:]).all()
     added = np.where(mask, 0, -1e9).astype(np.float32)
     assert np.allclose(nn.attention(q, q, q, mask=added).numpy()[0], x.mean(0), atol=1e-6)
 
@@ -204,19 +204,19 @@ def test_float16_cross_entropy_over_many_rows_is_finite(device: AnyDevice) -> No
 def test_float16_layer_norm_does_not_overflow(device: AnyDevice) -> None:
     x = np.float16([[300, -300], [6e4, 2e4], [1, 2]])
     ones, zeros = (Tensor(np.full(2, n, np.float16), device) for n in (1, 0))
-    found = nn.layer_norm(Tensor(x, device), ones, zeros)
-    assert found.dtype is dtype.f16
-    wanted = normed(x.astype(np.float64), np.ones(2), np.zeros(2))
-    assert np.allclose(found.numpy(), wanted, rtol=2e-3)
+    actual = nn.layer_norm(Tensor(x, device), ones, zeros)
+    assert actual.dtype is dtype.f16
+    expected = normed(x.astype(np.float64), np.ones(2), np.zeros(2))
+    assert np.allclose(actual.numpy(), expected, rtol=2e-3)
     assert nn.layer_norm(Tensor(x, device), ones, zeros.cast(dtype.f32)).dtype is dtype.f32
 
 
 def test_float16_attention_does_not_overflow(device: AnyDevice) -> None:
     x = Tensor(np.full((3, 64), 40, np.float16), device)
     for mask in (None, Tensor(np.zeros((3, 3), np.float16), device)):
-        found = nn.attention(x, x, x, mask)
-        assert found.dtype is dtype.f16
-        assert np.all(found.numpy() == 40)
+        actual = nn.attention(x, x, x, mask)
+        assert actual.dtype is dtype.f16
+        assert np.all(actual.numpy() == 40)
     assert nn.attention(x, x, x, np.zeros((3, 3), np.float32)).dtype is dtype.f32
 
 

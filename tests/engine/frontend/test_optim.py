@@ -79,8 +79,8 @@ def test_adam_equals_standard_adamw_without_weight_decay(
     device: AnyDevice, as_tensors: bool
 ) -> None:
     p, count = Tensor(START, device), Tensor(np.uint32(0), device)
-    known = Tensor(np.float32(BETAS), device, name="betas")
-    betas = (known[0], known[1]) if as_tensors else BETAS
+    betas_on_device = Tensor(np.float32(BETAS), device, name="betas")
+    betas = (betas_on_device[0], betas_on_device[1]) if as_tensors else BETAS
     optimizer = optim.Adam([p], LR, betas, EPSILON)
 
     def step() -> dict[str, Tensor]:
@@ -204,14 +204,14 @@ def test_learning_rate_of_one_element_leaves_parameter_shapes_unchanged(
     device: AnyDevice, name: str
 ) -> None:
     """The learning rate has shape (), (1,) or (1, 1); parameters are matrices, vectors, scalars."""
-    found = []
+    results = []
     for shape in ((), (1,), (1, 1)):
         parts = [Tensor(np.ones(s, np.float32), device) for s in ((3, 2), (), (1,))]
         lr, beta = (Tensor(np.full(shape, n, np.float32), device) for n in (0.1, 0.8))
         RATES[name](parts, lr, beta).step(sum((p.square().sum() for p in parts), start=Tensor(0.0)))
         assert [p.shape for p in parts] == [(3, 2), (), (1,)]
-        found.append([p.numpy().ravel().tolist() for p in parts])
-    assert found[0] == found[1] == found[2]
+        results.append([p.numpy().ravel().tolist() for p in parts])
+    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize("name", RATES)
@@ -244,7 +244,7 @@ def test_betas_of_several_elements_are_refused() -> None:
 
 
 def test_sgd_follows_its_formula(device: AnyDevice) -> None:
-    p, goal, wanted = Tensor(START, device), Tensor(GOAL, device), START.copy()
+    p, goal, expected = Tensor(START, device), Tensor(GOAL, device), START.copy()
 
     def step() -> dict[str, Tensor]:
         loss = ((p - goal) ** 4).sum()
@@ -253,23 +253,23 @@ def test_sgd_follows_its_formula(device: AnyDevice) -> None:
 
     compile(step, device).run(10)
     for _ in range(10):
-        wanted -= 0.01 * 4 * (wanted - GOAL) ** 3
-    assert close(p.numpy(), wanted)
+        expected -= 0.01 * 4 * (expected - GOAL) ** 3
+    assert close(p.numpy(), expected)
 
 
 @pytest.mark.parametrize("preset", ["default", "seed"])
 def test_learning_rate_schedule_is_computed_on_the_device(device: AnyDevice, preset: str) -> None:
     settings = dataclasses.replace(PRESETS[preset], steps=1000)
     done = np.array([0.0, 1.0, 500.0, 999.0])
-    found = LearningRate(settings, device).after(Tensor(done, device)).numpy()
+    actual = LearningRate(settings, device).after(Tensor(done, device)).numpy()
     if preset == "seed":
-        wanted = 0.000533 * 0.99999**done
+        expected = 0.000533 * 0.99999**done
     else:
-        wanted = settings.lr * 0.5 * (1 + np.cos(math.pi * done / 1000))
+        expected = settings.lr * 0.5 * (1 + np.cos(math.pi * done / 1000))
     sizes = (
-        wanted if preset == "seed" else settings.lr * math.pi
+        expected if preset == "seed" else settings.lr * math.pi
     )  # the rounding of an angle of up to pi
-    assert close(found, wanted, sizes, roundings=4)
+    assert close(actual, expected, sizes, roundings=4)
 
 
 SHAPES = [(5, 3), (4,), (2, 6), (49, 2)]  # the last one is too large for SOAP
@@ -283,7 +283,7 @@ def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
 
     A gradient is the parameter plus the noise of `drawn`.
     """
-    found, gradients = [], [np.split(each, np.cumsum(SIZES)[:-1]) for each in drawn]
+    results, gradients = [], [np.split(each, np.cumsum(SIZES)[:-1]) for each in drawn]
     for shape, start, noises in zip(SHAPES, STARTS, zip(*gradients, strict=True), strict=True):
         p = start.reshape(shape) if len(shape) == 2 else start.reshape(-1, 1)
         bases = [np.eye(n) for n in p.shape]
@@ -303,8 +303,8 @@ def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
                 now = [np.linalg.eigh(f)[1] for f in factors]
                 a, b = (new.T @ old for new, old in zip(now, bases, strict=True))
                 m, v, bases = a @ m @ b.T, a**2 @ v @ (b**2).T, now
-        found.append(p.reshape(shape))
-    return found
+        results.append(p.reshape(shape))
+    return results
 
 
 def soap_program(device: AnyDevice, flat: bool) -> tuple[Program, optim.SOAP, list[Tensor], Tensor]:
@@ -312,8 +312,8 @@ def soap_program(device: AnyDevice, flat: bool) -> tuple[Program, optim.SOAP, li
     arrays = [start.reshape(shape) for start, shape in zip(STARTS, SHAPES, strict=True)]
     parameters = [Tensor(a, device) for a in ([np.concatenate(STARTS)] if flat else arrays)]
     count = Tensor(np.uint32(0), device)
-    told = {"shapes": SHAPES} if flat else {}
-    optimizer = optim.SOAP(parameters, LR, BETAS, SHAMPOO_BETA, EPSILON, **told)
+    options = {"shapes": SHAPES} if flat else {}
+    optimizer = optim.SOAP(parameters, LR, BETAS, SHAMPOO_BETA, EPSILON, **options)
 
     def step() -> dict[str, Tensor]:
         drawn = Tensor.uniform((sum(SIZES),), count, device) - 0.3
@@ -337,12 +337,12 @@ def test_soap_follows_its_formula(device: AnyDevice, flat: bool) -> None:
     drawn = [
         np.float64(Tensor.uniform((sum(SIZES),), n, numpy).numpy()) - 0.3 for n in range(4 * EVERY)
     ]
-    wanted = soap(drawn, EVERY)
-    found = np.concatenate([p.numpy().ravel() for p in parameters])
+    expected = soap(drawn, EVERY)
+    actual = np.concatenate([p.numpy().ravel() for p in parameters])
     # Eigenvectors amplify the rounding of the factors.
-    assert np.allclose(found, np.concatenate([p.ravel() for p in wanted]), atol=1e-4)
+    assert np.allclose(actual, np.concatenate([p.ravel() for p in expected]), atol=1e-4)
     unturned = soap(drawn, 10**6)
-    away = [np.abs(a - b).max() for a, b in zip(wanted, unturned, strict=True)]
+    away = [np.abs(a - b).max() for a, b in zip(expected, unturned, strict=True)]
     assert min(away[0], away[2]) > 0.01
     assert max(away[1], away[3]) == 0
 
@@ -432,9 +432,9 @@ def test_random_bits_equal_the_hash_of_a_counter(device: AnyDevice) -> None:
     counter = np.arange(1000, dtype=np.uint32)
     with np.errstate(over="ignore"):
         mixed = lowbias32(np.array([7], np.uint32) + np.uint32(0x9E3779B9))
-        wanted = lowbias32(lowbias32(counter) + mixed)
-    assert np.array_equal(Tensor.random_bits((1000,), 7, device).numpy(), wanted)
-    assert not np.array_equal(Tensor.random_bits((1000,), 8, device).numpy(), wanted)
+        expected = lowbias32(lowbias32(counter) + mixed)
+    assert np.array_equal(Tensor.random_bits((1000,), 7, device).numpy(), expected)
+    assert not np.array_equal(Tensor.random_bits((1000,), 8, device).numpy(), expected)
 
 
 def test_uniform_and_normal_samples_have_the_expected_moments(device: AnyDevice) -> None:

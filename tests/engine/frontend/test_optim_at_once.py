@@ -61,9 +61,9 @@ def values(optimizer: Optimizer) -> list[np.ndarray]:
     return [t.numpy() for t in (*optimizer.parameters, *state)]
 
 
-def assert_near(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+def assert_near(actual: list[np.ndarray], wanted: list[np.ndarray]) -> None:
     """Differently fused kernels round differently."""
-    for mine, other in zip(found, wanted, strict=True):
+    for mine, other in zip(actual, wanted, strict=True):
         assert np.allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
@@ -89,8 +89,8 @@ def test_apply_with_backward_gradients_equals_compiled_steps(device: AnyDevice, 
             p.zero_grad()
         loss(parameters).backward()
         optimizer.apply([p.grad for p in parameters if p.grad is not None])
-    wanted = compiled(name, device, lambda optimizer, own: optimizer.step(loss(own)))
-    assert_near(values(optimizer), wanted)
+    expected = compiled(name, device, lambda optimizer, own: optimizer.step(loss(own)))
+    assert_near(values(optimizer), expected)
 
 
 @every_optimizer

@@ -120,15 +120,17 @@ def test_feeder_and_receiver_use_the_current_page(device: AnyDevice) -> None:
     program, x, total = moving(device)
     pages = Pages(x)
     pages.add(filled(0))
-    feeder, heard = Feeder(program, x), []
-    receiver = Receiver(program, ["before"], lambda _, got: heard.append(got["x"].max()), {"x": x})
+    feeder, received = Feeder(program, x), []
+    receiver = Receiver(
+        program, ["before"], lambda _, got: received.append(got["x"].max()), {"x": x}
+    )
     for number, value in ((1, 5), (0, 6)):
         pages.turn(number)
         feeder.send(filled(value))
         program.run()
         receiver.send()
     receiver.wait()
-    assert heard == [5, 6]
+    assert received == [5, 6]
     assert np.array_equal(total.numpy(), filled(11))
     pages.write(1, filled(8))
     assert [pages.read(n).max() for n in (0, 1)] == [6, 8]
@@ -173,8 +175,8 @@ def test_persistent_launches_of_several_steps_use_the_current_page() -> None:
     x.write(first)
     pages = Pages(x)
     pages.add(second)
-    for found, expected in zip(after(pages.turn), written, strict=True):
-        assert np.array_equal(found, expected)
+    for actual, expected in zip(after(pages.turn), written, strict=True):
+        assert np.array_equal(actual, expected)
 
 
 def test_row_indices_are_bounds_checked_in_every_page(device: AnyDevice) -> None:

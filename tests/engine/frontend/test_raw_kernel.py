@@ -92,9 +92,9 @@ def test_output_that_is_no_realized_tensor_is_refused(scale: RawKernel, a: np.nd
 def test_array_passed_twice_is_one_device_buffer(scale: RawKernel, a: np.ndarray) -> None:
     """A const argument is never copied back: old values would overwrite the result."""
     for view in (a, a[:], a.reshape(2, 5)):
-        wanted = (view * 3).tolist()
+        expected = (view * 3).tolist()
         scale((3, 4), (3, 4), view, view[...], 3.0, 10)
-        assert view.tolist() == wanted
+        assert view.tolist() == expected
     a.flags.writeable = False
     before, out = a.tolist(), a.copy()
     scale((3, 4), (3, 4), out, a, 0.0, 10)
@@ -270,8 +270,8 @@ def test_other_threads_launch_and_assign_while_a_step_is_built(
     def meanwhile() -> list[float]:
         scale((3, 4), (3, 4), out, x, 2.0, 10)
         count.assign(out + 1)
-        found: list[float] = count.numpy().tolist()
-        return found
+        values: list[float] = count.numpy().tolist()
+        return values
 
     def step() -> dict[str, Tensor]:
         with ThreadPoolExecutor(1) as other:

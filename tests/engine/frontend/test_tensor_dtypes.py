@@ -28,18 +28,18 @@ def test_product_of_two_dtypes_has_their_promoted_dtype(device: AnyDevice) -> No
         f"{a.name} {b.name}": tensors[a.name] * tensors[b.name]
         for a, b in itertools.product(STORED, STORED)
     }
-    found = results(pairs, device)
+    actual = results(pairs, device)
     for a, b in itertools.product(STORED, STORED):
         name, kind = f"{a.name} {b.name}", dtype.concrete(dtype.promote(a, b))
-        assert found[name].dtype == kind.np, name
-        assert np.array_equal(found[name], numbers), name
+        assert actual[name].dtype == kind.np, name
+        assert np.array_equal(actual[name], numbers), name
 
 
 def test_casts_truncate_wrap_and_compare_with_zero_as_numpys(device: AnyDevice) -> None:
     f = np.array([-2.7, -0.5, 0.0, 0.5, 2.7, 100.9], np.float32)
     i = np.array([-129, -1, 0, 1, 200, 70_000], np.int32)
     x, y = Tensor(f, device), Tensor(i, device)
-    found = results(
+    actual = results(
         {
             "f to i32": x.cast(dtype.i32),
             "f to bool": x.cast(dtype.bool_),
@@ -52,7 +52,7 @@ def test_casts_truncate_wrap_and_compare_with_zero_as_numpys(device: AnyDevice) 
         },
         device,
     )
-    wanted = {
+    expected = {
         "f to i32": f.astype(np.int32),
         "f to bool": f != 0,
         "f to f16": f.astype(np.float16),
@@ -62,8 +62,8 @@ def test_casts_truncate_wrap_and_compare_with_zero_as_numpys(device: AnyDevice) 
         "i to bool": i != 0,
         "bool to f32": (i > 0) * 2.5,
     }
-    for name, value in wanted.items():
-        assert np.array_equal(found[name], value), name
+    for name, value in expected.items():
+        assert np.array_equal(actual[name], value), name
 
 
 INTEGERS = {
@@ -103,26 +103,26 @@ def test_integer_arithmetic_of_every_width_equals_numpys(device: AnyDevice, name
         "most": (x.max(), lambda: np.asarray(a.max())),
         "negative": (x - 1, lambda: a - np.ones(1, kind)),
     }
-    found = results({key: tensor for key, (tensor, _) in functions.items()}, device)
+    actual = results({key: tensor for key, (tensor, _) in functions.items()}, device)
     with np.errstate(over="ignore"):
         for key, (_, array) in functions.items():
-            assert np.array_equal(found[key], array()), key
+            assert np.array_equal(actual[key], array()), key
 
 
 def test_division_of_the_least_integer_by_minus_one_wraps(device: AnyDevice) -> None:
     a = np.array([-(2**31), -(2**31), 7, -7, 0], np.int32)
     b = np.array([-1, 1, -1, -1, -1], np.int32)
     x, y = Tensor(a, device), Tensor(b, device)
-    found = results({"%": x % y, "//": x // y, "% -1": x % -1, "// -1": x // -1}, device)
-    assert found["%"].tolist() == found["% -1"].tolist() == [0] * 5
-    assert found["//"].tolist() == [-(2**31), -(2**31), -7, 7, 0]
-    assert found["// -1"].tolist() == [-(2**31), -(2**31), -7, 7, 0]
+    actual = results({"%": x % y, "//": x // y, "% -1": x % -1, "// -1": x // -1}, device)
+    assert actual["%"].tolist() == actual["% -1"].tolist() == [0] * 5
+    assert actual["//"].tolist() == [-(2**31), -(2**31), -7, 7, 0]
+    assert actual["// -1"].tolist() == [-(2**31), -(2**31), -7, 7, 0]
 
 
 def test_comparison_with_python_integers_beyond_the_dtype_is_exact(device: AnyDevice) -> None:
     a = {d: np.array([0, 1, 100], d.np) for d in STORED if d.is_int}
     limits = [-(2**40), -129, -1, 128, 256, 300, 2**31, 2**32, 2**40]
-    found = results(
+    actual = results(
         {
             f"{d.name} {n}": Tensor.concat([x < n, x > n, x <= n, x >= n, x == n, x != n])
             for d, array in a.items()
@@ -134,8 +134,8 @@ def test_comparison_with_python_integers_beyond_the_dtype_is_exact(device: AnyDe
     for d, array in a.items():
         wide = array.astype(np.int64)
         for n in limits:
-            wanted = [wide < n, wide > n, wide <= n, wide >= n, wide == n, wide != n]
-            assert np.array_equal(found[f"{d.name} {n}"], np.concatenate(wanted)), (d.name, n)
+            expected = [wide < n, wide > n, wide <= n, wide >= n, wide == n, wide != n]
+            assert np.array_equal(actual[f"{d.name} {n}"], np.concatenate(expected)), (d.name, n)
 
 
 @pytest.mark.parametrize("n", [np.int64(3 * 10**9), np.int64(-(2**40)), np.int8(-1)], ids=str)
@@ -151,9 +151,12 @@ def test_comparison_with_numpy_integers_beyond_the_dtype_is_exact(n: np.integer)
 def test_shift_by_numpy_integers_uses_the_width_of_the_promoted_dtype() -> None:
     a = np.array([1, 200], np.uint8)
     x, flags = (Tensor(v, open_device("numpy")) for v in (a, a > 1))
-    for found, wanted in ((x << np.int64(9), a.astype(np.int32) << 9), (x >> np.int32(9), a * 0)):
-        assert found.dtype is dtype.i32
-        assert np.array_equal(found.numpy(), wanted)
+    for actual, expected in (
+        (x << np.int64(9), a.astype(np.int32) << 9),
+        (x >> np.int32(9), a * 0),
+    ):
+        assert actual.dtype is dtype.i32
+        assert np.array_equal(actual.numpy(), expected)
     for act in (lambda: x << np.int64(32), lambda: x << np.uint8(9), lambda: flags << np.uint8(9)):
         with pytest.raises(ValueError, match="bits to shift by"):
             act()
@@ -161,8 +164,8 @@ def test_shift_by_numpy_integers_uses_the_width_of_the_promoted_dtype() -> None:
 
 def test_minimum_with_a_number_beyond_the_dtype_is_identity_or_refused(device: AnyDevice) -> None:
     x = Tensor(np.array([0, 7, 255], np.uint8), device)
-    found = results({"max": x.maximum(-5), "min": x.minimum(300)}, device)
-    assert found["max"].tolist() == found["min"].tolist() == [0, 7, 255]
+    actual = results({"max": x.maximum(-5), "min": x.minimum(300)}, device)
+    assert actual["max"].tolist() == actual["min"].tolist() == [0, 7, 255]
     for act in (lambda: x.maximum(300), lambda: x.minimum(-1)):
         with pytest.raises(ValueError, match="u8 cannot hold"):
             act()
@@ -193,17 +196,17 @@ def test_python_numbers_beyond_the_float_range_are_infinite(device: AnyDevice) -
 def test_logical_not_and_relu_of_integers_are_exact(device: AnyDevice) -> None:
     a = np.array([0, 1, 5, -3, 2**24 + 1, -(2**31)], np.int32)
     x = Tensor(a, device)
-    found = results({"not": x.logical_not(), "relu": x.relu()}, device)
-    assert found["not"].dtype == np.bool_
-    assert np.array_equal(found["not"], np.logical_not(a))
-    assert found["relu"].dtype == np.int32
-    assert np.array_equal(found["relu"], np.maximum(a, 0))
+    actual = results({"not": x.logical_not(), "relu": x.relu()}, device)
+    assert actual["not"].dtype == np.bool_
+    assert np.array_equal(actual["not"], np.logical_not(a))
+    assert actual["relu"].dtype == np.int32
+    assert np.array_equal(actual["relu"], np.maximum(a, 0))
 
 
 def test_operations_on_bools_store_zero_or_one(device: AnyDevice) -> None:
     a, b = np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 0], bool)
     x, y = Tensor(a, device), Tensor(b, device)
-    found = results(
+    actual = results(
         {
             "&": x & y, "|": x | y, "^": x ^ y, "*": x * y, "not": x.logical_not(),
             "max": x.maximum(y), "min": x.minimum(y), "<": x < y, "eq": x.eq(y), "any": x.max(),
@@ -211,13 +214,13 @@ def test_operations_on_bools_store_zero_or_one(device: AnyDevice) -> None:
         },
         device,
     )  # fmt: skip
-    wanted = {
+    expected = {
         "&": a & b, "|": a | b, "^": a ^ b, "*": a & b, "not": ~a, "max": a | b, "min": a & b,
         "<": ~a & b, "eq": a == b, "any": np.asarray(True), "where": np.where(a, b, a),
     }  # fmt: skip
-    for name, value in wanted.items():
-        assert found[name].dtype == np.bool_, name
-        assert np.array_equal(found[name].view(np.uint8), value.view(np.uint8)), name
+    for name, value in expected.items():
+        assert actual[name].dtype == np.bool_, name
+        assert np.array_equal(actual[name].view(np.uint8), value.view(np.uint8)), name
 
 
 def test_sum_and_mean_of_bools_count_true_values(
@@ -225,10 +228,10 @@ def test_sum_and_mean_of_bools_count_true_values(
 ) -> None:
     a = draw(rng, 33, 700)
     x = Tensor(a, device)
-    found = results({"all": (x < 0).sum(), "rows": (x < 0).sum(1), "mean": (x < 0).mean()}, device)
-    assert found["all"] == (a < 0).sum()
-    assert np.array_equal(found["rows"], (a < 0).sum(1))
-    assert close(found["mean"], (a < 0).mean(), roundings=2)
+    actual = results({"all": (x < 0).sum(), "rows": (x < 0).sum(1), "mean": (x < 0).mean()}, device)
+    assert actual["all"] == (a < 0).sum()
+    assert np.array_equal(actual["rows"], (a < 0).sum(1))
+    assert close(actual["mean"], (a < 0).mean(), roundings=2)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_cast_to_float16_rounds_even_if_nothing_is_stored(
         [np.float32(HALF_EDGES), bits, (draw(rng, 5000) * scales).astype(np.float32)]
     )
     x = Tensor(a, device)
-    found = results(
+    actual = results(
         {
             "cast": x.cast(dtype.f16).cast(dtype.f32),
             "kept": x.cast(dtype.f16).contiguous().cast(dtype.f32),
@@ -265,13 +268,13 @@ def test_cast_to_float16_rounds_even_if_nothing_is_stored(
         device,
     )
     with np.errstate(over="ignore", invalid="ignore"):
-        wanted = a.astype(np.float16).astype(np.float32)
+        expected = a.astype(np.float16).astype(np.float32)
         constant = a * 0 + np.float32(np.float16(0.1))
     for name in ("cast", "kept"):
-        assert np.array_equal(found[name], wanted, equal_nan=True), name
-        assert np.array_equal(np.signbit(found[name]), np.signbit(wanted)), name
+        assert np.array_equal(actual[name], expected, equal_nan=True), name
+        assert np.array_equal(np.signbit(actual[name]), np.signbit(expected)), name
     finite = np.isfinite(a)  # non-finite elements: the rewrite x * 0 = 0 ignores them
-    assert np.array_equal(found["const"][finite], constant[finite])
+    assert np.array_equal(actual["const"][finite], constant[finite])
 
 
 def test_fused_float16_operations_round_every_result(
@@ -283,7 +286,7 @@ def test_fused_float16_operations_round_every_result(
     """
     a, b, c = (draw(rng, 4000).astype(np.float16) for _ in range(3))
     x, y, z = (Tensor(v, device) for v in (a, b, c))
-    found = results(
+    actual = results(
         {
             "chain": ((x * y + z) * x - y) * 3.0 + 0.1 + 0.2,
             "wide": (x * y).cast(dtype.f32) - (x + z).cast(dtype.f32),
@@ -296,7 +299,7 @@ def test_fused_float16_operations_round_every_result(
     )
     once = (a.astype(np.float32) * b.astype(np.float32) + c.astype(np.float32)).astype(np.float16)
     half = np.float16
-    wanted = {
+    expected = {
         "chain": ((a * b + c) * a - b) * half(3) + half(0.1) + half(0.2),
         "wide": (a * b).astype(np.float32) - (a + c).astype(np.float32),
         "divided": a / (b * b + half(1)) / half(3),
@@ -304,12 +307,12 @@ def test_fused_float16_operations_round_every_result(
         "chosen": np.maximum(np.where(a * b < c, a + b, b * c), a * c),
         "once": once * half(3),
     }
-    for name, value in wanted.items():
-        assert found[name].dtype == value.dtype, name
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype, name
         if name in ("divided", "root"):  # OpenCL allows devices to round these differently
-            assert close(found[name], value, np.abs(value), roundings=3), name
+            assert close(actual[name], value, np.abs(value), roundings=3), name
         else:
-            assert np.array_equal(found[name], value), name
+            assert np.array_equal(actual[name], value), name
 
 
 def test_float16_functions_are_accurate_to_a_few_roundings(device: AnyDevice) -> None:
@@ -322,7 +325,7 @@ def test_float16_functions_are_accurate_to_a_few_roundings(device: AnyDevice) ->
     x, y = Tensor(a, device), Tensor(b, device)
     matrix = y.reshape(37, 1) @ x.reshape(1, 37)
     loss = (x.cast(dtype.f32) * x.cast(dtype.f32)).sum()
-    found = results(
+    actual = results(
         {
             "+": x + y, "/": x / y, "exp": x.exp(), "sin": x.sin(), "max": x.max(),
             "dot": x @ y, "outer": matrix, "rows": x.pad((1, 2)).flip(0), "up": x.cast(dtype.f32),
@@ -331,13 +334,13 @@ def test_float16_functions_are_accurate_to_a_few_roundings(device: AnyDevice) ->
         device,
     )  # fmt: skip
     wa, wb = a.astype(np.float64), b.astype(np.float64)
-    wanted = {
+    expected = {
         "+": wa + wb, "/": wa / wb, "exp": np.exp(wa), "sin": np.sin(wa), "max": wa.max(),
         "dot": wa @ wb, "outer": np.outer(wb, wa), "rows": np.pad(wa, (1, 2))[::-1], "up": wa,
         "gather": wa[[3, 36, 3]], "gradient": 2 * wa,
     }  # fmt: skip
-    for name, value in wanted.items():
+    for name, value in expected.items():
         kind = np.float32 if name == "up" else np.float16
-        assert found[name].dtype == kind, name
+        assert actual[name].dtype == kind, name
         size = np.abs(wa) @ wb if name == "dot" else np.abs(value)
-        assert close(found[name], value, size, roundings=1 if name in ("+", "exp") else 4), name
+        assert close(actual[name], value, size, roundings=1 if name in ("+", "exp") else 4), name

@@ -35,15 +35,15 @@ def matrix_layouts(a: Array, device: AnyDevice) -> list[Tensor]:
 def test_matrix_products_of_all_sizes_and_layouts_equal_numpy(
     device: AnyDevice, rng: np.random.Generator
 ) -> None:
-    outputs, wanted = {}, {}
+    outputs, expected = {}, {}
     for i in range(16):
         m, k, n = (int(v) for v in rng.choice(SIZES, 3))
         a, b = draw(rng, m, k), draw(rng, k, n)
         x, y = matrix_layouts(a, device)[i % 4], matrix_layouts(b, device)[i // 4 % 4]
         name = f"{m} x {k} x {n}, layouts {i % 4} {i // 4 % 4}"
-        outputs[name], wanted[name] = x @ y, (a.astype(np.float64) @ b, np.abs(a) @ np.abs(b))
+        outputs[name], expected[name] = x @ y, (a.astype(np.float64) @ b, np.abs(a) @ np.abs(b))
     for name, value in results(outputs, device).items():
-        assert close(value, *wanted[name]), name
+        assert close(value, *expected[name]), name
 
 
 def test_leading_axes_of_matrix_products_broadcast(
@@ -56,13 +56,13 @@ def test_leading_axes_of_matrix_products_broadcast(
         ((1, 7, 3), (6, 3, 1)),
         ((3, 1, 1), (1, 1)),
     ]
-    outputs, wanted = {}, {}
+    outputs, expected = {}, {}
     for s, t in shapes:
         a, b = draw(rng, *s), draw(rng, *t)
         outputs[f"{s} {t}"] = Tensor(a, device) @ Tensor(b, device)
-        wanted[f"{s} {t}"] = a.astype(np.float64) @ b, np.abs(a) @ np.abs(b)
+        expected[f"{s} {t}"] = a.astype(np.float64) @ b, np.abs(a) @ np.abs(b)
     for name, value in results(outputs, device).items():
-        assert close(value, *wanted[name]), name
+        assert close(value, *expected[name]), name
 
 
 def subsets(rank: int) -> list[tuple[int, ...]]:
@@ -76,15 +76,15 @@ def test_reductions_over_every_subset_of_axes_equal_numpy(
     a = draw(rng, *shape)
     x = Tensor(a, device)
     wide, sizes = a.astype(np.float64), np.abs(a)
-    outputs, wanted = {}, {}
+    outputs, expected = {}, {}
     for axes in subsets(len(shape)):
         outputs |= {f"sum {axes}": x.sum(axes), f"max {axes}": x.max(axes)}
-        wanted[f"sum {axes}"] = wide.sum(axes), sizes.sum(axes)
-        wanted[f"max {axes}"] = wide.max(axes), 0
+        expected[f"sum {axes}"] = wide.sum(axes), sizes.sum(axes)
+        expected[f"max {axes}"] = wide.max(axes), 0
         outputs[f"kept {axes}"] = x.mean(axes, keepdims=True)
-        wanted[f"kept {axes}"] = tuple(v.mean(axes, keepdims=True) for v in (wide, sizes))
+        expected[f"kept {axes}"] = tuple(v.mean(axes, keepdims=True) for v in (wide, sizes))
     for name, value in results(outputs, device).items():
-        assert close(value, *wanted[name]), name
+        assert close(value, *expected[name]), name
 
 
 def test_long_reductions_of_computed_values_are_accurate(
@@ -93,7 +93,7 @@ def test_long_reductions_of_computed_values_are_accurate(
     a = draw(rng, 50_021)
     x = Tensor(a, device)
     wide = a.astype(np.float64)
-    found = results(
+    actual = results(
         {
             "sum": (x * x).sum(), "max": (-x).max(), "kept": x.reshape(1, -1).sum(1),
             "column": x.reshape(-1, 1).sum(0), "scalar": Tensor(np.float32(3), device).sum(),
@@ -104,11 +104,11 @@ def test_long_reductions_of_computed_values_are_accurate(
     )  # fmt: skip
     exact = {"max": (-wide).max(), "scalar": 3, "integers": 50_021 * 50_020 // 2, "slope": a}
     for name, value in exact.items():
-        assert np.array_equal(found[name], value), name
-    assert close(found["sum"], (wide**2).sum())
+        assert np.array_equal(actual[name], value), name
+    assert close(actual["sum"], (wide**2).sum())
     total, size = wide.sum(keepdims=True), np.abs(wide).sum()
-    assert close(found["kept"], total, size)
-    assert close(found["column"], total, size)
+    assert close(actual["kept"], total, size)
+    assert close(actual["column"], total, size)
 
 
 def test_shapes_broadcast_as_in_numpy(device: AnyDevice, rng: np.random.Generator) -> None:
@@ -116,9 +116,9 @@ def test_shapes_broadcast_as_in_numpy(device: AnyDevice, rng: np.random.Generato
     arrays = {s: draw(rng, *s) for s in shapes}
     tensors = {s: Tensor(a, device) for s, a in arrays.items()}
     pairs = list(itertools.combinations_with_replacement(shapes, 2))
-    found = results({f"{s} {t}": tensors[s] - tensors[t] for s, t in pairs}, device)
+    actual = results({f"{s} {t}": tensors[s] - tensors[t] for s, t in pairs}, device)
     for s, t in pairs:
-        assert np.array_equal(found[f"{s} {t}"], arrays[s] - arrays[t]), (s, t)
+        assert np.array_equal(actual[f"{s} {t}"], arrays[s] - arrays[t]), (s, t)
 
 
 # --- indices ---
@@ -133,9 +133,9 @@ KEYS: list[Any] = [
 def test_slices_equal_numpys(device: AnyDevice) -> None:
     a = np.arange(77, dtype=np.float32).reshape(7, 11)
     x = Tensor(a, device)
-    found = results({str(i): x[key] + 0 for i, key in enumerate(KEYS)}, device)
+    actual = results({str(i): x[key] + 0 for i, key in enumerate(KEYS)}, device)
     for i, key in enumerate(KEYS):
-        assert np.array_equal(found[str(i)], a[key]), key
+        assert np.array_equal(actual[str(i)], a[key]), key
 
 
 def test_gather_equals_numpy_for_all_index_dtypes_and_table_layouts(device: AnyDevice) -> None:
@@ -155,20 +155,20 @@ def test_gather_equals_numpy_for_all_index_dtypes_and_table_layouts(device: AnyD
     }
     outputs |= {f"flat {n}": x.reshape(-1).gather(i * 2) for n, i in indices.items()}
     outputs["computed"] = (x * 2).gather(Tensor.arange(7, device=device) * 3 % 4)
-    found = results(outputs, device)
+    actual = results(outputs, device)
     for name, i in lists.items():
-        assert np.array_equal(found[name], table[i]), name
-        assert np.array_equal(found[f"moved {name}"], moved[i]), name
-        assert np.array_equal(found[f"flat {name}"], table.ravel()[i * 2]), name
-    assert np.array_equal(found["computed"], 2 * table[np.arange(7) * 3 % 4])
+        assert np.array_equal(actual[name], table[i]), name
+        assert np.array_equal(actual[f"moved {name}"], moved[i]), name
+        assert np.array_equal(actual[f"flat {name}"], table.ravel()[i * 2]), name
+    assert np.array_equal(actual["computed"], 2 * table[np.arange(7) * 3 % 4])
 
 
 def test_concat_promotes_parts_of_several_dtypes(device: AnyDevice) -> None:
     a, b = np.arange(6, dtype=np.int32).reshape(2, 3), np.array([[0.5], [1.5]], np.float32)
     x, y = Tensor(a, device), Tensor(b, device)
     parts = [x, y, (x * 2)[:, ::-1], y.expand(2, 4)]
-    wanted = np.concatenate([a, b, (a * 2)[:, ::-1], np.broadcast_to(b, (2, 4))], -1)
-    assert np.array_equal(Tensor.concat(parts, -1).numpy(), wanted)
+    expected = np.concatenate([a, b, (a * 2)[:, ::-1], np.broadcast_to(b, (2, 4))], -1)
+    assert np.array_equal(Tensor.concat(parts, -1).numpy(), expected)
 
 
 def test_scalar_can_be_padded_and_flipped_with_gradient(device: AnyDevice) -> None:
@@ -203,14 +203,14 @@ def test_mixed_index_keys_equal_numpys() -> None:
     keys = [k for k in itertools.product(few, repeat=3) if k.count(...) < 2]
     for key in [*keys, (every, [0, 1], every, 0), (every, 1, [0, 1, 1]), ([1], every, True)]:
         try:
-            wanted = array[key]
+            expected = array[key]
         except IndexError:
             with pytest.raises((IndexError, ValueError)):
                 x[key]
         else:
-            found = x[key]
-            assert found.shape == wanted.shape, key
-            assert np.array_equal(found.numpy(), wanted), key
+            actual = x[key]
+            assert actual.shape == expected.shape, key
+            assert np.array_equal(actual.numpy(), expected), key
 
 
 @pytest.mark.parametrize(

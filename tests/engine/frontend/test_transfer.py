@@ -36,8 +36,8 @@ def filled(value: float) -> np.ndarray:
 
 def test_each_step_reads_the_value_sent_before_it(device: AnyDevice) -> None:
     program, x = summing(device)
-    feeder, heard = Feeder(program, x), []
-    receiver = Receiver(program, ["last"], lambda tag, got: heard.append((tag, got["last"])))
+    feeder, received = Feeder(program, x), []
+    receiver = Receiver(program, ["last"], lambda tag, got: received.append((tag, got["last"])))
     for i in range(10):
         values = filled(i)
         feeder.send(values)
@@ -45,8 +45,8 @@ def test_each_step_reads_the_value_sent_before_it(device: AnyDevice) -> None:
         program.run()
         receiver.send(i)
     receiver.wait()
-    assert [tag for tag, _ in heard] == list(range(10))
-    assert close(np.array([last for _, last in heard]), np.arange(10), np.arange(10))
+    assert [tag for tag, _ in received] == list(range(10))
+    assert close(np.array([last for _, last in received]), np.arange(10), np.arange(10))
     assert close(program.read("total"), sum(range(10)))
     program.run()  # the last value stays
     assert close(program.read("last"), 9)
@@ -55,36 +55,36 @@ def test_each_step_reads_the_value_sent_before_it(device: AnyDevice) -> None:
 def test_receiver_gets_state_as_of_its_request(device: AnyDevice) -> None:
     x = Tensor(np.zeros((50, 40), np.float32), device, name="x")
     total = Tensor(np.zeros((50, 40), np.float32), device, name="total")
-    beside = Tensor(np.zeros(3, np.float32), device)
+    unrelated = Tensor(np.zeros(3, np.float32), device)
 
     def step() -> dict[str, Tensor]:
         total.assign(total + x)
         return {"sum": x.sum()}
 
     program = compile(step, device)
-    feeders, heard = [Feeder(program, tensor) for tensor in (x, total)], []
-    receiver = Receiver(program, ["sum"], lambda _, got: heard.append(got), {"total": total})
+    feeders, received = [Feeder(program, tensor) for tensor in (x, total)], []
+    receiver = Receiver(program, ["sum"], lambda _, got: received.append(got), {"total": total})
     for i in range(4):
         program.run()
         receiver.send()
         for feeder in feeders:  # takes effect after the requested values are read
             feeder.send(filled(i))
     receiver.wait()
-    assert close(np.array([got["sum"] for got in heard]), [0, 0, 1, 2])
-    for i, got in enumerate(heard):
+    assert close(np.array([got["sum"] for got in received]), [0, 0, 1, 2])
+    for i, got in enumerate(received):
         assert np.array_equal(got["total"], filled(2 * max(i - 1, 0)))
-    for tensor in (beside, x * 2):
+    for tensor in (unrelated, x * 2):
         with pytest.raises(ValueError, match="nothing that the program has in memory"):
             Receiver(program, [], lambda *_: None, {"beside": tensor})
     with pytest.raises(ValueError, match="'sums' is no output of the program, which has sum"):
         Receiver(program, ["sums"], lambda *_: None)
     with pytest.raises(ValueError, match="sum is an output"):
         Receiver(program, ["sum"], lambda *_: None, {"sum": total})
-    one = Receiver(program, "sum", lambda _, got: heard.append(got), {"total": total})
+    one = Receiver(program, "sum", lambda _, got: received.append(got), {"total": total})
     one.send(names="sum")
     one.send()
     one.wait()
-    assert [list(got) for got in heard[-2:]] == [["sum"], ["sum", "total"]]
+    assert [list(got) for got in received[-2:]] == [["sum"], ["sum", "total"]]
 
 
 @pytest.mark.parametrize("mapping", ["one", "group"])
@@ -93,8 +93,8 @@ def test_sending_and_receiving_do_not_wait_for_a_busy_device(mapping: str) -> No
     assert isinstance(device, Device)
     program, x = summing(device)
     program.run()  # its kernels are compiled from here on
-    feeder, heard = Feeder(program, x), []
-    receiver = Receiver(program, ["last"], lambda tag, got: heard.append(got["last"]))
+    feeder, received = Feeder(program, x), []
+    receiver = Receiver(program, ["last"], lambda tag, got: received.append(got["last"]))
     feeder.send(filled(3))
     program.run()
     gate = cl.UserEvent(device._context)
@@ -106,11 +106,11 @@ def test_sending_and_receiving_do_not_wait_for_a_busy_device(mapping: str) -> No
         program.run()
         receiver.send()
         receiver.poll()
-        assert not heard
+        assert not received
     finally:
         gate.set_status(cl.command_execution_status.COMPLETE)
     receiver.wait()
-    assert close(np.array(heard), [3, 4])
+    assert close(np.array(received), [3, 4])
 
 
 def test_feeder_sends_dtypes_of_one_and_two_bytes(device: AnyDevice) -> None:

@@ -129,7 +129,7 @@ def test_toposort_ignores_nodes_of_other_graphs() -> None:
         return [f"{n.op.name} {n.arg if n.op is Op.CONST else ''}" for n in every]
 
     expected = graph()
-    constants = [told for told in expected if "CONST" in told]
+    constants = [text for text in expected if "CONST" in text]
     assert constants == ["CONST 7.25", "CONST 7.5", "CONST 7.75", "CONST 8.5"]
     held = [alu(op, const(n, f32)) for n in (8.5, 7.75, 7.5, 7.25) for op in (Op.COS, Op.SIN)]
     assert graph() == expected
@@ -139,8 +139,8 @@ def test_toposort_ignores_nodes_of_other_graphs() -> None:
 def test_substitution_replaces_everywhere_and_keeps_the_rest(x: Node) -> None:
     y = buffer(Buffer((2, 3), f32))
     untouched = alu(Op.SIN, y)
-    (found,) = substitute([(x + untouched) * x], {x: y})
-    assert found is (y + untouched) * y
+    (replaced,) = substitute([(x + untouched) * x], {x: y})
+    assert replaced is (y + untouched) * y
     assert substitute([untouched], {x: y})[0] is untouched
 
 

@@ -80,9 +80,9 @@ FOLDED: dict[str, tuple[Node, str]] = {
 @pytest.mark.parametrize("name", FOLDED)
 def test_selection_by_indices_masks_the_load(name: str) -> None:
     value, mask = FOLDED[name]
-    found = uops(value)
-    assert [str(u.arg[1]) for u in found if u.op is U.LOAD] == [mask]
-    assert [u.arg for u in found if u.op is U.ALU] in ([], [Op.CAST])
+    instructions = uops(value)
+    assert [str(u.arg[1]) for u in instructions if u.op is U.LOAD] == [mask]
+    assert [u.arg for u in instructions if u.op is U.ALU] in ([], [Op.CAST])
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_selection_by_indices_masks_the_load(name: str) -> None:
     ],
 )  # fmt: skip
 def test_selections_by_other_values_stay_where_operations(value: Node) -> None:
-    found = uops(value)
-    assert any(u.arg is Op.WHERE for u in found if u.op is U.ALU)
-    assert all(str(u.arg[1]) == "1" for u in found if u.op is U.LOAD)
+    instructions = uops(value)
+    assert any(u.arg is Op.WHERE for u in instructions if u.op is U.ALU)
+    assert all(str(u.arg[1]) == "1" for u in instructions if u.op is U.LOAD)
 
 
 def test_selection_with_a_constant_condition_is_resolved() -> None:
@@ -171,18 +171,18 @@ def test_index_expressions_equal_the_values_of_their_nodes(
     for kind, a, b in steps:
         nodes.append(INTEGERS[kind](nodes[a % len(nodes)], nodes[b % len(nodes)]))
     last = len(nodes)
-    found = [CONDITIONS[k](nodes[-1 - a % 2], nodes[b % last]) for k, a, b in ends[:2]]
-    condition = alu(logic, *found)
+    conditions = [CONDITIONS[k](nodes[-1 - a % 2], nodes[b % last]) for k, a, b in ends[:2]]
+    condition = alu(logic, *conditions)
     if flipped:
         condition = alu(Op.XOR, condition, number(1, bool_))
     expression = index_value(condition, (I, C))
     if expression is None:
         return
     row, column = np.indices(SHAPE)
-    wanted = evaluate([condition], {})[0]
+    expected = evaluate([condition], {})[0]
     values = {"i": row, "c": column}
-    assert np.array_equal(expression.evaluate(values) + 0 * row, wanted)
-    assert np.array_equal(negated(expression).evaluate(values) + 0 * row, ~wanted)
+    assert np.array_equal(expression.evaluate(values) + 0 * row, expected)
+    assert np.array_equal(negated(expression).evaluate(values) + 0 * row, ~expected)
     assert all_of(expression, negated(expression)).lo == 0
 
 
@@ -207,16 +207,16 @@ def test_masked_values_equal_numpy_on_every_mapping(mapping: str) -> None:
     program.run()
     i, c = np.indices(SHAPE)
     zero = np.float32(0)
-    wanted = {
+    expected = {
         "load": np.where(i < c, a, zero),
         "cast": np.where(i < c, half, zero),
         "odd": np.where(c % 2 == 1, a, zero),
         "either": np.where((c % 3 == 1) | (i < c), zero, a[::-1]),
         "sum": np.where(i < c, a, zero).sum(1),
     }
-    sums = wanted.pop("sum")
+    sums = expected.pop("sum")
     assert close(program.read("sum"), sums, np.where(i < c, np.abs(a), 0).sum(1), roundings=16)
-    for name, value in wanted.items():
+    for name, value in expected.items():
         assert np.array_equal(program.read(name), value), name
 
 

@@ -176,8 +176,8 @@ def test_rendered_c_expressions_do_not_overflow(
 @settings(max_examples=500)
 @given(expressions, expressions, expressions)
 def test_substitution_equals_evaluation_with_expressions(x: Pair, p: Pair, q: Pair) -> None:
-    found = x[0].substitute({"p": p[0], "q": q[0]})
-    assert np.all(found.evaluate(GRID) == x[0].evaluate(GRID | {"p": p[1], "q": q[1]}))
+    replaced = x[0].substitute({"p": p[0], "q": q[0]})
+    assert np.all(replaced.evaluate(GRID) == x[0].evaluate(GRID | {"p": p[1], "q": q[1]}))
 
 
 @settings(max_examples=500)
@@ -209,8 +209,8 @@ def test_expression_equals_its_quotient_and_remainder(pair: Pair, n: int) -> Non
 @settings(max_examples=500)
 @given(expressions, expressions)
 def test_exclusive_or_is_its_own_inverse(x: Pair, y: Pair) -> None:
-    found, (least, most) = xor(y[0], xor(y[0], x[0])), (x[0].lo, x[0].hi)
+    result, (least, most) = xor(y[0], xor(y[0], x[0])), (x[0].lo, x[0].hi)
     if least == most:  # an expression with one value may be a constant
-        assert found.lo == found.hi == least
+        assert result.lo == result.hi == least
     else:
-        assert found is x[0]
+        assert result is x[0]

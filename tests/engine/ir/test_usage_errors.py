@@ -49,8 +49,8 @@ def test_frames_of_python_and_numpy_are_skipped() -> None:
 
 def test_error_without_a_user_frame_names_no_line() -> None:
     assert user_line(None) == ""
-    found = user_line(sys._getframe())
-    assert found.startswith(__file__)
+    line = user_line(sys._getframe())
+    assert line.startswith(__file__)
     assert isinstance(misuse(TypeError, "wrong"), TypeError)
 
 

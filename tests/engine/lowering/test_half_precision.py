@@ -79,9 +79,9 @@ def test_blocks_that_keep_sums_in_registers_have_fewer_groups(
         Tensor(np.ones(s, np.float32), where) for s in ((4096 * units, width), (width, width))
     )
 
-    def groups(wanted: Callable[[Tensor], Tensor]) -> int:
+    def groups(expected: Callable[[Tensor], Tensor]) -> int:
         def step() -> dict[str, Tensor]:
-            return {"y": wanted(((x @ weight).sin() @ weight).sin() @ weight)}
+            return {"y": expected(((x @ weight).sin() @ weight).sin() @ weight)}
 
         program = compile(step, where, precision=precision)
         (block,) = [k for k in program.stages.procedure.kernels if isinstance(k, Block)]
@@ -92,7 +92,7 @@ def test_blocks_that_keep_sums_in_registers_have_fewer_groups(
 
 
 @pytest.mark.parametrize(
-    ("precision", "width", "rows", "told"),
+    ("precision", "width", "rows", "note"),
     [
         ("float32", 64, 32, "; larger tiles have no room in local memory"),
         ("float32", 96, 64, "; no matrix units: a tile's factors have no room in local memory"),
@@ -101,7 +101,7 @@ def test_blocks_that_keep_sums_in_registers_have_fewer_groups(
     ],
 )
 def test_note_says_what_does_not_fit_into_local_memory(
-    precision: Precision, width: int, rows: int, told: str
+    precision: Precision, width: int, rows: int, note: str
 ) -> None:
     where = open_device("numpy:uops-group")
     where.has_matrix_units = True
@@ -118,8 +118,8 @@ def test_note_says_what_does_not_fit_into_local_memory(
     procedure = compile(step, where, precision=precision).stages.procedure
     (block,) = [k for k in procedure.kernels if isinstance(k, Block)]
     assert block.rows == rows
-    assert told in procedure.note
-    assert ("local memory" in procedure.note) == ("local memory" in told)
+    assert note in procedure.note
+    assert ("local memory" in procedure.note) == ("local memory" in note)
 
 
 @pytest.mark.parametrize("name", ["numpy", "one"])
@@ -147,8 +147,8 @@ def test_matrix_units_need_compute_capability_8(
 
 
 def test_pocl_has_no_matrix_units() -> None:
-    found = open_pocl()
-    assert not found.has_matrix_units
+    device = open_pocl()
+    assert not device.has_matrix_units
 
 
 def test_unknown_precision_is_refused() -> None:

@@ -114,9 +114,9 @@ def test_padding_and_special_values_pass_through_tiles(device: AnyDevice) -> Non
     x[3, :4] = np.nan, np.inf, -np.inf, 1
     program = compile(lambda: {"y": Tensor(x, device).transpose().pad((1, 2), (0, 3))}, device)
     program.run()
-    found = program.read("y")
-    assert np.array_equal(found, np.pad(x.T, ((1, 2), (0, 3))), equal_nan=True)
-    assert np.signbit(found[1:-2, :20]).sum() == np.signbit(x).sum()
+    actual = program.read("y")
+    assert np.array_equal(actual, np.pad(x.T, ((1, 2), (0, 3))), equal_nan=True)
+    assert np.signbit(actual[1:-2, :20]).sum() == np.signbit(x).sum()
     assert tiles(program) == 1
 
 

@@ -37,26 +37,28 @@ def program(device: AnyDevice, reduce: Reduce, *shape: int) -> tuple[Program, li
     """A program that reduces a matrix; its expected result, and that of the magnitudes."""
     values = np.random.default_rng(shape).uniform(-1, 1, shape).astype(np.float32)
     host = open_device("numpy")
-    wanted = [reduce(Tensor(v, host)).numpy() for v in (values, np.abs(values))]
-    return Program(device, {"y": reduce(Tensor(values, device)).node}, []), wanted
+    expected = [reduce(Tensor(v, host)).numpy() for v in (values, np.abs(values))]
+    return Program(device, {"y": reduce(Tensor(values, device)).node}, []), expected
 
 
 @pytest.mark.parametrize("shape", [(40, 21), (5, 1100), (1100, 5), (24, 301)])
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("form", EMULATED)
 def test_reductions_of_every_layout_are_right(form: str, name: str, shape: tuple[int, int]) -> None:
-    found, wanted = program(open_device(form), REDUCTIONS[name], *shape)
-    found.run()
-    assert close(found.read("y"), *wanted)
+    compiled, expected = program(open_device(form), REDUCTIONS[name], *shape)
+    compiled.run()
+    assert close(compiled.read("y"), *expected)
 
 
 def test_sums_of_masked_reads_are_not_unrolled() -> None:
     """A compiler would take seconds for them, and generate branches instead of vectors."""
     device = open_device("numpy:uops")
     for pads, written in ((0, True), (1, False)):
-        found, wanted = program(device, lambda x, n=pads: x.pad((n, n), (0, 0)).sum(0), 5, 1100)  # type: ignore[misc]
-        found.run()
-        assert close(found.read("y"), *wanted)
+        compiled, expected = program(
+            device, lambda x, n=pads: x.pad((n, n), (0, 0)).sum(0), 5, 1100
+        )  # type: ignore[misc]
+        compiled.run()
+        assert close(compiled.read("y"), *expected)
         rows, _ = program(device, lambda x, n=pads: x.pad((0, 0), (n, n)).sum(1), 5, 1100)  # type: ignore[misc]
         assert ("unaligned_float8" in rows.stages.source.partition("__kernel")[2]) == written
 
@@ -64,16 +66,16 @@ def test_sums_of_masked_reads_are_not_unrolled() -> None:
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_innermost_loop_of_a_reduction_reads_neighbours(name: str) -> None:
     """Whichever axis is summed, contiguous or not."""
-    found, _ = program(open_device("numpy:uops"), REDUCTIONS[name], 64, 48)
-    (code,) = found.stages.codes
+    compiled, _ = program(open_device("numpy:uops"), REDUCTIONS[name], 64, 48)
+    (code,) = compiled.stages.codes
     assert steps(code) == {1}
 
 
 def test_column_sums_of_wide_rows_read_long_stretches() -> None:
     """4,096 columns are not read as 16 elements from each of many memory pages."""
     device = with_units(open_device("numpy:uops"), 2)
-    found, _ = program(device, REDUCTIONS["columns"], 64, 4096)
-    (code,) = found.stages.codes
+    compiled, _ = program(device, REDUCTIONS["columns"], 64, 4096)
+    (code,) = compiled.stages.codes
     inner = [u.arg.count for u in code.uops if u.op is U.RANGE and u.arg.kind == "vector"]
     assert min(inner) > 64
 
@@ -81,23 +83,23 @@ def test_column_sums_of_wide_rows_read_long_stretches() -> None:
 @pytest.mark.parametrize(("shape", "parts"), [((64, 2100), 8), ((24, 301), 4), ((66, 1100), 1)])
 def test_lanes_share_the_terms_of_column_sums(shape: tuple[int, int], parts: int) -> None:
     """Neighbouring lanes read neighbours; a group computes LANES_PER_GROUP / parts sums."""
-    found, wanted = program(open_mapping("group"), REDUCTIONS["columns"], *shape)
-    (code,) = found.stages.codes
+    compiled, expected = program(open_mapping("group"), REDUCTIONS["columns"], *shape)
+    (code,) = compiled.stages.codes
     joined = [u.arg[1] for u in code.uops if u.op is U.GROUP_REDUCE]
     assert joined == ([LANES_PER_GROUP // parts] if parts > 1 else [])
-    found.run()
-    assert close(found.read("y"), *wanted)
+    compiled.run()
+    assert close(compiled.read("y"), *expected)
 
 
 @pytest.mark.parametrize(("terms", "beside", "lanes"),
                          [(2853, False, 256), (2853, True, 128), (900, False, 128)])  # fmt: skip
 def test_long_sum_alone_in_its_launch_has_more_lanes(terms: int, beside: bool, lanes: int) -> None:
     """In a launch with other kernels all groups have one size."""
-    found, wanted = program(open_mapping("group"), REDUCTIONS["both"], terms // 3, 3)
-    (kernel,) = found.stages.procedure.kernels
+    compiled, expected = program(open_mapping("group"), REDUCTIONS["both"], terms // 3, 3)
+    (kernel,) = compiled.stages.procedure.kernels
     assert linearize(kernel, Target("group", 2), beside).local_size == lanes
-    found.run()
-    assert close(found.read("y"), *wanted)
+    compiled.run()
+    assert close(compiled.read("y"), *expected)
 
 
 def test_lanes_without_a_sum_read_no_memory() -> None:
@@ -111,15 +113,15 @@ def test_lanes_without_a_sum_read_no_memory() -> None:
 def steps(code: Code) -> set[int]:
     """The memory strides of the innermost loop, of each load inside of it."""
     loops: list[Var] = []
-    found = set()
+    strides = set()
     for u in code.uops:
         if u.op is U.RANGE:
             loops.append(Var(u.arg.name, 0, u.arg.count - 1))
         elif u.op is U.END:
             loops.pop()
         elif u.op is U.LOAD and len(loops) > 1:
-            found.add(stride(u.arg[0], loops, loops[-1]))
-    return found
+            strides.add(stride(u.arg[0], loops, loops[-1]))
+    return strides
 
 
 @pytest.mark.parametrize(

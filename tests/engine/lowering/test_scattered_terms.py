@@ -26,10 +26,10 @@ def kept(program: Program) -> int:
 
 
 def padded(values: list[np.ndarray], shape: Size) -> np.ndarray:
-    found = np.zeros(shape, np.float32)
+    result = np.zeros(shape, np.float32)
     for ((row, column), (rows, columns)), x in zip(PARTS, values, strict=True):
-        found[..., row : row + rows, column : column + columns] += x
-    return found
+        result[..., row : row + rows, column : column + columns] += x
+    return result
 
 
 def placed(tensors: list[Tensor], shape: Size) -> Tensor:

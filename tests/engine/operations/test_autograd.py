@@ -39,11 +39,11 @@ def test_gradients_of_saturated_activations_equal_their_asymptotes(device: AnyDe
     """exp overflows there; a gradient of infinity times zero would be NaN."""
     x = Tensor([-1000.0, -50.0, -12.0, 12.0, 50.0, 1000.0], device)
     g = {"sigmoid": x.sigmoid(), "tanh": x.tanh(), "gelu": x.gelu()}
-    found = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
+    actual = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
     share = 1 / (1 + np.exp(-np.array([50.0, 50, 12, 12, 50, 50])))  # flat at 50 already
-    assert close(found["sigmoid"], share * (1 - share), 1, roundings=4)
-    assert close(found["tanh"], [0] * 6, 1, roundings=4)
-    assert close(found["gelu"], [0, 0, 0, 1, 1, 1], 1, roundings=4)
+    assert close(actual["sigmoid"], share * (1 - share), 1, roundings=4)
+    assert close(actual["tanh"], [0] * 6, 1, roundings=4)
+    assert close(actual["gelu"], [0, 0, 0, 1, 1, 1], 1, roundings=4)
     far = Tensor([-3e38, -1e20, 1e20, 3e38], device)  # whose cubes are infinite
     slopes = far.gelu().sum().gradient([far])[0], far.gelu(exact=True).sum().gradient([far])[0]
     assert [t.numpy().tolist() for t in slopes] == [[0, 0, 1, 1]] * 2
@@ -65,8 +65,8 @@ def test_gradient_at_a_kink_is_the_documented_one(device: AnyDevice) -> None:
         "copysign": x.copysign(Tensor([1.0, -1.0, -1.0], device)),
         "where": Tensor.where(x < y, x * 3, y),
     }
-    found = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
-    wanted = {
+    actual = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
+    expected = {
         "relu": [0, 0, 1],
         "leaky": [0.25, 1, 1],
         "elu": [0.5, 1, 1.5],  # elu has no kink
@@ -78,14 +78,14 @@ def test_gradient_at_a_kink_is_the_documented_one(device: AnyDevice) -> None:
         "copysign": [-1, -1, -1],
         "where": [0, 3, 0],
     }
-    for name, value in wanted.items():
-        assert found[name].tolist() == value, name
+    for name, value in expected.items():
+        assert actual[name].tolist() == value, name
 
 
 def test_equal_maxima_of_a_reduction_share_the_gradient(device: AnyDevice) -> None:
     x = Tensor([[1.0, 4.0, 4.0, 4.0], [7.0, 0.0, -1.0, 7.0]], device)
     weights = Tensor([6.0, 10.0], device)
-    found = results(
+    actual = results(
         {
             "rows": (x.max(1) * weights).sum().gradient([x])[0],
             "all": x.max().gradient([x])[0],
@@ -94,20 +94,20 @@ def test_equal_maxima_of_a_reduction_share_the_gradient(device: AnyDevice) -> No
         device,
     )
     third = 1 / 3  # rounded to float32
-    wanted = {
+    expected = {
         "rows": [[0, 2, 2, 2], [5, 0, 0, 5]],
         "all": [[0, 0, 0, 0], [0.5, 0, 0, 0.5]],
         "kept": [[1, -third, -third, -third], [-1, 1, 1, -1]],
     }
-    for name, value in wanted.items():
-        assert close(found[name], value, np.abs(value), roundings=4), name
+    for name, value in expected.items():
+        assert close(actual[name], value, np.abs(value), roundings=4), name
 
 
 def test_more_equal_maxima_than_float16_can_count_share_the_gradient(device: AnyDevice) -> None:
     x = Tensor(np.zeros(70_000, np.float16), device)
-    (found,) = x.max().gradient([x])
-    assert found.dtype is dtype.f16
-    assert np.array_equal(found.numpy(), np.full(70_000, 1 / 70_000, np.float16))
+    (slope,) = x.max().gradient([x])
+    assert slope.dtype is dtype.f16
+    assert np.array_equal(slope.numpy(), np.full(70_000, 1 / 70_000, np.float16))
 
 
 def test_gradients_of_both_operands_of_maximum_add_up_to_one(device: AnyDevice) -> None:
@@ -127,10 +127,10 @@ def test_integers_and_comparisons_stop_gradients(device: AnyDevice) -> None:
         "compared": (x < 1).cast(dtype.f32) * x,
         "index": x.gather(x.maximum(0.0).cast(dtype.i32)),
     }
-    found = results({n: v.sum().gradient([x])[0] for n, v in outputs.items()}, device)
-    assert found["truncated"].tolist() == [0, -1, 2]
-    assert found["compared"].tolist() == [1, 1, 0]
-    assert found["index"].tolist() == [2, 0, 1]
+    actual = results({n: v.sum().gradient([x])[0] for n, v in outputs.items()}, device)
+    assert actual["truncated"].tolist() == [0, -1, 2]
+    assert actual["compared"].tolist() == [1, 1, 0]
+    assert actual["index"].tolist() == [2, 0, 1]
 
 
 def test_unconnected_tensors_have_zero_gradients_of_their_shape_and_dtype(
@@ -139,12 +139,12 @@ def test_unconnected_tensors_have_zero_gradients_of_their_shape_and_dtype(
     x = Tensor([1.0, 2.0], device)
     unused = Tensor(np.ones((3, 1), np.float16), device)
     whole = Tensor([1, 2], device)
-    found = (x * np.float32([1, 2])).sum().gradient([unused, whole, x])
-    assert [g.shape for g in found] == [(3, 1), (2,), (2,)]
-    assert found[0].dtype is dtype.f16
-    assert found[0].numpy().tolist() == [[0], [0], [0]]
-    assert found[1].numpy().tolist() == [0, 0]
-    assert found[2].numpy().tolist() == [1, 2]
+    gradients = (x * np.float32([1, 2])).sum().gradient([unused, whole, x])
+    assert [g.shape for g in gradients] == [(3, 1), (2,), (2,)]
+    assert gradients[0].dtype is dtype.f16
+    assert gradients[0].numpy().tolist() == [[0], [0], [0]]
+    assert gradients[1].numpy().tolist() == [0, 0]
+    assert gradients[2].numpy().tolist() == [1, 2]
 
 
 def test_gradients_are_taken_by_intermediates_and_by_the_loss(device: AnyDevice) -> None:
@@ -198,13 +198,13 @@ def test_gradient_of_a_gathered_row_is_the_sum_over_its_uses(
     values = rng.standard_normal(table).astype(np.float32)
     index = rng.integers(0, 3, places)  # three rows only: many repeat
     weights = rng.standard_normal(places + table[1:])
-    wanted = np.zeros(table)
-    np.add.at(wanted, index, weights)
+    expected = np.zeros(table)
+    np.add.at(expected, index, weights)
     for name in MAPPINGS[:2]:
         device = open_mapping(name)
         t, w = Tensor(values, device), Tensor(weights, device)
-        found = (t.gather(Tensor(index, device)) * w).sum().gradient([t])[0].numpy()
-        assert close(found, wanted, roundings=16)  # sums of up to seven float32
+        actual = (t.gather(Tensor(index, device)) * w).sum().gradient([t])[0].numpy()
+        assert close(actual, expected, roundings=16)  # sums of up to seven float32
 
 
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -228,11 +228,11 @@ def test_gradients_of_movements_equal_finite_differences(device: AnyDevice) -> N
     x = np.random.default_rng(2).uniform(-1, 1, (7, 11)).astype(np.float32)
     tensor = Tensor(x, device)
     losses = {name: weighted(act(tensor), device) for name, act in MOVES.items()}
-    found = results({n: loss.gradient([tensor])[0] for n, loss in losses.items()}, device)
+    actual = results({n: loss.gradient([tensor])[0] for n, loss in losses.items()}, device)
     for name, loss in losses.items():
-        (wanted,) = differences(loss.node, [tensor.node], {tensor.node.arg: x})
+        (expected,) = differences(loss.node, [tensor.node], {tensor.node.arg: x})
         # a weight is at most 2.5, and elements are smaller than 1
-        assert close(found[name], wanted, np.abs(wanted) + 2.5), name
+        assert close(actual[name], expected, np.abs(expected) + 2.5), name
 
 
 def weighted(answer: Tensor, device: AnyDevice) -> Tensor:
@@ -246,7 +246,7 @@ def differences(loss: Node, wrt: Sequence[Node], held: dict[Buffer, Array]) -> l
     for node in toposort([loss]):
         if node.op is Op.BUFFER:
             held.setdefault(node.arg, np.asarray(node.arg.host))
-    found = []
+    gradients = []
     for leaf in wrt:
         start = held[leaf.arg].astype(np.float64)
         slope = np.zeros(start.shape)
@@ -257,8 +257,8 @@ def differences(loss: Node, wrt: Sequence[Node], held: dict[Buffer, Array]) -> l
                 moved[place] += sign * STEP
                 ends.append(evaluate([loss], held | {leaf.arg: moved}, wide=True)[0])
             slope[place] = (ends[0] - ends[1]).item() / (2 * STEP)
-        found.append(slope)
-    return found
+        gradients.append(slope)
+    return gradients
 
 
 def test_gradients_of_a_mixed_network_equal_finite_differences_in_float64() -> None:
@@ -277,9 +277,9 @@ def test_gradients_of_a_mixed_network_equal_finite_differences_in_float64() -> N
     )
     wrt = [t.node for t in (x, w, b, table, scale)]
     held = {n.arg: np.asarray(n.arg.host) for n in toposort([loss.node]) if n.op is Op.BUFFER}
-    found = evaluate(gradient(loss.node, wrt), held, wide=True)
-    for leaf, g, wanted in zip(shapes, found, differences(loss.node, wrt, held), strict=True):
-        assert np.abs(g - wanted).max() <= TOLERANCE * np.abs(wanted).max(), leaf
+    actual = evaluate(gradient(loss.node, wrt), held, wide=True)
+    for leaf, g, expected in zip(shapes, actual, differences(loss.node, wrt, held), strict=True):
+        assert np.abs(g - expected).max() <= TOLERANCE * np.abs(expected).max(), leaf
 
 
 def test_float16_sums_accumulate_in_float32_forward_and_backward(device: AnyDevice) -> None:
@@ -287,7 +287,7 @@ def test_float16_sums_accumulate_in_float32_forward_and_backward(device: AnyDevi
     big = np.array([6e4, 6e4, -6e4, -6e4], np.float16)
     x, one = Tensor(big, device), Tensor(np.ones((1, 1), np.float16), device)
     many = Tensor(np.full(30_000, 0.1, np.float16), device)
-    found = results(
+    actual = results(
         {
             "sum": x.sum(), "mean": x.abs().mean(), "rows": x.reshape(2, 2).mean(1),
             "variance": (x * (1 / 1024)).variance(), "long": many.sum(),
@@ -295,13 +295,13 @@ def test_float16_sums_accumulate_in_float32_forward_and_backward(device: AnyDevi
         },
         device,
     )  # fmt: skip
-    assert all(value.dtype == np.float16 for value in found.values())
-    assert found["sum"] == 0
-    assert found["mean"] == big[0]
-    assert found["rows"].tolist() == [big[0], -big[0]]
-    assert found["expanded"].tolist() == [[0]]
-    assert found["long"] == np.float16(30_000 * float(np.float16(0.1)))
-    assert found["variance"] == (float(big[0]) / 1024) ** 2
+    assert all(value.dtype == np.float16 for value in actual.values())
+    assert actual["sum"] == 0
+    assert actual["mean"] == big[0]
+    assert actual["rows"].tolist() == [big[0], -big[0]]
+    assert actual["expanded"].tolist() == [[0]]
+    assert actual["long"] == np.float16(30_000 * float(np.float16(0.1)))
+    assert actual["variance"] == (float(big[0]) / 1024) ** 2
 
 
 # --- the shape of the backward graph ---
@@ -320,8 +320,8 @@ def test_gradients_of_slices_that_tile_a_tensor_are_concatenated() -> None:
     for some in (padded[:2], [*padded, padded[0]], [padded[0], padded[2]], overlapping):
         added = total(some)
         assert added.op is Op.ADD
-        wanted = sum(evaluate([p], {})[0] for p in some)
-        assert np.array_equal(evaluate([added], {})[0], wanted)
+        expected = sum(evaluate([p], {})[0] for p in some)
+        assert np.array_equal(evaluate([added], {})[0], expected)
 
 
 def test_gradient_of_a_product_reads_the_other_factor_only() -> None:

@@ -79,10 +79,10 @@ def test_grad_accumulated_in_a_step_is_dropped_when_its_tracing_ends(device: Any
         assert p.grad is not None
         return {"g": p.grad * 1}
 
-    for forget, wanted in ((False, 12), (True, 2), (False, 12)):
+    for forget, expected in ((False, 12), (True, 2), (False, 12)):
         program = compile(partial(step, forget), device)
         program.run()
-        assert program.read("g").tolist() == [wanted] * 2
+        assert program.read("g").tolist() == [expected] * 2
         assert kept(p) == [10, 10]
     (p * 3).sum().backward()
     assert kept(p) == [13, 13]
@@ -91,18 +91,21 @@ def test_grad_accumulated_in_a_step_is_dropped_when_its_tracing_ends(device: Any
 def test_grad_accumulated_in_a_loop_or_cond_is_dropped_at_its_end(device: AnyDevice) -> None:
     p = Tensor([1.0, 2.0], device, requires_grad=True)
 
-    def found(x: Tensor) -> Tensor:
+    def accumulated(x: Tensor) -> Tensor:
         (p * x).sum().backward()
         assert p.grad is not None
         return p.grad
 
-    looped = loop(3, lambda i, x: found(x) + 1, p * 0)
-    either = [cond(Tensor([n], device), lambda: found(p), lambda: found(p * 0 + 5)) for n in (0, 1)]
+    looped = loop(3, lambda i, x: accumulated(x) + 1, p * 0)
+    either = [
+        cond(Tensor([n], device), lambda: accumulated(p), lambda: accumulated(p * 0 + 5))
+        for n in (0, 1)
+    ]
     assert looped.numpy().tolist() == [3, 3]
     assert [t.numpy().tolist() for t in either] == [[5, 5], [2, 4]]
     assert kept(p) == [0, 0]
     with pytest.raises(ZeroDivisionError):
-        compile(lambda: {"g": found(p), "never": p * (1 // 0)}, device)
+        compile(lambda: {"g": accumulated(p), "never": p * (1 // 0)}, device)
     assert kept(p) == [0, 0]
 
 

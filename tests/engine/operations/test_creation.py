@@ -21,8 +21,8 @@ NUMPY = open_device("numpy")
 def test_arange_eye_and_full_like_equal_numpys() -> None:
     device = open_mapping("numpy")
     for arguments in [(5,), (2, 9), (2, 9, 3), (9, 2, -2), (0.5, 2.1, 0.4), (1.0,)]:
-        found = Tensor.arange(*arguments, device=device)
-        assert close(found.numpy(), np.arange(*arguments), roundings=4), arguments
+        created = Tensor.arange(*arguments, device=device)
+        assert close(created.numpy(), np.arange(*arguments), roundings=4), arguments
     assert Tensor.arange(5, dtype=dtype.u8, device=device).dtype is dtype.u8
     assert np.array_equal(Tensor.eye(3, 5, 1, device=device), np.eye(3, 5, 1))
     x = Tensor([[1, 2]], device)
@@ -39,10 +39,10 @@ def test_creation_functions_give_the_values_and_dtypes_of_numpy() -> None:
         "arange": (Tensor.arange(4, device=device), np.arange(4, dtype=np.int32)),
         "empty": (Tensor.empty(2, 1, dtype=dtype.f16, device=device), np.zeros((2, 1), np.float16)),
     }
-    for name, (tensor, wanted) in made.items():
+    for name, (tensor, expected) in made.items():
         assert tensor.realized == (name == "empty")
-        assert tensor.numpy().dtype == wanted.dtype, name
-        assert np.array_equal(tensor, wanted), name
+        assert tensor.numpy().dtype == expected.dtype, name
+        assert np.array_equal(tensor, expected), name
     storage = made["empty"][0]
     assert storage.write(np.array([[1], [2]], np.float16)).numpy().tolist() == [[1], [2]]
 

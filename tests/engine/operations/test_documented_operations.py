@@ -23,8 +23,8 @@ TITLES = list(operations.ROWS)
 
 def case_of(row: operations.Row) -> Case:
     def tensors(*xs: Tensor) -> Tensor:
-        found: Tensor = operations.evaluated(row.tensor, list(xs))
-        return found
+        result: Tensor = operations.evaluated(row.tensor, list(xs))
+        return result
 
     def arrays(*xs: np.ndarray) -> np.ndarray:
         return np.array(operations.evaluated(row.array, list(xs)))  # no view: x changes
@@ -43,14 +43,14 @@ def test_documented_operation_equals_its_numpy_expression_with_gradient(
     tensors = {c.name: [Tensor(a, device) for a in inputs_of(c)] for c in cases}
 
     def step() -> dict[str, Tensor]:
-        found = {}
+        outputs = {}
         for c in cases:
-            answer = found[c.name] = c.tensors(*tensors[c.name])
+            answer = outputs[c.name] = c.tensors(*tensors[c.name])
             if answer.dtype.is_float:
                 weights = np.cos(np.arange(answer.node.size)).reshape(answer.shape)
                 slopes = (answer * Tensor(weights, device)).sum().gradient(tensors[c.name])
-                found |= {f"{c.name}, gradient {i}": g for i, g in enumerate(slopes)}
-        return found
+                outputs |= {f"{c.name}, gradient {i}": g for i, g in enumerate(slopes)}
+        return outputs
 
     program = compile(step, device)
     program.run()
@@ -69,7 +69,7 @@ def test_documented_operations_equal_numpy_for_every_accepted_dtype(kind: dtype.
 
     The test above checks float32, on every device and form.
     """
-    device, rng, found, wanted = open_mapping("numpy"), np.random.default_rng(0), {}, {}
+    device, rng, outputs, wanted = open_mapping("numpy"), np.random.default_rng(0), {}, {}
     for row in (r for rows in operations.ROWS.values() for r in rows):
         end = 2 if kind is dtype.bool_ or row.high < 2 else 4
         drawn = [rng.integers(1, end, s) for s in row.shapes]
@@ -81,18 +81,18 @@ def test_documented_operations_equal_numpy_for_every_accepted_dtype(kind: dtype.
         except (TypeError, ValueError):
             continue  # the page lists the dtypes that a row accepts
         wide = [a.astype(np.float64) for a in arrays]
-        found[row.tensor] = answer
+        outputs[row.tensor] = answer
         wanted[row.tensor] = np.asarray(operations.evaluated(row.array, wide))
-    assert len(found) > 100
-    program = compile(lambda: found, device)
+    assert len(outputs) > 100
+    program = compile(lambda: outputs, device)
     program.run()
     for name, array in wanted.items():
         value = program.read(name)
-        assert value.dtype.kind == "f" or value.dtype == found[name].dtype.np
+        assert value.dtype.kind == "f" or value.dtype == outputs[name].dtype.np
         if value.dtype.kind == "f":
             unit = np.finfo(kind.np if kind is dtype.f16 else value.dtype).eps
-            off = 8 * float(unit) * max(1, np.abs(array).max())
-            assert np.allclose(value, array, rtol=0, atol=off), name
+            tolerance = 8 * float(unit) * max(1, np.abs(array).max())
+            assert np.allclose(value, array, rtol=0, atol=tolerance), name
         else:
             whole = array if value.dtype.kind == "b" else array.astype(np.int64)
             assert np.array_equal(value, whole.astype(value.dtype)), name
@@ -102,12 +102,14 @@ def test_every_operation_is_documented() -> None:
     """The methods without a row create a Tensor, evaluate or assign one, or are synonyms."""
     rows = " ".join(r.tensor for rows in operations.ROWS.values() for r in rows)
     named = set(re.findall(r"\.(\w+)", rows))
-    beside = "assign backward empty flat_index full gradient item numpy ones realize write zeros"
-    known = {*beside.split(" "), "zero_grad", "eq", "variance", "weighted_sums"}
+    not_operations = (
+        "assign backward empty flat_index full gradient item numpy ones realize write zeros"
+    )
+    without_row = {*not_operations.split(" "), "zero_grad", "eq", "variance", "weighted_sums"}
     ours = {n for n in dir(Tensor) if n[0] != "_" and inspect.isroutine(getattr(Tensor, n))}
     functions = inspect.getmembers(nn, inspect.isfunction)
     layers = {n for n, f in functions if f.__module__ == nn.__name__ and n[0] != "_"}
-    assert ours - named == known
+    assert ours - named == without_row
     assert layers - named == {"slices", "variance"}  # variance is a synonym here, too
     signs = "+ - * / // % ** @ & | ^ << >> == != < > <= >="
     assert [s for s in re.split(" ", signs) if f" {s} " not in rows] == []
@@ -125,16 +127,16 @@ def test_omitted_arguments_have_defaults() -> None:
     assert [t.shape for t in x.topk(0)] == [(3, 0), (3, 0)]
     masks = np.tri(3, dtype=bool), np.where(np.tri(3), 0, -np.inf).astype(np.float32)
     for mask in masks:
-        found = nn.attention(x, x, x, mask=mask).numpy()
-        assert np.array_equal(found, nn.attention(x, x, x, causal=True).numpy())
+        actual = nn.attention(x, x, x, mask=mask).numpy()
+        assert np.array_equal(actual, nn.attention(x, x, x, causal=True).numpy())
 
 
 def test_cross_entropy_takes_class_probabilities(device: AnyDevice) -> None:
     rng = np.random.default_rng(0)
     logits, shares = rng.normal(size=(5, 7)), rng.uniform(size=(5, 7))
     wanted = -(shares * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum() / 5
-    found = nn.cross_entropy(Tensor(logits, device), Tensor(shares, device))
-    assert close(found.numpy(), wanted, 40)
+    actual = nn.cross_entropy(Tensor(logits, device), Tensor(shares, device))
+    assert close(actual.numpy(), wanted, 40)
     target = np.array([0, 6, 3, 3, 1])
     loss = nn.nll_loss(Tensor(logits, device), Tensor(target, device))
     assert close(loss.numpy(), -logits[range(5), target].mean(), 4)

@@ -32,13 +32,13 @@ def test_integer_and_bitwise_operations_equal_numpys(device: AnyDevice) -> None:
     program = compile(step, device)
     program.run()
     with np.errstate(over="ignore"):
-        wanted = {
+        expected = {
             "//": a // b, "%": a % b, "^": a ^ b, "&": a & b, "|": a | b, "<": a < b, ">=": a >= b,
             "not": ~a, "min": np.minimum(a, b), "max": np.maximum(a, b), "eq": a == 5,
             "wrap": u * np.uint32(3) + np.uint32(5), ">>": u >> 3, "<<": u << 3, "u%": u % 10,
             "f": u.astype(np.float32), "u8": (a % 256).astype(np.uint8),
         }  # fmt: skip
-    for name, value in wanted.items():
+    for name, value in expected.items():
         assert np.array_equal(program.read(name), value), name
 
 
@@ -83,7 +83,7 @@ def test_floor_division_and_remainder_equal_numpys(device: AnyDevice) -> None:
     pairs = [(1e8, 3), (1e10, 3), (16777215, 0.1), (1, 0.1), (5.3, inf), (-5.3, inf), (5.3, -inf),
              (60000, 0.001), (-1, 0.1), (7, -2), (1, 0), (-1, 0), (0, 0), (inf, 3)]  # fmt: skip
     pairs += [(float(a), float(b)) for a, b in np.random.default_rng(0).normal(size=(50, 2)) ** 5]
-    found, wanted = {}, {}
+    outputs, expected = {}, {}
     for kind in ("f4", "f2", "i1", "u1", "i4", "u4"):
         a, b = (np.array(v) for v in zip(*pairs, strict=True))
         if kind[0] != "f":
@@ -93,26 +93,26 @@ def test_floor_division_and_remainder_equal_numpys(device: AnyDevice) -> None:
             a, b = a.astype(kind), b.astype(kind)
             b[:3] = 0 if kind[0] != "f" else b[:3]
             x, y = Tensor(a, device), Tensor(b, device)
-            found |= {f"{kind} //": x // y, f"{kind} %": x % y}
-            wanted |= {f"{kind} //": a // b, f"{kind} %": a % b}
-    program = compile(lambda: found, device)
+            outputs |= {f"{kind} //": x // y, f"{kind} %": x % y}
+            expected |= {f"{kind} //": a // b, f"{kind} %": a % b}
+    program = compile(lambda: outputs, device)
     program.run()
-    for name, array in wanted.items():
+    for name, array in expected.items():
         kind, units = array.dtype.kind, roundings(device) if name == "f4 //" else 0
-        found = program.read(name)
-        assert found.shape == array.shape
-        assert np.allclose(found, array, units * 2.0**-23, 0, equal_nan=kind == "f"), name
+        outputs = program.read(name)
+        assert outputs.shape == array.shape
+        assert np.allclose(outputs, array, units * 2.0**-23, 0, equal_nan=kind == "f"), name
 
 
 def test_powers_and_isclose_take_integers_beyond_the_dtype() -> None:
-    found = [
+    results = [
         pair() ** -2,
         pair() ** 300,
         pair("i1") ** 100,
         pair().isclose(300),
     ]
-    wanted = [[1 / 4, 1 / 9], [math.inf, math.inf], [2.0**100, math.inf], [False, False]]
-    for t, value in zip(found, wanted, strict=True):
+    expected = [[1 / 4, 1 / 9], [math.inf, math.inf], [2.0**100, math.inf], [False, False]]
+    for t, value in zip(results, expected, strict=True):
         assert close(t.numpy(), np.array(value), 200)
     assert (~pair()).numpy().tolist() == [253, 252]
     assert Tensor.arange(2**31, 2**31 + 2, dtype=dtype.u32)[1:].cast(dtype.i32).shape == (1,)
@@ -122,20 +122,20 @@ def test_powers_and_isclose_take_integers_beyond_the_dtype() -> None:
 def test_operations_keep_8_bit_and_float16_dtypes(device: AnyDevice) -> None:
     a = np.array([[3, 0, 200], [7, 7, 1]], np.uint8)
     x, h = Tensor(a, device), Tensor(a.astype(np.float16), device)
-    found = {
+    outputs = {
         "sort": x.sort(), "cumsum": x.cumsum(1), "prod": x.prod(1), "clip": x.clip(2, 100),
         "floor": x.floor(), "cummax": x.cummax(1), "take": x.take_along_axis(x.argsort()),
         "power": x**3, "scatter": x.scatter(1, np.array([[1], [2]]), np.array([[9], [8]])),
     }  # fmt: skip
-    wanted = {
+    expected = {
         "sort": np.sort(a), "cumsum": a.cumsum(1, np.uint8), "prod": a.prod(1, np.uint8),
         "clip": a.clip(2, 100), "floor": a, "cummax": np.maximum.accumulate(a, 1),
         "take": np.sort(a), "power": a**3, "scatter": np.uint8([[3, 9, 200], [7, 7, 8]]),
     }  # fmt: skip
     halves = {"erf": h.erf(), "log1p": h.log1p(), "silu": h.silu(), "root": h**0.25}
-    program = compile(lambda: found | halves, device)
+    program = compile(lambda: outputs | halves, device)
     program.run()
-    for name, value in wanted.items():
+    for name, value in expected.items():
         assert program.read(name).dtype == value.dtype, name
         assert np.array_equal(program.read(name), value), name
     assert all(program.read(name).dtype == np.float16 for name in halves)
@@ -186,15 +186,15 @@ def test_signed_integer_overflow_wraps_despite_compiler_assumptions(
     device: AnyDevice, case: str, repeats: int
 ) -> None:
     values = np.array([INT32_EDGES, INT32_EDGES[::-1], np.roll(INT32_EDGES, 3)] * repeats, np.int32)
-    found = OVERFLOWING_EXPRESSIONS[case](Tensor(values, device), lambda x: x).numpy()
+    actual = OVERFLOWING_EXPRESSIONS[case](Tensor(values, device), lambda x: x).numpy()
     np.testing.assert_array_equal(
-        found, OVERFLOWING_EXPRESSIONS[case](values.astype(np.int64), wrapped)
+        actual, OVERFLOWING_EXPRESSIONS[case](values.astype(np.int64), wrapped)
     )
 
 
 def test_arange_plus_a_constant_wraps(device: AnyDevice) -> None:
-    found = (Tensor.arange(10, device=device) + (2**31 - 5)) < 0
-    assert found.numpy().tolist() == [False] * 5 + [True] * 5
+    is_negative = (Tensor.arange(10, device=device) + (2**31 - 5)) < 0
+    assert is_negative.numpy().tolist() == [False] * 5 + [True] * 5
 
 
 def test_absolute_value_of_the_least_integer_is_itself(device: AnyDevice) -> None:

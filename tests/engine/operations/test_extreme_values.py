@@ -21,10 +21,10 @@ def test_tanh_and_expm1_are_accurate_near_0(device: AnyDevice) -> None:
     program = compile(lambda: {"tanh": x.tanh(), "expm1": x.expm1()}, device)
     program.run()
     wide = a.astype(np.float64)
-    for name, wanted in (("tanh", np.tanh(wide)), ("expm1", np.expm1(wide))):
-        assert close(program.read(name), wanted, np.abs(wanted), roundings=80), name
+    for name, expected in (("tanh", np.tanh(wide)), ("expm1", np.expm1(wide))):
+        assert close(program.read(name), expected, np.abs(expected), roundings=80), name
         near = np.abs(a) < 1
-        assert close(program.read(name)[near], wanted[near], np.abs(wanted)[near], 12), name
+        assert close(program.read(name)[near], expected[near], np.abs(expected)[near], 12), name
 
 
 def test_extrema_and_sums_propagate_nan(device: AnyDevice) -> None:
@@ -71,8 +71,8 @@ def test_functions_of_nan_infinity_and_large_numbers_equal_numpys(device: AnyDev
     program.run()
     with np.errstate(all="ignore"):
         for name, (_, array) in functions.items():
-            found, wanted = program.read(name), np.asarray(array())
-            assert close(found, wanted, roundings=8), name
+            actual, expected = program.read(name), np.asarray(array())
+            assert close(actual, expected, roundings=8), name
 
 
 def test_powers_of_infinities_and_signed_zeros_equal_numpys(device: AnyDevice) -> None:
@@ -87,10 +87,10 @@ def test_powers_of_infinities_and_signed_zeros_equal_numpys(device: AnyDevice) -
     program.run()
     with np.errstate(all="ignore"):
         slope = np.where(b == 0, 0, b * a ** (b - 1))
-        for name, wanted in {"power": a**b, "cube": a ** np.float32(-3), "slope": slope}.items():
-            found = program.read(name)
-            assert close(found, wanted, roundings=8), name
-            signs = np.isnan(wanted) | (np.signbit(found) == np.signbit(wanted))
+        for name, expected in {"power": a**b, "cube": a ** np.float32(-3), "slope": slope}.items():
+            actual = program.read(name)
+            assert close(actual, expected, roundings=8), name
+            signs = np.isnan(expected) | (np.signbit(actual) == np.signbit(expected))
             assert signs.all(), (name, a[~signs], b[~signs])
 
 
@@ -100,15 +100,15 @@ def test_signs_of_zero_results_are_as_documented() -> None:
     kept = (x[:1].abs(), x[:1].relu(), minus % 1)
     dropped = (x[:1].floor(), x.ceil(), x.trunc(), x.round(), x[:1] // one, x[:1].atan(),
                x[:1].asin(), -minus % -1)  # fmt: skip
-    for found, sign in (*((t, True) for t in kept), *((t, False) for t in dropped)):
-        assert not found.numpy().any()
-        assert (np.signbit(found.numpy()) == sign).all()
+    for actual, sign in (*((t, True) for t in kept), *((t, False) for t in dropped)):
+        assert not actual.numpy().any()
+        assert (np.signbit(actual.numpy()) == sign).all()
 
 
 def test_exact_gelu_is_accurate_far_below_zero(device: AnyDevice) -> None:
     x = np.float32([-0.7, -1.4142135, -1.5, -3, -4.735, -5.615, -9, 0, 0.3, 4, 3e38])
-    wanted = [float(v) / 2 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
-    assert np.allclose(Tensor(x, device).gelu(exact=True).numpy(), wanted, rtol=2e-5, atol=0)
+    expected = [float(v) / 2 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
+    assert np.allclose(Tensor(x, device).gelu(exact=True).numpy(), expected, rtol=2e-5, atol=0)
 
 
 def test_log1p_and_softplus_are_accurate_near_zero(device: AnyDevice) -> None:
@@ -127,7 +127,7 @@ def test_comparisons_of_nan_infinity_and_signed_zeros_follow_ieee_754(device: An
     values = np.array([np.nan, 1, -0.0, 0.0, -2, np.inf, -np.inf], np.float32)
     a, b = (g.ravel() for g in np.meshgrid(values, values))
     x, y = Tensor(a, device), Tensor(b, device)
-    found = results(
+    actual = results(
         {
             "<": x < y,
             ">": x > y,
@@ -140,18 +140,18 @@ def test_comparisons_of_nan_infinity_and_signed_zeros_follow_ieee_754(device: An
         },
         device,
     )
-    wanted = {
+    expected = {
         "<": a < b, ">": a > b, "<=": a <= b, ">=": a >= b, "==": a == b, "!=": a != b,
         "0": a >= 0, "array": b != a,
     }  # fmt: skip
-    for name, value in wanted.items():
-        assert np.array_equal(found[name], value), name
+    for name, value in expected.items():
+        assert np.array_equal(actual[name], value), name
 
 
 def test_nan_and_infinity_pass_through_clipping_and_activations(device: AnyDevice) -> None:
     a = np.array([np.nan, np.inf, -np.inf, -3, 3], np.float32)
     x = Tensor(a, device)
-    found = results(
+    actual = results(
         {
             "clip": x.maximum(0.0).minimum(1.0),
             "relu": x.relu(),
@@ -164,7 +164,7 @@ def test_nan_and_infinity_pass_through_clipping_and_activations(device: AnyDevic
         device,
     )
     nan, inf = np.nan, np.inf
-    wanted = {  # intermediate sums are at least 1
+    expected = {  # intermediate sums are at least 1
         "clip": [nan, 1, 0, 0, 1],
         "relu": [nan, inf, 0, 0, 3],
         "leaky": [nan, inf, -inf, -0.75, 3],
@@ -173,20 +173,20 @@ def test_nan_and_infinity_pass_through_clipping_and_activations(device: AnyDevic
         "tanh": [nan, 1, -1, -np.tanh(3), np.tanh(3)],
         "where": [7, inf, 7, 7, 3],
     }
-    for name, value in wanted.items():
-        assert close(found[name], value, np.maximum(1, np.abs(value)), roundings=16), name
+    for name, value in expected.items():
+        assert close(actual[name], value, np.maximum(1, np.abs(value)), roundings=16), name
 
 
 def test_maximum_of_many_elements_is_nan_if_any_is_nan(
     device: AnyDevice, rng: np.random.Generator
 ) -> None:
     """Partial maxima are combined in trees and in two stages; the NaN is at different places."""
-    found, places = {}, (0, 1, 15, 16, 777, 16_384, 40_000)
+    maxima, places = {}, (0, 1, 15, 16, 777, 16_384, 40_000)
     for place in places:
         a = draw(rng, 40_001)
         a[place] = np.nan
-        found[str(place)] = Tensor(a, device).max()
-    for name, value in results(found, device).items():
+        maxima[str(place)] = Tensor(a, device).max()
+    for name, value in results(maxima, device).items():
         assert np.isnan(value), name
 
 
@@ -194,27 +194,32 @@ def test_powers_with_infinite_base_or_exponent_equal_numpys(device: AnyDevice) -
     y = np.float32([0, 1, -1, 2.5, -0.5, math.inf, -math.inf, math.nan])
     for base in (math.inf, -math.inf, 2, 0.5, 1, 0.0):
         with np.errstate(all="ignore"):
-            wanted = np.float32(base) ** y
-        found = (base ** Tensor(y, device)).numpy()
-        assert np.allclose(found, wanted, rtol=1e-6, atol=0, equal_nan=True), base
+            expected = np.float32(base) ** y
+        actual = (base ** Tensor(y, device)).numpy()
+        assert np.allclose(actual, expected, rtol=1e-6, atol=0, equal_nan=True), base
     with np.errstate(all="ignore"):
         for exponent in (0.5, 2, 3, -1, -2, 1.5):
             x = np.float32([math.inf, -math.inf, math.nan])
-            found = (Tensor(x, device) ** exponent).numpy()
-            assert np.allclose(found, x**exponent, rtol=0, atol=0, equal_nan=True), exponent
+            actual = (Tensor(x, device) ** exponent).numpy()
+            assert np.allclose(actual, x**exponent, rtol=0, atol=0, equal_nan=True), exponent
 
 
 def test_exp_log_reciprocal_and_sqrt_overflow_as_numpys(device: AnyDevice) -> None:
     a = np.array([-200, -87, -1e-4, 0, 1e-4, 87, 200], np.float32)
     x = Tensor(a, device)
-    found = results({"exp": x.exp(), "log": x.log(), "inverse": 1 / x, "sqrt": x.sqrt()}, device)
+    actual = results({"exp": x.exp(), "log": x.log(), "inverse": 1 / x, "sqrt": x.sqrt()}, device)
     with np.errstate(all="ignore"):
         wide = a.astype(np.float64)
-        wanted = {"exp": np.exp(wide), "log": np.log(wide), "inverse": 1 / wide, "sqrt": wide**0.5}
-        for name, value in wanted.items():
+        expected = {
+            "exp": np.exp(wide),
+            "log": np.log(wide),
+            "inverse": 1 / wide,
+            "sqrt": wide**0.5,
+        }
+        for name, value in expected.items():
             single = value.astype(np.float32)
             # exp(87) carries the rounding of 87 / ln 2 to a float32: 2**-18 of the value
-            assert np.allclose(found[name], single, rtol=1e-5, atol=1e-30, equal_nan=True), name
+            assert np.allclose(actual[name], single, rtol=1e-5, atol=1e-30, equal_nan=True), name
 
 
 def test_sine_and_cosine_of_large_arguments_are_accurate(device: AnyDevice) -> None:
@@ -222,7 +227,7 @@ def test_sine_and_cosine_of_large_arguments_are_accurate(device: AnyDevice) -> N
     a = np.array([-1e6, -30_000.5, -4, 0, 0.1, 1.5707964, 700, 30_000, 1e5], np.float32)
     x, wide = Tensor(a, device), a.astype(np.float64)
     sine, cosine = x.sin(), x.cos()
-    found = results(
+    actual = results(
         {
             "sin": sine,
             "cos": cosine,
@@ -231,11 +236,11 @@ def test_sine_and_cosine_of_large_arguments_are_accurate(device: AnyDevice) -> N
         },
         device,
     )
-    wanted = {
+    expected = {
         "sin": np.sin(wide),
         "cos": np.cos(wide),
         "slope of sin": np.cos(wide),
         "slope of cos": -np.sin(wide),
     }
-    for name, value in wanted.items():
-        assert close(found[name], value, 1, roundings=16), name
+    for name, value in expected.items():
+        assert close(actual[name], value, 1, roundings=16), name

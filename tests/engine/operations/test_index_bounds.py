@@ -42,10 +42,10 @@ def table() -> Tensor:
 
 def uploaded(array: object) -> Tensor:
     """A Tensor of which the host keeps no copy."""
-    found = tensor(array)
-    (found + 1).numpy()
-    assert found.node.arg.host is None
-    return found
+    result = tensor(array)
+    (result + 1).numpy()
+    assert result.node.arg.host is None
+    return result
 
 
 I = np.int32([0, 1, BIG])  # noqa: E741 (as in docs/operations.md)
@@ -119,9 +119,9 @@ def test_indices_written_after_compilation_are_checked(name: str) -> None:
             put(bad)
     feeder.send(np.int32([1, 2]))
     program.run()
-    wanted = compile(lambda: {"y": LATER[name](x, tensor([1, 2]))}, DEVICE)
-    wanted.run()
-    assert np.array_equal(program.read("y"), wanted.read("y"))
+    expected = compile(lambda: {"y": LATER[name](x, tensor([1, 2]))}, DEVICE)
+    expected.run()
+    assert np.array_equal(program.read("y"), expected.read("y"))
 
 
 def test_indices_assigned_by_a_step_are_checked_at_compilation_and_on_write() -> None:
@@ -256,11 +256,11 @@ def test_index_buffer_is_freed_with_its_last_reader() -> None:
     gc.disable()
     try:
         index = tensor(np.int32([0, 1]))
-        known = weakref.ref(index.node.arg)
+        buffer_reference = weakref.ref(index.node.arg)
         y = table().gather(Tensor.concat([index.detach()[:1], index[1:]]))
         assert y.numpy().tolist() == X[:2].tolist()
         del y, index
-        assert known() is None
+        assert buffer_reference() is None
     finally:
         gc.enable()
 

@@ -34,13 +34,13 @@ def test_scatter_and_gather_by_sorted_indices_equal_those_by_comparison(
     rows = Tensor(drawn(3, 40, seed=2), device)
 
     def step() -> dict[str, Tensor]:
-        found = {"added": x.scatter_add(1, at, new), "last": x.scatter(1, at, new)}
-        found["rows"] = x.reshape(5, 6).gather(rows).square()
-        for name, y in list(found.items()):
+        outputs = {"added": x.scatter_add(1, at, new), "last": x.scatter(1, at, new)}
+        outputs["rows"] = x.reshape(5, 6).gather(rows).square()
+        for name, y in list(outputs.items()):
             first = (y * y.square()).sum().gradient([x, new])
             second = sum((g.square().sum() for g in first), y.sum()).gradient([x, new])
-            found |= {f"{name} {i}": g for i, g in enumerate([*first, *second])}
-        return found
+            outputs |= {f"{name} {i}": g for i, g in enumerate([*first, *second])}
+        return outputs
 
     compared = compile(step, device)
     monkeypatch.setattr(scans, "MAX_INDEX_COMPARISONS", 0)
@@ -108,6 +108,6 @@ def test_gradient_of_gather_adds_up_repeated_rows(device: AnyDevice) -> None:
     )
     program.run()
     assert np.array_equal(program.read("rows"), table[index])
-    wanted = np.zeros((9, 5))
-    np.add.at(wanted, index, 2 * table[index])
-    assert close(program.read("g"), wanted, np.abs(wanted), roundings=4)
+    expected = np.zeros((9, 5))
+    np.add.at(expected, index, 2 * table[index])
+    assert close(program.read("g"), expected, np.abs(expected), roundings=4)

@@ -27,10 +27,10 @@ def answers(row: operations.Row, shapes: Shapes) -> np.ndarray | None:
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about means of empty arrays
-            found = operations.evaluated(row.array, [np.ones(s) for s in shapes])
+            result = operations.evaluated(row.array, [np.ones(s) for s in shapes])
     except (IndexError, ValueError):
         return None
-    return np.asarray(found)
+    return np.asarray(result)
 
 
 # Not compared: windows without elements, topk of more elements than there are, and shrinking to
@@ -48,20 +48,20 @@ CASES = [
 
 def test_operations_on_empty_tensors_equal_numpys(device: AnyDevice) -> None:
     assert len(CASES) > 200
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     for i, (row, shapes) in enumerate(CASES):
         inputs = [Tensor(np.ones(s, np.float32), device) for s in shapes]
-        found[f"{i}"] = answer = operations.evaluated(row.tensor, inputs)
+        outputs[f"{i}"] = answer = operations.evaluated(row.tensor, inputs)
         if answer.dtype.is_float:
             slopes = answer.sum().gradient(inputs)
             assert [g.shape for g in slopes] == [*shapes]
-            found |= {f"{i} {n}": g for n, g in enumerate(slopes)}
-    program = compile(lambda: found, device)
+            outputs |= {f"{i} {n}": g for n, g in enumerate(slopes)}
+    program = compile(lambda: outputs, device)
     program.run()
     for i, (row, shapes) in enumerate(CASES):
-        wanted, value = answers(row, shapes), program.read(f"{i}")
-        assert value.shape == wanted.shape, row.tensor  # type: ignore[union-attr]
-        assert close(value, wanted), row.tensor
+        expected, value = answers(row, shapes), program.read(f"{i}")
+        assert value.shape == expected.shape, row.tensor  # type: ignore[union-attr]
+        assert close(value, expected), row.tensor
 
 
 @pytest.mark.parametrize("shape", [(0, 100), (100, 0), (2, 0, 70)])
@@ -70,11 +70,11 @@ def test_sorting_empty_tensors_keeps_shape_and_dtype(
 ) -> None:
     x = Tensor(np.zeros(shape), device)
     for axis in range(len(shape)):
-        order, found = x.argsort(axis), x.sort(axis, descending=True)
+        order, values = x.argsort(axis), x.sort(axis, descending=True)
         most, places = x.topk(min(3, shape[axis]), axis)
-        assert (order.shape, order.dtype) == (found.shape, dtype.i32) == (shape, dtype.i32)
+        assert (order.shape, order.dtype) == (values.shape, dtype.i32) == (shape, dtype.i32)
         assert most.shape == places.numpy().shape
-        (slope,) = (found.sum() + most.sum()).gradient([x])
+        (slope,) = (values.sum() + most.sum()).gradient([x])
         assert slope.numpy().shape == order.numpy().shape == shape
 
 
@@ -144,13 +144,13 @@ def test_compiled_step_mixes_empty_and_other_tensors(device: AnyDevice) -> None:
         }
 
     program = compile(step, device)
-    heard: list[dict[str, np.ndarray]] = []
-    receiver = Receiver(program, ["none", "twice"], lambda tag, got: heard.append(got))
+    received: list[dict[str, np.ndarray]] = []
+    receiver = Receiver(program, ["none", "twice"], lambda tag, got: received.append(got))
     program.run()
     receiver.send()
     receiver.wait()
-    assert heard[0]["none"].shape == (0, 4)
-    assert heard[0]["twice"].tolist() == [12]
+    assert received[0]["none"].shape == (0, 4)
+    assert received[0]["twice"].tolist() == [12]
     shapes = {name: program.read(name).shape for name in ("slope", "layer", "only")}
     assert shapes == {"slope": (0, 4), "layer": (0, 5), "only": (0, 4)}
 

@@ -186,12 +186,12 @@ def test_operators_take_arrays_and_numbers_on_the_left(device: AnyDevice) -> Non
         "@": lambda x, n: a[:, :2] @ x,
         "**": lambda x, n: 2.5**x,
     }
-    found = {name: act(x, n) for name, act in cases.items()}
-    assert all(isinstance(t, Tensor) for t in found.values())
-    for name, value in results(found, device).items():
-        wanted = cases[name](a, i)
-        assert value.shape == wanted.shape, name
-        assert np.allclose(value, wanted, rtol=1e-6), name
+    tensors = {name: act(x, n) for name, act in cases.items()}
+    assert all(isinstance(t, Tensor) for t in tensors.values())
+    for name, value in results(tensors, device).items():
+        expected = cases[name](a, i)
+        assert value.shape == expected.shape, name
+        assert np.allclose(value, expected, rtol=1e-6), name
 
 
 def test_operations_take_arrays_in_place_of_tensors() -> None:

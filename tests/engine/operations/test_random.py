@@ -35,9 +35,9 @@ def test_random_bits_equal_the_documented_hash_on_every_device(device: AnyDevice
     )
     program.run()
     for seed in SEEDS:
-        found = program.read(str(seed))
-        assert found.dtype == np.uint32
-        assert found.ravel().tolist() == bits(201, seed), seed
+        actual = program.read(str(seed))
+        assert actual.dtype == np.uint32
+        assert actual.ravel().tolist() == bits(201, seed), seed
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_random_bits_equal_the_documented_hash_on_every_device(device: AnyDevice
 )
 def test_seed_beyond_32_bits_equals_a_tuple_of_its_words(seed: int, words: tuple[int, ...]) -> None:
     device = open_mapping("numpy")
-    found = Tensor.random_bits((7,), seed, device).numpy()
-    assert found.tolist() == bits(7, tuple(word % 2**32 for word in words))
+    actual = Tensor.random_bits((7,), seed, device).numpy()
+    assert actual.tolist() == bits(7, tuple(word % 2**32 for word in words))
     assert bits(9, -1) == bits(9, 2**32 - 1)
 
 
@@ -79,18 +79,18 @@ def test_seeds_may_be_computed_on_the_device(device: AnyDevice) -> None:
 
 
 def test_uniform_samples_are_the_upper_24_bits_of_the_hash(device: AnyDevice) -> None:
-    found = Tensor.uniform((257,), 3, device).numpy()
-    wanted = [(b >> 8) / 2**24 for b in bits(257, 3)]
-    assert found.dtype == np.float32
-    assert found.tolist() == wanted  # 24 bits fit a float32: no rounding
-    assert min(wanted) >= 0
-    assert max(wanted) < 1
+    actual = Tensor.uniform((257,), 3, device).numpy()
+    expected = [(b >> 8) / 2**24 for b in bits(257, 3)]
+    assert actual.dtype == np.float32
+    assert actual.tolist() == expected  # 24 bits fit a float32: no rounding
+    assert min(expected) >= 0
+    assert max(expected) < 1
 
 
 def test_normal_samples_equal_the_box_muller_transform(device: AnyDevice) -> None:
     """The rounding of the angle is an error relative to the radius."""
-    found = Tensor.normal((257,), 3, mean=1.0, variance=4.0, device=device).numpy()
-    for value, b in zip(found, bits(257, 3), strict=True):
+    actual = Tensor.normal((257,), 3, mean=1.0, variance=4.0, device=device).numpy()
+    for value, b in zip(actual, bits(257, 3), strict=True):
         u, v = (b >> 8) / 2**24, (lowbias(b) >> 8) / 2**24
         radius, angle = 2 * math.sqrt(-2 * math.log(1 - u)), 2 * math.pi * v
         size = 1 + radius * (1 + angle)
@@ -109,9 +109,9 @@ def test_random_tensors_are_on_the_device_of_the_seed_by_default(device: AnyDevi
 
 def test_extreme_normal_samples_are_finite() -> None:
     """The largest u is 1 - 2**-24: the radius is at most sqrt(48 ln 2), and 0 at u = 0."""
-    found = Tensor.normal((1 << 20,), 11, device=open_opencl()).numpy()
-    assert np.isfinite(found).all()
-    assert 4.2 < np.abs(found).max() <= math.sqrt(48 * math.log(2))
+    actual = Tensor.normal((1 << 20,), 11, device=open_opencl()).numpy()
+    assert np.isfinite(actual).all()
+    assert 4.2 < np.abs(actual).max() <= math.sqrt(48 * math.log(2))
 
 
 def test_neighbouring_samples_seeds_and_bits_are_uncorrelated() -> None:

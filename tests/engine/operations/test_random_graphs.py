@@ -57,8 +57,10 @@ def test_random_graphs_and_their_lowered_forms_agree_with_numpy(form: str, first
 @pytest.mark.parametrize(("form", "first", "count"), [("one", 180, 4), ("group", 184, 2)])
 def test_compiled_random_graphs_agree_with_numpy(form: str, first: int, count: int) -> None:
     pairs = [drawn(seed) for seed in range(first, first + count)]
-    found = faults_on([g for g, _ in pairs], [w for _, w in pairs], open_mapping(form), form)
-    for seed, faults in enumerate(found, first):
+    faults_by_graph = faults_on(
+        [g for g, _ in pairs], [w for _, w in pairs], open_mapping(form), form
+    )
+    for seed, faults in enumerate(faults_by_graph, first):
         assert not faults, f"seed {seed}"
 
 
@@ -84,9 +86,9 @@ def test_random_graphs_cover_every_documented_operation() -> None:
     rows = {
         m for rows in operations.ROWS.values() for r in rows for m in re.findall(named, r.tensor)
     }
-    beside = {"all", "any", "argsort", "layer_norm", "random_bits", "uniform", "normal"}
+    exceptions = {"all", "any", "argsort", "layer_norm", "random_bits", "uniform", "normal"}
     texts = [t.tensor for family in graph_templates.FAMILIES for t in family]
-    assert not rows - {m for text in texts for m in re.findall(named, text)} - beside
+    assert not rows - {m for text in texts for m in re.findall(named, text)} - exceptions
 
 
 def test_sorting_by_merging_agrees_with_numpy_in_random_graphs(
@@ -121,20 +123,22 @@ def wrong_sign(g: Node, ans: Node, x: Node) -> tuple[Node]:
 
 def mask_off_by_one(view: View, box: tuple[tuple[int, int], ...]) -> View:
     """A padded view whose first mask that ends early ends one later."""
-    found = WINDOW(view, box)
+    window = WINDOW(view, box)
     ends = [
-        axis for axis, (n, r) in enumerate(zip(found.shape, found.ranges, strict=True)) if r[1] < n
+        axis
+        for axis, (n, r) in enumerate(zip(window.shape, window.ranges, strict=True))
+        if r[1] < n
     ]
-    ranges = [(b, e + (axis in ends[:1])) for axis, (b, e) in enumerate(found.ranges)]
-    return canonical_view(found.shape, found.strides, found.offset, tuple(ranges))
+    ranges = [(b, e + (axis in ends[:1])) for axis, (b, e) in enumerate(window.ranges)]
+    return canonical_view(window.shape, window.strides, window.offset, tuple(ranges))
 
 
 def last_one_lost(view: View, steps: Sequence[int]) -> View:
     """A view that was padded in front and is flipped lacks its last element."""
-    found = STRIDE(view, steps)
-    sides = zip(found.ranges, view.ranges, steps, strict=True)
+    strided = STRIDE(view, steps)
+    sides = zip(strided.ranges, view.ranges, steps, strict=True)
     ranges = [(b, e - (step < 0 < before and b < e)) for (b, e), (before, _), step in sides]
-    return canonical_view(found.shape, found.strides, found.offset, tuple(ranges))
+    return canonical_view(strided.shape, strided.strides, strided.offset, tuple(ranges))
 
 
 WINDOW, STRIDE = View.window, View.stride

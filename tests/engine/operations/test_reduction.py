@@ -35,20 +35,20 @@ def test_mean_of_equal_numbers_is_that_number(device: AnyDevice) -> None:
     xs = [Tensor(np.full((2, n), 7, np.float32), device) for n in counts]
 
     def step() -> dict[str, Tensor]:
-        found = {}
+        outputs = {}
         for n, x in zip(counts, xs, strict=True):
-            found |= {f"{n}": x.mean(1), f"{n}, std": x.std(1)}
-            (found[f"{n}, gradient"],) = x.mean().gradient([x])
-        return found
+            outputs |= {f"{n}": x.mean(1), f"{n}, std": x.std(1)}
+            (outputs[f"{n}, gradient"],) = x.mean().gradient([x])
+        return outputs
 
     program = compile(step, device)
     program.run()
     # OpenCL allows a quotient an error of 2.5 units in the last place; GPUs make use of that.
     ulps = 2.5 if device.info.kind == "gpu" else 0.0
-    off = ulps * float(np.spacing(np.float32(7)))
+    tolerance = ulps * float(np.spacing(np.float32(7)))
     for n in counts:
-        assert np.abs(program.read(f"{n}") - 7).max() <= off
-        assert program.read(f"{n}, std").max() <= 2 * off
+        assert np.abs(program.read(f"{n}") - 7).max() <= tolerance
+        assert program.read(f"{n}, std").max() <= 2 * tolerance
         assert close(program.read(f"{n}, gradient"), np.full((2, n), 0.5 / n))
 
 
@@ -92,8 +92,8 @@ def test_float16_means_and_deviations_are_rounded_once() -> None:
     big = Tensor(np.full((1, 1, 3, 3), 60000, np.float16), device)
     assert big.avg_pool2d(3).numpy() == 60000
     a = np.random.default_rng(0).normal(size=(500, 7)).astype(np.float16)
-    wanted = a.astype(np.float64).std(1).astype(np.float16)
-    assert np.array_equal(Tensor(a, device).std(1).numpy(), wanted)
+    expected = a.astype(np.float64).std(1).astype(np.float16)
+    assert np.array_equal(Tensor(a, device).std(1).numpy(), expected)
 
 
 def test_reductions_and_softmax_take_scalars(device: AnyDevice) -> None:

@@ -23,8 +23,8 @@ def test_sorting_long_axes_by_merging_is_stable(device: AnyDevice, kind: str) ->
 
     An axis of more than 64 elements is sorted in blocks that are merged.
     """
-    wanted, rng = {}, np.random.default_rng(0)
-    found: dict[str, Tensor] = {}
+    expected, rng = {}, np.random.default_rng(0)
+    outputs: dict[str, Tensor] = {}
     for shape, axis in [((2, 65), 1), ((3, 130, 2), -2), ((200,), 0)]:
         a = rng.integers(0, 2 if kind == "?" else 9, shape).astype(kind)
         if kind[0] == "f":
@@ -36,13 +36,13 @@ def test_sorting_long_axes_by_merging_is_stable(device: AnyDevice, kind: str) ->
         falling = np.flip(falling, axis)
         for index, descending in ((order, False), (falling, True)):
             name = f"{shape} {descending}"
-            found |= {f"{name} i": x.argsort(axis, descending), name: x.sort(axis, descending)}
-            wanted |= {f"{name} i": index, name: np.take_along_axis(a, index, axis)}
-        found["topk"], found["topk i"] = x.topk(70, 0) if shape == (200,) else (x, x)
-        wanted |= {"topk": np.take_along_axis(a, falling, axis)[:70], "topk i": falling[:70]}
-    program = compile(lambda: found, device)
+            outputs |= {f"{name} i": x.argsort(axis, descending), name: x.sort(axis, descending)}
+            expected |= {f"{name} i": index, name: np.take_along_axis(a, index, axis)}
+        outputs["topk"], outputs["topk i"] = x.topk(70, 0) if shape == (200,) else (x, x)
+        expected |= {"topk": np.take_along_axis(a, falling, axis)[:70], "topk i": falling[:70]}
+    program = compile(lambda: outputs, device)
     program.run()
-    for name, array in wanted.items():
+    for name, array in expected.items():
         assert np.array_equal(program.read(name), array, equal_nan=kind[0] == "f"), name
 
 
@@ -73,14 +73,14 @@ def test_long_axes_are_sorted_within_loops_and_conds(device: AnyDevice) -> None:
     x, order = Tensor(a, device), Tensor(np.arange(100)[::-1].copy(), device)
 
     def body(i: Tensor, x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        order = loop(2, lambda j, found: (x * found).argsort(), order)
+        order = loop(2, lambda j, result: (x * result).argsort(), order)
         return (x + order).sort(descending=True), order
 
     def step() -> dict[str, Tensor]:
-        found, places = loop(2, body, x, order)
+        result, places = loop(2, body, x, order)
         kept = cond(x[0] > 1e6, lambda: x, x.sort)
-        (slope,) = (found * x.detach()).sum().gradient([x])
-        return {"found": found, "places": places, "kept": kept, "slope": slope}
+        (slope,) = (result * x.detach()).sum().gradient([x])
+        return {"found": result, "places": places, "kept": kept, "slope": slope}
 
     program = compile(step, device)
     program.run()

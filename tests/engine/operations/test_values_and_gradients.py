@@ -111,14 +111,14 @@ def test_values_and_gradients_of_operations_equal_numpy(device: AnyDevice, part:
     tensors = {c.name: [Tensor(a, device) for a in arrays[c.name]] for c in cases}
 
     def step() -> dict[str, Tensor]:
-        found = {}
+        outputs = {}
         for c in cases:
             answer = c.tensors(*tensors[c.name])
             weights = Tensor(np.cos(np.arange(answer.node.size)).reshape(answer.shape), device)
-            found[c.name] = answer
+            outputs[c.name] = answer
             for i, g in enumerate((answer * weights).sum().gradient(tensors[c.name])):
-                found[f"{c.name}, gradient {i}"] = g
-        return found
+                outputs[f"{c.name}, gradient {i}"] = g
+        return outputs
 
     program = compile(step, device)
     program.run(2)  # the second run must not depend on what the first left in memory

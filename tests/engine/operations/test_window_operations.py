@@ -37,16 +37,16 @@ def test_convolution_by_taps_equals_convolution_by_matrix_product(
 ) -> None:
     x, w = drawn((1, 4, 7, 6), (4, 4 // options.get("groups", 1), 3, 2))
 
-    def found() -> list[np.ndarray]:
+    def values_and_gradients() -> list[np.ndarray]:
         y = x.conv2d(w, **options)
         first = (y * y).sum().gradient([x, w])
         second = ((first[0] * first[0]).sum() + (first[1] * first[1]).sum()).gradient([x, w])
         return [t.numpy() for t in (y, *first, *second)]
 
-    summed = found()
+    summed = values_and_gradients()
     monkeypatch.setattr(windows, "MAX_WEIGHTS_AS_TAPS", 0)
-    for value, wanted in zip(summed, found(), strict=True):
-        assert close(value, wanted)
+    for value, expected in zip(summed, values_and_gradients(), strict=True):
+        assert close(value, expected)
 
 
 def test_gradient_of_an_image_convolved_with_itself_is_twice_the_image() -> None:
@@ -117,16 +117,16 @@ def test_padding_is_allowed_if_each_pooling_window_has_a_pixel() -> None:
 
 def test_max_pooling_of_padded_bools_is_bool() -> None:
     x = Tensor(np.eye(3, dtype=bool).reshape(1, 1, 3, 3), open_device("numpy"))
-    found = x.max_pool2d(2, 1, 1)
-    assert found.dtype is dtype.bool_
-    assert found[0, 0, 0].numpy().tolist() == [True, True, False, False]
+    pooled = x.max_pool2d(2, 1, 1)
+    assert pooled.dtype is dtype.bool_
+    assert pooled[0, 0, 0].numpy().tolist() == [True, True, False, False]
 
 
 def test_transposed_convolution_takes_integers() -> None:
     device = open_device("numpy")
     x = Tensor(np.arange(4, dtype=np.int32).reshape(1, 1, 2, 2), device)
-    found = x.conv_transpose2d(Tensor.ones(1, 1, 2, 2), stride=2).numpy()
-    assert np.array_equal(found[0, 0], np.repeat(np.repeat([[0, 1], [2, 3]], 2, 0), 2, 1))
+    actual = x.conv_transpose2d(Tensor.ones(1, 1, 2, 2), stride=2).numpy()
+    assert np.array_equal(actual[0, 0], np.repeat(np.repeat([[0, 1], [2, 3]], 2, 0), 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,11 @@ def test_convolution_and_einsum_take_arrays() -> None:
         rng.standard_normal(n).astype(np.float32) for n in ((1, 3, 6, 7), (3, 3, 3, 3), 3)
     )
     for convolution in (Tensor.conv2d, Tensor.conv_transpose2d):
-        found, wanted = (
+        actual, expected = (
             convolution(Tensor(x, NUMPY), *(Tensor(v, NUMPY) if made else v for v in (w, bias)))
             for made in (False, True)
         )
-        assert np.array_equal(found.numpy(), wanted.numpy())
+        assert np.array_equal(actual.numpy(), expected.numpy())
     product = Tensor.einsum("ij,kj->ik", Tensor(x[0, 0], NUMPY), x[0, 1])
     assert close(product.numpy(), x[0, 0] @ x[0, 1].T)
 
@@ -168,8 +168,8 @@ def test_interpolation_does_not_spread_infinity_and_nan() -> None:
     a[1, 2], a[4, 0] = np.inf, np.nan
     for size in [(5, 6), (3, 9), (10, 12), (2, 2)]:
         rows, columns = (np.arange(n) * m // n for n, m in zip(size, a.shape, strict=True))
-        found = Tensor(a, device).interpolate(size).numpy()
-        assert np.array_equal(found, a[rows][:, columns], equal_nan=True)
+        actual = Tensor(a, device).interpolate(size).numpy()
+        assert np.array_equal(actual, a[rows][:, columns], equal_nan=True)
     linear = Tensor(a, device).interpolate((5, 6), "linear").numpy()
     assert np.array_equal(linear, a, equal_nan=True)
     wide = Tensor(a, device).interpolate((10, 6), "linear").numpy()
@@ -199,11 +199,11 @@ def test_einsum_accepts_and_refuses_the_formulas_of_numpy(
     device = open_mapping("numpy")
     tensors = [Tensor(a, device) for a in arrays]
     try:
-        wanted = np.einsum(formula, *arrays)
+        expected = np.einsum(formula, *arrays)
     except ValueError:
         with pytest.raises(ValueError, match="einsum"):
             Tensor.einsum(formula, *tensors)
     else:
-        found = Tensor.einsum(formula, *tensors).numpy()
-        assert found.shape == np.shape(wanted)
-        assert np.array_equal(found, wanted)
+        actual = Tensor.einsum(formula, *tensors).numpy()
+        assert actual.shape == np.shape(expected)
+        assert np.array_equal(actual, expected)

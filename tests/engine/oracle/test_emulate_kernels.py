@@ -33,8 +33,8 @@ def test_emulated_kernel_reads_and_writes_through_views() -> None:
     run(shifted + mixed, move(Op.STRIDE, buffer(OUT), (2, 1)), held)
     first = held[X].reshape(4, 3)[0]
     doubled = held[X].reshape(3, 4)[:2, :3] * 2
-    wanted = doubled + np.stack([np.zeros(3), first])
-    assert np.array_equal(held[OUT].reshape(4, 3)[::2], wanted)
+    expected = doubled + np.stack([np.zeros(3), first])
+    assert np.array_equal(held[OUT].reshape(4, 3)[::2], expected)
     assert not held[OUT].reshape(4, 3)[1::2].any()
 
 
@@ -60,8 +60,8 @@ def test_product_may_read_another_part_of_the_buffer_that_it_writes() -> None:
     place = move(Op.SHRINK, buffer(joined), ((0, 1), (3, 7)))
     held = {joined: np.arange(7, dtype=np.float32), weight: np.arange(12, dtype=np.float32)}
     run(dot(left, buffer(weight)), place, held)
-    wanted = np.arange(3) @ np.arange(12).reshape(3, 4)
-    assert np.array_equal(held[joined], [0, 1, 2, *wanted])
+    expected = np.arange(3) @ np.arange(12).reshape(3, 4)
+    assert np.array_equal(held[joined], [0, 1, 2, *expected])
 
 
 def test_store_out_of_bounds_is_reported() -> None:

@@ -56,9 +56,9 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_emulated_launch_equals_numpy(name: str, lanes: Lanes) -> None:
     x = START.reshape(X.shape)
-    wanted = {"map": x * 2, "rows": x.sum(1), "columns": x.sum(0), "product": x @ x.T}[name]
+    expected = {"map": x * 2, "rows": x.sum(1), "columns": x.sum(0), "product": x @ x.T}[name]
     code, out = lowered(VALUES[name], lanes)
-    assert close(run(code, out), wanted)
+    assert close(run(code, out), expected)
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -101,8 +101,8 @@ def test_reading_what_another_work_item_overwrites_is_reported(lanes: Lanes) -> 
 
 def test_lanes_that_all_store_a_sum_are_reported() -> None:
     def every_lane(u: UOp) -> UOp | None:
-        wanted = u.op is U.RANGE and u.arg.name == "first"
-        return replace(u, arg=Range("first", 64, "lane")) if wanted else None
+        expected = u.op is U.RANGE and u.arg.name == "first"
+        return replace(u, arg=Range("first", 64, "lane")) if expected else None
 
     code, out = lowered(VALUES["rows"], "group")
     with pytest.raises(ValueError, match="two iterations write element"):
@@ -133,9 +133,9 @@ def test_gathered_row_out_of_bounds_is_reported(lanes: Lanes) -> None:
 
 def test_too_few_work_items_leave_elements_unwritten() -> None:
     code, out = lowered(VALUES["map"], "group")
-    found = run(replace(code, global_size=64), out).ravel()
-    assert np.array_equal(found[:64], START[:64] * 2)
-    assert not found[64:].any()
+    values = run(replace(code, global_size=64), out).ravel()
+    assert np.array_equal(values[:64], START[:64] * 2)
+    assert not values[64:].any()
 
 
 def test_unknown_instruction_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,10 +50,10 @@ def leaf(values: Any, dtype: DType) -> tuple[Node, dict[Buffer, np.ndarray]]:
 
 
 def value(node: Node, held: dict[Buffer, np.ndarray] | None = None, wide: bool = False) -> Any:
-    (found,) = evaluate([node], held or {}, wide)
-    assert found.shape == node.shape
-    assert found.dtype == (np.float64 if wide and node.dtype.is_float else node.dtype.np)
-    return found.tolist()
+    (actual,) = evaluate([node], held or {}, wide)
+    assert actual.shape == node.shape
+    assert actual.dtype == (np.float64 if wide and node.dtype.is_float else node.dtype.np)
+    return actual.tolist()
 
 
 def test_every_operation_can_be_interpreted() -> None:
@@ -132,10 +132,10 @@ def test_select_keeps_every_bit(kind: str) -> None:
         (condition[:, :1], x[:1], y),
     ):
         kept = a.copy(), b.copy(), c.copy()
-        found, wanted = select(c, a, b), np.where(c, a, b)
-        assert found.dtype == dtype
-        assert found.shape == wanted.shape
-        assert found.tobytes() == wanted.tobytes()
+        actual, expected = select(c, a, b), np.where(c, a, b)
+        assert actual.dtype == dtype
+        assert actual.shape == expected.shape
+        assert actual.tobytes() == expected.tobytes()
         assert all(u.tobytes() == v.tobytes() for u, v in zip((a, b, c), kept, strict=True))
 
 
@@ -160,14 +160,14 @@ def test_interpreter_computes_reductions_and_products() -> None:
 
 def test_interpreter_computes_movements() -> None:
     x, held = leaf([[1, 2, 3], [4, 5, 6]], i32)
-    for op, arg, wanted in (
+    for op, arg, expected in (
         (Op.RESHAPE, (3, 2), [[1, 2], [3, 4], [5, 6]]),
         (Op.PERMUTE, (1, 0), [[1, 4], [2, 5], [3, 6]]),
         (Op.PAD, ((0, 1), (1, 0)), [[0, 1, 2, 3], [0, 4, 5, 6], [0, 0, 0, 0]]),
         (Op.SHRINK, ((1, 2), (0, 2)), [[4, 5]]),
         (Op.STRIDE, (-1, 2), [[4, 6], [1, 3]]),
     ):
-        assert value(move(op, x, arg), held) == wanted, op
+        assert value(move(op, x, arg), held) == expected, op
     row = move(Op.SHRINK, x, ((0, 1), (0, 3)))
     assert value(move(Op.EXPAND, row, (2, 3)), held) == [[1, 2, 3], [1, 2, 3]]
 
@@ -211,9 +211,9 @@ def test_hash_is_lowbias32() -> None:
         return x ^ (x >> 16)
 
     inputs = [0, 1, 2, 0xDEADBEEF, 2**31, 2**32 - 1]
-    found = lowbias32(np.array(inputs, np.uint32))
-    assert found.dtype == np.uint32
-    assert found.tolist() == [reference(x) for x in inputs]
+    result = lowbias32(np.array(inputs, np.uint32))
+    assert result.dtype == np.uint32
+    assert result.tolist() == [reference(x) for x in inputs]
     assert value(alu(Op.HASH, const(77, u32))) == reference(77)
 
 
@@ -243,16 +243,16 @@ def test_expand_is_materialised_where_numpy_does_not_broadcast() -> None:
         (move(Op.RESHAPE, wide, (6,)), np.array([1, 2, 3, 1, 2, 3])),
         (alu(Op.WHERE, wide < full, tall, full), np.array(columns)),
     ]
-    for node, wanted in answers:
-        assert value(node, a | b | c) == wanted.tolist(), node
-    found = evaluate([node for node, _ in answers] + [wide], a | b | c)
-    for array, (_, wanted) in zip(found, answers, strict=False):
-        assert array.tolist() == wanted.tolist()
-    assert found[-1].tolist() == rows
+    for node, expected in answers:
+        assert value(node, a | b | c) == expected.tolist(), node
+    actual = evaluate([node for node, _ in answers] + [wide], a | b | c)
+    for array, (_, expected) in zip(actual, answers, strict=False):
+        assert array.tolist() == expected.tolist()
+    assert actual[-1].tolist() == rows
     flat = move(Op.RESHAPE, wide, (6,))  # values that cond reads are not known in advance
     chosen = cond(const(True, bool_), flat, const(0, f32, (6,)))
-    found = evaluate([wide * full, chosen], a | b | c)
-    assert found[1].tolist() == [1, 2, 3, 1, 2, 3]
+    actual = evaluate([wide * full, chosen], a | b | c)
+    assert actual[1].tolist() == [1, 2, 3, 1, 2, 3]
 
 
 def test_values_shared_by_conds_have_their_full_shape() -> None:
@@ -266,10 +266,10 @@ def test_values_shared_by_conds_have_their_full_shape() -> None:
         cond(yes, reduce(Op.SUM, wide, (0,)), const(0, f32, (3,))),
     ]
     for wide_floats in (False, True):
-        found = evaluate(choices, a | b | c, wide_floats)
-        assert found[0].tolist() == [[6, 12, 18]] * 2
-        assert found[1].tolist() == [[-6, -12, -18]] * 2
-        assert found[2].tolist() == [2, 4, 6]
+        actual = evaluate(choices, a | b | c, wide_floats)
+        assert actual[0].tolist() == [[6, 12, 18]] * 2
+        assert actual[1].tolist() == [[-6, -12, -18]] * 2
+        assert actual[2].tolist() == [2, 4, 6]
 
 
 def test_values_are_freed_after_their_last_use() -> None:
@@ -300,5 +300,5 @@ def test_peak_bytes_equal_the_live_values_of_an_evaluation() -> None:
 
 def test_contiguous_scalar_has_no_axes() -> None:
     node = contiguous(alu(Op.NEG, const(2.0, f32)))
-    (found,) = evaluate([node], {})
-    assert found.shape == ()
+    (actual,) = evaluate([node], {})
+    assert actual.shape == ()

@@ -25,8 +25,8 @@ def test_stores_reach_memory_and_masked_reads_give_zero() -> None:
     watch = watching()
     watch.write("a store", OUT, EACH, EACH != 4, ITEMS, EACH * 2.0)
     assert np.array_equal(watch.memory[OUT], [0, 2, 4, 6, 4, 10])
-    found = watch.read("a read", OUT, EACH * 100, EACH == 0, ITEMS)
-    assert np.array_equal(found, [0] * 6)
+    actual = watch.read("a read", OUT, EACH * 100, EACH == 0, ITEMS)
+    assert np.array_equal(actual, [0] * 6)
 
 
 def test_float16_is_read_as_float32() -> None:

@@ -66,13 +66,13 @@ def in_a_row(count: int, pitch: int, way: Way = masked, reach: int = 1) -> Step:
 
 def run(step: Step, x: np.ndarray, w: np.ndarray) -> tuple[Program, list[np.ndarray]]:
     """The program for groups of lanes, and the results of NumPy and of that program."""
-    found = []
+    results = []
     for device in (open_device("numpy"), open_mapping(GROUP)):
         tensors = Tensor(x, device), Tensor(w, device)
         program = compile(lambda t=tensors: step(*t), device)  # type: ignore[misc]
         program.run()
-        found.append(program.read("y"))
-    return program, found
+        results.append(program.read("y"))
+    return program, results
 
 
 def tiled(program: Program) -> list[Tiled]:
@@ -87,8 +87,8 @@ def picture(rows: int, pitch: int, channels: int = CHANNELS) -> np.ndarray:
 @pytest.mark.parametrize("way", [masked, framed])
 @pytest.mark.parametrize(("rows", "pitch"), [(40, 48), (37, 53), (9, 130), (70, 17)])
 def test_consecutive_stencils_are_one_tiled_launch(rows: int, pitch: int, way: Way) -> None:
-    program, (wanted, got) = run(in_a_row(3, pitch, way), picture(rows, pitch), weights())
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    program, (expected, got) = run(in_a_row(3, pitch, way), picture(rows, pitch), weights())
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     (launch,) = tiled(program)
     assert launch.pitch == pitch
     assert launch.halos in ((3, 2, 1, 0), (2, 1, 0))  # with or without a copy of the input
@@ -106,23 +106,23 @@ def test_value_read_again_by_a_later_stencil_is_kept_in_the_tile() -> None:
         back = (stencil(error, w, pitch) + error) * before.cos()
         return {"y": stencil(back.contiguous(), w, pitch)}
 
-    program, (wanted, got) = run(step, picture(24, pitch), weights())
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    program, (expected, got) = run(step, picture(24, pitch), weights())
+    np.testing.assert_allclose(got, expected, atol=1e-5)
     (launch,) = tiled(program)
     assert launch.size == 24 * pitch
     assert launch.halos[-4:] == (3, 2, 1, 0)
 
 
 def test_stencils_reaching_two_rows_and_columns_are_tiled() -> None:
-    program, (wanted, got) = run(in_a_row(2, 40, reach=2), picture(30, 40), weights(2))
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    program, (expected, got) = run(in_a_row(2, 40, reach=2), picture(30, 40), weights(2))
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     assert [launch.halos[-2:] for launch in tiled(program)] == [(2, 0)]
 
 
 def test_halos_wider_than_the_maximum_begin_another_launch() -> None:
     most = halo_tiles.MAX_HALO
-    program, (wanted, got) = run(in_a_row(most + 3, 40), picture(30, 40), weights())
-    np.testing.assert_allclose(got, wanted, atol=2e-5)
+    program, (expected, got) = run(in_a_row(most + 3, 40), picture(30, 40), weights())
+    np.testing.assert_allclose(got, expected, atol=2e-5)
     launches = tiled(program)
     assert [max(launch.halos) <= most for launch in launches] == [True, True]
     assert [len([k for k in one.members if k.name != "copy"]) for one in launches] == [most + 1, 2]
@@ -145,8 +145,8 @@ def test_tiles_fit_into_the_available_local_memory(
 ) -> None:
     """With less memory tiles are smaller, inputs are not copied, or kernels are not joined."""
     monkeypatch.setattr(halo_tiles, "LOCAL_MEMORY_BYTES", room)
-    program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    program, (expected, got) = run(in_a_row(3, 48), picture(40, 48), weights())
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     assert [len(launch.members) for launch in tiled(program)] == [members] * (members > 0)
     for code, kernel in zip(program.stages.codes, program.stages.procedure.kernels, strict=True):
         if isinstance(kernel, Tiled):
@@ -158,8 +158,8 @@ def test_tiled_launch_stays_within_the_maximum_buffer_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(halo_tiles, "MAX_LAUNCH_BUFFERS", 4)
-    program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    program, (expected, got) = run(in_a_row(3, 48), picture(40, 48), weights())
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     assert [len([k for k in one.members if k.name != "copy"]) for one in tiled(program)] == [2]
 
 
@@ -172,8 +172,8 @@ def test_padded_addends_are_added_within_the_tiled_launch() -> None:
         row = w[:1, :1].expand(1, pitch).pad((0, 0), (pitch, size - 2 * pitch))
         return {"y": y + first + row}
 
-    program, (wanted, got) = run(step, picture(30, pitch), weights())
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    program, (expected, got) = run(step, picture(30, pitch), weights())
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     assert len(tiled(program)) == 1
 
 
@@ -209,8 +209,8 @@ def into_the_next(x: Tensor, w: Tensor) -> Tensor:
 def test_reversed_distant_or_nonzero_neighbours_are_not_tiled(
     step: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    program, (wanted, got) = run(lambda x, w: {"y": step(x, w)}, picture(30, 40), weights())
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    program, (expected, got) = run(lambda x, w: {"y": step(x, w)}, picture(30, 40), weights())
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     assert tiled(program) == []
 
 
@@ -228,13 +228,13 @@ def test_taps_masked_by_row_and_column_are_tiled(way: Way) -> None:
         taps = [Tensor.where(chosen, one, 0.0) for one in seen]
         return {"y": Tensor.weighted_sums(taps, w[:, : len(taps)])}
 
-    program, (wanted, got) = run(step, picture(22, pitch), weights())
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    program, (expected, got) = run(step, picture(22, pitch), weights())
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     assert len(tiled(program)) == 1
 
 
 def test_stencil_that_overwrites_its_input_state_is_not_tiled() -> None:
-    found = []
+    results = []
     for device in (open_device("numpy"), open_mapping(GROUP)):
         x, w = Tensor(picture(30, 40), device), Tensor(weights(), device)
 
@@ -245,8 +245,8 @@ def test_stencil_that_overwrites_its_input_state_is_not_tiled() -> None:
 
         program = compile(step, device)
         program.run()
-        found.append(x.numpy())
-    np.testing.assert_allclose(found[1], found[0], atol=2e-6)
+        results.append(x.numpy())
+    np.testing.assert_allclose(results[1], results[0], atol=2e-6)
     assert tiled(program) == []
 
 
@@ -256,8 +256,8 @@ def test_mapping_of_one_work_item_per_group_has_no_tiles() -> None:
     program = compile(lambda: in_a_row(3, 40)(x, w), device)
     program.run()
     assert tiled(program) == []
-    _, (wanted, _) = run(in_a_row(3, 40), picture(30, 40), weights())
-    np.testing.assert_allclose(program.read("y"), wanted, atol=2e-6)
+    _, (expected, _) = run(in_a_row(3, 40), picture(30, 40), weights())
+    np.testing.assert_allclose(program.read("y"), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize(

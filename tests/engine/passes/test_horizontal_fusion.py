@@ -29,8 +29,8 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 def launches(*updates: Update) -> list[int]:
     """The number of kernels in each launch."""
     before = schedule(updates)
-    found = fuse(before).kernels
-    counts = [len(members(k)) for k in found]
+    fused = fuse(before).kernels
+    counts = [len(members(k)) for k in fused]
     assert sum(counts) == len(before.kernels)
     return counts
 
@@ -70,16 +70,16 @@ def test_kernels_that_fill_disjoint_parts_of_a_buffer_are_fused() -> None:
     first, second = dot(x, y), dot(y, x)
     flat = (move(Op.RESHAPE, n, (n.size,)) for n in (first, second))
     assert launches(*outputs(concat(list(flat), 0))) == [2]
-    beside = [first, dot(x, values(7, 3))]
-    assert launches(*outputs(concat(beside, 1))) == [2]
+    columns = [first, dot(x, values(7, 3))]
+    assert launches(*outputs(concat(columns, 1))) == [2]
 
 
 def elements(box: fusion.Box) -> set[int]:
     begin, axes = box
-    found = {begin}
+    offsets = {begin}
     for step, count in axes:
-        found = {place + step * i for place in found for i in range(count)}
-    return found
+        offsets = {place + step * i for place in offsets for i in range(count)}
+    return offsets
 
 
 def test_box_overlap_test_is_conservative_and_finds_most_disjoint_boxes() -> None:
@@ -89,7 +89,7 @@ def test_box_overlap_test_is_conservative_and_finds_most_disjoint_boxes() -> Non
     divide one another.
     """
     generator = np.random.default_rng(0)
-    apart = known = 0
+    disjoint = found_disjoint = 0
     for _ in range(4000):
         boxes: list[fusion.Box] = []
         for _ in range(2):
@@ -97,12 +97,12 @@ def test_box_overlap_test_is_conservative_and_finds_most_disjoint_boxes() -> Non
             axes = [(int(s), int(generator.integers(1, 5))) for s in steps]
             boxes.append((int(generator.integers(0, 30)), tuple(axes)))
         together = bool(elements(boxes[0]) & elements(boxes[1]))
-        said = fusion._boxes_overlap(*boxes)
-        assert said or not together, boxes
+        reported = fusion._boxes_overlap(*boxes)
+        assert reported or not together, boxes
         begin, axes = boxes[0]
         assert elements((begin, fusion._merge_axes(axes))) == elements(boxes[0])
-        apart, known = apart + (not together), known + (not said)
-    assert apart > known > apart // 2
+        disjoint, found_disjoint = disjoint + (not together), found_disjoint + (not reported)
+    assert disjoint > found_disjoint > disjoint // 2
 
 
 def test_box_overlap_test_separates_rows_columns_and_parities() -> None:
@@ -144,10 +144,10 @@ def test_kernels_in_loop_bodies_are_fused() -> None:
         return (v @ v.transpose()).sin() @ v, total + v.sum(0)
 
     first, second = loop(3, turned, x, x[0])
-    found = fuse(schedule(outputs(first.node, second.node)))
-    (cycle,) = (i for i in found.items if isinstance(i, Loop))
+    procedure = fuse(schedule(outputs(first.node, second.node)))
+    (cycle,) = (i for i in procedure.items if isinstance(i, Loop))
     assert any(isinstance(k, Fused) for k in cycle.body.kernels)
-    names = [k.name for k in found.kernels]
+    names = [k.name for k in procedure.kernels]
     assert [n.split("_")[0] for n in names] == [f"k{i}" for i in range(len(names))]
 
 
@@ -172,11 +172,11 @@ def test_fused_launch_of_every_kind_of_kernel_equals_numpy(device: AnyDevice) ->
     program = compile(step, device)
     assert any(isinstance(k, Fused) for k in program.stages.procedure.kernels)
     program.run()
-    wanted = {
+    expected = {
         "map": np.sin(b), "rows": a.sum(1), "columns": a.sum(0), "one": (a * a).sum(),
         "product": a @ b, "yes": a.max(1), "no": b[1],
     }  # fmt: skip
-    for name, value in wanted.items():
+    for name, value in expected.items():
         assert close(program.read(name), value), name
     assert np.array_equal(x.numpy(), a + 1)
 
@@ -207,8 +207,8 @@ def test_kernels_of_one_launch_share_local_memory() -> None:
     device, rng = open_device("numpy:uops-group"), np.random.default_rng(0)
     arrays = [rng.normal(size=(64, 33 + n)).astype(np.float32) for n in range(14)]
     given = [Tensor(a, device) for a in arrays]
-    found = compile(lambda: {str(n): t.transpose() * 2.0 for n, t in enumerate(given)}, device)
-    assert 0 < local_bytes(found.stages.source) <= LOCAL
-    found.run()
+    program = compile(lambda: {str(n): t.transpose() * 2.0 for n, t in enumerate(given)}, device)
+    assert 0 < local_bytes(program.stages.source) <= LOCAL
+    program.run()
     for n, array in enumerate(arrays):
-        assert np.array_equal(found.read(str(n)), array.T * 2), n
+        assert np.array_equal(program.read(str(n)), array.T * 2), n

@@ -41,7 +41,7 @@ def room() -> Iterator[None]:
 @pytest.mark.parametrize("link", LINKS)
 def test_long_chain_of_operations_compiles_with_its_gradient(link: str) -> None:
     start = np.float32([0.1, 0.5, 1.0])
-    found = {}
+    results = {}
     for name in ("numpy", "numpy:procedure"):
         device = open_mapping(name)
         x, w = Tensor(start, device), Tensor(np.eye(3, dtype=np.float32) * 0.999, device)
@@ -54,10 +54,10 @@ def test_long_chain_of_operations_compiles_with_its_gradient(link: str) -> None:
 
         program = compile(step, device)
         program.run()
-        found[name] = program.read("y"), program.read("gradient")
-    for wanted, lowered in zip(*found.values(), strict=True):
-        assert np.isfinite(wanted).all()
-        assert close(lowered, wanted, np.abs(wanted), roundings=2 * COUNT)
+        results[name] = program.read("y"), program.read("gradient")
+    for expected, lowered in zip(*results.values(), strict=True):
+        assert np.isfinite(expected).all()
+        assert close(lowered, expected, np.abs(expected), roundings=2 * COUNT)
 
 
 @pytest.mark.usefixtures("room")

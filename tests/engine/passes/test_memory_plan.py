@@ -20,12 +20,12 @@ from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
 
 def opened(mapping: str, slices: bool) -> Device:
     """A device of a mapping, which can slice allocations or cannot."""
-    found = open_mapping(mapping)
-    assert isinstance(found, Device)
-    if slices and not found.can_slice:
+    device = open_mapping(mapping)
+    assert isinstance(device, Device)
+    if slices and not device.can_slice:
         pytest.skip("its driver crashes where allocations are sliced")
-    found.can_slice = slices
-    return found
+    device.can_slice = slices
+    return device
 
 
 @pytest.fixture(
@@ -117,8 +117,8 @@ PROGRAMS = [chain, branches, network, transformer, looped]
 
 @pytest.fixture(scope="module", params=PROGRAMS, ids=lambda build: build.__name__)
 def program(request: pytest.FixtureRequest, device: Device) -> Program:
-    found: Program = request.param(device)
-    return found
+    compiled: Program = request.param(device)
+    return compiled
 
 
 def contents(program: Program) -> dict[str, np.ndarray]:
@@ -133,17 +133,17 @@ def after(program: Program, poisoned: bool) -> dict[str, np.ndarray]:
     before = [read_buffer(program.device, s) for s in states]
     for _ in range(2):
         run_poisoned(program) if poisoned else program.run()
-    found = contents(program)
+    contents_after = contents(program)
     for state, data in zip(states, before, strict=True):
         write_buffer(state, data)
-    return found
+    return contents_after
 
 
 def test_no_kernel_reads_memory_that_the_plan_has_freed(program: Program) -> None:
-    wanted = after(program, poisoned=False)
-    found = after(program, poisoned=True)
-    for name, values in wanted.items():
-        assert np.array_equal(found[name], values), name
+    expected = after(program, poisoned=False)
+    actual = after(program, poisoned=True)
+    for name, values in expected.items():
+        assert np.array_equal(actual[name], values), name
         assert np.isfinite(values).all(), name
 
 
@@ -158,12 +158,12 @@ def test_poisoned_run_detects_a_buffer_freed_too_early(device: Device) -> None:
     assert np.isnan(program.read("y")).any()
 
 
-def disjoint(found: MemoryPlan) -> bool:
+def disjoint(plan: MemoryPlan) -> bool:
     """Whether no two Buffers that are alive together share a byte."""
-    for a, b in combinations(found.offsets, 2):
-        (first, last), (begin, end) = found.live_ranges[a], found.live_ranges[b]
+    for a, b in combinations(plan.offsets, 2):
+        (first, last), (begin, end) = plan.live_ranges[a], plan.live_ranges[b]
         if first <= end and begin <= last:
-            low, high = found.offsets[a], found.offsets[b]
+            low, high = plan.offsets[a], plan.offsets[b]
             if low < high + b.nbytes and high < low + a.nbytes:
                 return False
     return True

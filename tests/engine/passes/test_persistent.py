@@ -25,9 +25,9 @@ STEPS = 2 * MAX_STEPS_PER_LAUNCH + 5
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     if request.param == "pocl":
         return open_pocl()
-    found = open_mapping(request.param)
-    found.keeps_groups = True
-    return found
+    opened = open_mapping(request.param)
+    opened.keeps_groups = True
+    return opened
 
 
 def parts() -> Procedure:
@@ -44,16 +44,16 @@ def bits(program: Program) -> list[bytes]:
 
 def test_persistent_launch_of_several_steps_equals_single_steps(device: AnyDevice) -> None:
     program, weights = descent(device)
-    wanted, truth = descent(open_device("numpy"))
+    expected, truth = descent(open_device("numpy"))
     (launch,) = program.stages.procedure.kernels
     assert isinstance(launch, Persistent)
     assert isinstance(launch.phases[0], Block)
     for count in (1, STEPS, 2):
         program.run(count)
-        wanted.run(count)
+        expected.run(count)
     assert program.read("count") == STEPS + 3
-    for found, other in zip(weights, truth, strict=True):
-        assert close(found.numpy(), other.numpy(), roundings=256)
+    for actual, other in zip(weights, truth, strict=True):
+        assert close(actual.numpy(), other.numpy(), roundings=256)
 
 
 def test_results_do_not_depend_on_the_steps_per_launch() -> None:
@@ -138,15 +138,15 @@ def test_take_turn_distributes_phases_among_any_number_of_groups(patience: int) 
 def test_operation_limit_reduces_the_steps_per_persistent_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (found,) = make_persistent(parts()).kernels
-    assert isinstance(found, Persistent)
-    assert found.steps == MAX_STEPS_PER_LAUNCH
+    (launch,) = make_persistent(parts()).kernels
+    assert isinstance(launch, Persistent)
+    assert launch.steps == MAX_STEPS_PER_LAUNCH
     work = persistent.MAX_OPERATIONS_PER_LAUNCH
-    while found.steps == MAX_STEPS_PER_LAUNCH:
+    while launch.steps == MAX_STEPS_PER_LAUNCH:
         work //= 2
         monkeypatch.setattr(persistent, "MAX_OPERATIONS_PER_LAUNCH", work)
-        (found,) = make_persistent(parts()).kernels
-    assert found.steps >= 2
+        (launch,) = make_persistent(parts()).kernels
+    assert launch.steps >= 2
     monkeypatch.setattr(persistent, "MAX_OPERATIONS_PER_LAUNCH", work // MAX_STEPS_PER_LAUNCH)
     assert len(make_persistent(parts()).kernels) > 1
 

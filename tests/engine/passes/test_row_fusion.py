@@ -54,9 +54,9 @@ def test_row_total_that_other_kernels_need_is_stored() -> None:
         peak = x.max(-1, keepdims=True)
         return {"y": (x - peak).exp(), "peak": peak, "highest": peak.max()}
 
-    found = kernels(f, 7, 90)
-    assert [len(k.row_reductions) for k in found if k.row_reductions] == [1]
-    assert sum(len(k.row_stores) for k in found) == 1
+    scheduled = kernels(f, 7, 90)
+    assert [len(k.row_reductions) for k in scheduled if k.row_reductions] == [1]
+    assert sum(len(k.row_stores) for k in scheduled) == 1
 
 
 @pytest.mark.parametrize(

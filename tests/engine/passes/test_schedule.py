@@ -58,8 +58,8 @@ def test_value_read_by_one_kernel_only_is_not_stored() -> None:
 def test_reader_of_a_concatenated_part_reads_its_source() -> None:
     x = values(5, 7, name="x")
     half = move(Op.SHRINK, x, ((0, 5), (0, 3)))
-    found = outputs(concat([half, values(5, 2)], 1), reduce(Op.SUM, half, (0,)))
-    (total,) = (k for k in found if k.core is not None)
+    scheduled = outputs(concat([half, values(5, 2)], 1), reduce(Op.SUM, half, (0,)))
+    (total,) = (k for k in scheduled if k.core is not None)
     assert [b.name for b in total.reads()] == ["x"]
 
 
@@ -81,9 +81,9 @@ def test_factor_and_its_transpose_share_one_contiguous_copy() -> None:
     heads = values(3, 2, 4, 5)
     joined = move(Op.RESHAPE, move(Op.PERMUTE, heads, (0, 2, 1, 3)), (12, 10))
     turned = move(Op.PERMUTE, joined, (1, 0))
-    found = outputs(dot(joined, values(10, 7)), dot(turned, values(12, 6)))
-    assert sum(k.core is None for k in found) == 1
-    assert len(found) == 3
+    scheduled = outputs(dot(joined, values(10, 7)), dot(turned, values(12, 6)))
+    assert sum(k.core is None for k in scheduled) == 1
+    assert len(scheduled) == 3
 
 
 def test_reduction_and_following_elementwise_operations_are_one_kernel() -> None:
@@ -96,7 +96,7 @@ def test_order_of_the_guards_of_a_kernel_is_deterministic() -> None:
     job = Store(values(3), values(3))
     for _ in range(20):
         condition = buffer(Buffer((), bool_, NUMPY))
-        guards = frozenset(Guard(condition, wanted) for wanted in (True, False))
+        guards = frozenset(Guard(condition, expected) for expected in (True, False))
         kernel = freeze(KernelDraft(0, (3,), [job], None, set(), set()), 0, guards)
         assert [guard.expected for guard in kernel.guards] == [False, True]
 
@@ -136,9 +136,9 @@ def test_cheap_shared_value_is_recomputed_and_costly_one_stored() -> None:
 def test_parts_of_a_concatenation_are_written_in_place() -> None:
     x = values(5, 7)
     joined = concat([dot(x, values(7, 3)), dot(x, values(7, 4))], 1)
-    found = outputs(joined)
-    assert [k.core.op for k in found if k.core] == [Op.DOT, Op.DOT]
-    assert {b.name for k in found for b in k.writes()} == {"out"}
+    scheduled = outputs(joined)
+    assert [k.core.op for k in scheduled if k.core] == [Op.DOT, Op.DOT]
+    assert {b.name for k in scheduled for b in k.writes()} == {"out"}
 
 
 @pytest.mark.parametrize(("size", "parts"), [(1 << 14, 64), (1 << 20, 256), (1 << 26, 1024)])
@@ -155,16 +155,16 @@ def test_long_reduction_takes_two_stages() -> None:
 
 def test_state_is_overwritten_in_place_when_its_readers_can_run_before() -> None:
     p = state(5, 7, name="p")
-    found = kernels((p, buffer(p) * 2.0), (state(7, name="s"), reduce(Op.SUM, buffer(p), (0,))))
-    assert [b.name for k in found for b in k.writes()] == ["s", "p"]
+    scheduled = kernels((p, buffer(p) * 2.0), (state(7, name="s"), reduce(Op.SUM, buffer(p), (0,))))
+    assert [b.name for k in scheduled for b in k.writes()] == ["s", "p"]
     assert not schedule([(p, buffer(p) * 2.0)]).intermediates()
 
 
 def test_state_read_at_other_elements_is_copied_before_overwriting() -> None:
     p = state(5, 7, name="p")
-    found = schedule([(p, move(Op.STRIDE, buffer(p), (-1, 1)) + 1.0)])
-    assert len(found.kernels) == 2
-    assert found.intermediates()
+    procedure = schedule([(p, move(Op.STRIDE, buffer(p), (-1, 1)) + 1.0)])
+    assert len(procedure.kernels) == 2
+    assert procedure.intermediates()
 
 
 def test_assignments_see_the_states_before_the_step(device: AnyDevice) -> None:
@@ -210,8 +210,8 @@ def check(device: AnyDevice, *roots: Node, start: dict[Buffer, np.ndarray]) -> N
     """Asserts that a program on a device and the interpreter agree; sums are short."""
     program = Program(device, {f"o{i}": n for i, n in enumerate(roots)}, [])
     program.run()
-    for i, wanted in enumerate(evaluate(roots, start, wide=True)):
-        assert close(program.read(f"o{i}"), wanted), f"o{i}"
+    for i, expected in enumerate(evaluate(roots, start, wide=True)):
+        assert close(program.read(f"o{i}"), expected), f"o{i}"
 
 
 def filled(device: AnyDevice, *shape: int) -> tuple[Buffer, np.ndarray]:
@@ -317,11 +317,11 @@ def check_graph(device: AnyDevice, steps: list[tuple[int, int, int]], roots: lis
     size = 1.0  # the largest value that any kernel adds
     for _ in range(2):
         size = max(size, *(np.abs(v).max() for v in evaluate(nodes, held, wide=True)))
-        found = evaluate([*chosen, updates[0][1], updates[1][1]], held, wide=True)
-        held |= {states[0]: found[-2], states[1]: found[-1]}
+        actual = evaluate([*chosen, updates[0][1], updates[1][1]], held, wide=True)
+        held |= {states[0]: actual[-2], states[1]: actual[-1]}
     for i, node in enumerate(chosen):
-        wanted = held[node.arg] if node.op is Op.BUFFER else found[i]
-        assert close(program.read(f"o{i}"), wanted, size, roundings=256), f"o{i}"
+        expected = held[node.arg] if node.op is Op.BUFFER else actual[i]
+        assert close(program.read(f"o{i}"), expected, size, roundings=256), f"o{i}"
     for s in states:
         assert close(read_buffer(device, s), held[s], size, roundings=256), s.name
 

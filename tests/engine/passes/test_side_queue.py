@@ -89,13 +89,13 @@ def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
     device.lanes, device.has_queues, device.has_matrix_units = "group", True, True
     monkeypatch.setattr(block, "SIDE_GROUPS_PER_UNIT", 1)
     monkeypatch.setattr(block, "tile_batch", lambda *of: (cuts.append(0), cut(*of))[1])
-    found = compile(Two(device).step, device).stages
-    side = found.procedure.side
+    compiled = compile(Two(device).step, device).stages
+    side = compiled.procedure.side
     assert side is not None
-    own = found.procedure.kernels[side.begin : side.end]
+    own = compiled.procedure.kernels[side.begin : side.end]
     (groups,) = (kernel.groups for kernel in own if isinstance(kernel, Block))
     monkeypatch.setattr(block, "tile_batch", cut)
-    return groups, len(cuts), found.source
+    return groups, len(cuts), compiled.source
 
 
 @pytest.mark.parametrize("units", [8, 7, 13, 24])
@@ -143,7 +143,7 @@ def test_inputs_of_the_side_queue_are_written_before_it_begins(
 
 
 def test_buffers_of_concurrent_queues_share_no_memory(side: SideQueue) -> None:
-    memory, procedure = (found := stages(queues=True)).memory, found.procedure
+    memory, procedure = (compiled := stages(queues=True)).memory, compiled.procedure
     places = {b: (at, at + b.nbytes - 1) for b, at in memory.offsets.items()}
 
     def touched(begin: int, end: int) -> set[Any]:
@@ -189,33 +189,33 @@ def test_blocks_beyond_the_row_limit_use_one_queue_and_less_memory(
     monkeypatch.setattr(block, "MAX_SIDE_BLOCK_ROWS", most)
     monkeypatch.setattr(block, "_schedule_blocks", counted)
     plain, count = stages(queues=False), len(cuts)
-    found = stages(queues=True)
-    assert (found.procedure.side is not None) is apart
-    assert (found.memory.arena_bytes > plain.memory.arena_bytes) is apart
+    with_side_queue = stages(queues=True)
+    assert (with_side_queue.procedure.side is not None) is apart
+    assert (with_side_queue.memory.arena_bytes > plain.memory.arena_bytes) is apart
     if not apart:
-        assert found.source == plain.source
+        assert with_side_queue.source == plain.source
         assert cuts == [0] * 2 * count
 
 
 def test_results_with_a_side_queue_equal_those_of_one_queue(kernels: Device) -> None:
-    found = []
+    results = []
     for device in (kernels, open_device("numpy")):
         two = Two(device)
         program = compile(two.step, device)
         for _ in range(2):  # some drivers compile at the first run, which does not use queues yet
             program.run(3)
-        found.append([program.read("loss"), *two.values()])
-    for ours, wanted in zip(*found, strict=True):
-        np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-4)
+        results.append([program.read("loss"), *two.values()])
+    for ours, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_rerun_with_a_side_queue_gives_identical_bits(kernels: Device) -> None:
-    found = []
+    results = []
     for _ in range(2):
         two = Two(kernels)
         program = compile(two.step, kernels)
         program.run(1)
         program.run(8)
-        found.append(two.values())
-    for one, other in zip(*found, strict=True):
+        results.append(two.values())
+    for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)

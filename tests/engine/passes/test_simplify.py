@@ -171,8 +171,8 @@ FIRES: dict[str, tuple[Node, Node]] = {
 def test_rewrite_rule_gives_the_expected_node(name: str) -> None:
     before, after = FIRES[name]
     assert before is not after
-    (found,) = simplify([before])
-    assert found is after
+    (simplified,) = simplify([before])
+    assert simplified is after
 
 
 KEPT: dict[str, Node] = {
@@ -252,8 +252,8 @@ KEPT: dict[str, Node] = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_expression_without_a_valid_rule_is_unchanged(name: str) -> None:
-    (found,) = simplify([KEPT[name]])
-    assert found is KEPT[name]
+    (simplified,) = simplify([KEPT[name]])
+    assert simplified is KEPT[name]
 
 
 def test_table_is_multiplied_before_gather_if_its_rows_are_used_often() -> None:
@@ -265,8 +265,8 @@ def test_table_is_multiplied_before_gather_if_its_rows_are_used_often() -> None:
 
 def test_unused_computations_are_pruned() -> None:
     used, unused = X + 1.0, alu(Op.SIN, X)
-    (found,) = simplify([alu(Op.WHERE, number(True, C), used, unused)])
-    assert found is used
+    (simplified,) = simplify([alu(Op.WHERE, number(True, C), used, unused)])
+    assert simplified is used
 
 
 def test_equal_expressions_are_one_node_and_signed_zeros_differ() -> None:

@@ -29,14 +29,14 @@ def test_elementwise_follower_of_a_concatenation_joins_its_writers(form: str, re
     """A reader of neighbours does not join: another group may compute them."""
     rng = np.random.default_rng(0)
     values = [rng.uniform(-1, 1, s).astype(np.float32) for s in ((CHANNELS, PIXELS + 2), (3,))]
-    found = []
+    results = []
     for device in (open_device("numpy"), open_mapping(form)):
         x, bias = (Tensor(v, device) for v in values)
         program = compile(lambda x=x, bias=bias: follow(x, bias, reach), device)  # type: ignore[misc]
         program.run()
-        found.append([program.read(name) for name in ("z", "y")])
-    for wanted, got in zip(*found, strict=True):
-        assert close(got, wanted, np.abs(wanted) + 10)
+        results.append([program.read(name) for name in ("z", "y")])
+    for expected, got in zip(*results, strict=True):
+        assert close(got, expected, np.abs(expected) + 10)
     writers = [
         {b.name for b in k.writes()}
         for k in program.stages.procedure.phases

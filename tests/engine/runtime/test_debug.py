@@ -71,12 +71,12 @@ def test_computed_index_out_of_bounds_is_refused_before_the_step_stores(
     rows, where, moved = Tensor(table, device), Tensor(first, device), Tensor([0], device)
     program = compile(lambda: {"y": rows.gather(where.gather((where + moved) % 4) + moved)}, device)
     program.run(2)
-    wanted = table[first[first % 4]]
-    assert np.array_equal(program.read("y"), wanted)
+    expected = table[first[first % 4]]
+    assert np.array_equal(program.read("y"), expected)
     moved.write(np.array([wrong], np.int32))
     with pytest.raises(IndexError, match=r"a computed index is .* with rows 0 to 4"):
         program.run()
-    assert np.array_equal(program.read("y"), wanted)
+    assert np.array_equal(program.read("y"), expected)
 
 
 @pytest.mark.parametrize("name", FORMS)

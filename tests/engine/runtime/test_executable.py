@@ -24,12 +24,12 @@ def test_source_is_split_into_parts_with_a_common_head_and_each_kernel_once(
     head = "#define ONE 1\n"
     kernels = [f"__kernel void k{n}(int x) {{ {'x += ONE; ' * n} }}\n" for n in range(7)]
     monkeypatch.setattr(executable, "MIN_PART_LENGTH", 80)
-    found = executable.parts(head + "".join(kernels))
-    assert [name for names in found.values() for name in names] == [f"k{n}" for n in range(7)]
-    *full, last = found.values()
+    split_parts = executable.parts(head + "".join(kernels))
+    assert [name for names in split_parts.values() for name in names] == [f"k{n}" for n in range(7)]
+    *full, last = split_parts.values()
     assert full == [["k0", "k1", "k2"], ["k3", "k4"]]
     assert last == ["k5", "k6"]
-    for text, names in found.items():
+    for text, names in split_parts.items():
         assert text == head + "".join(kernels[int(name[1:])] for name in names)
     monkeypatch.undo()
     assert list(executable.parts(head + "".join(kernels)).values()) == [[f"k{n}" for n in range(7)]]

@@ -52,10 +52,10 @@ class CountingStep:
     def step(self) -> dict[str, Tensor]:
         self.traced += 1
         self.count.assign(self.count + 1)
-        found = self.x * self.count * self.factor
+        scaled = self.x * self.count * self.factor
         if self.more:
-            found = found + Tensor(np.ones(self.x.shape, np.float32), self.x.device)
-        return {"scaled": found, "sum": found.sum(), "x": self.x, "count": self.count + 1}
+            scaled = scaled + Tensor(np.ones(self.x.shape, np.float32), self.x.device)
+        return {"scaled": scaled, "sum": scaled.sum(), "x": self.x, "count": self.count + 1}
 
 
 def outputs_of(step: CountingStep) -> dict[str, list[float]]:
@@ -78,8 +78,8 @@ def test_outline_depends_on_the_arguments_of_the_step(
     folder: Path, other: dict[str, float]
 ) -> None:
     device = open_opencl()
-    assert outputs_of(CountingStep(device)) != outputs_of(found := CountingStep(device, **other))
-    assert found.traced == 1
+    assert outputs_of(CountingStep(device)) != outputs_of(changed := CountingStep(device, **other))
+    assert changed.traced == 1
 
 
 class DoublingStep:
@@ -106,10 +106,10 @@ def test_outline_depends_on_the_class_of_the_step(folder: Path) -> None:
             return x * x + 100
 
     device = open_opencl()
-    for kind, wanted in ((DoublingStep, [2, 4]), (Squaring, [101, 104])) * 2:
+    for kind, expected in ((DoublingStep, [2, 4]), (Squaring, [101, 104])) * 2:
         program = kind(device).program
         program.run()
-        assert program.read("y").tolist() == wanted
+        assert program.read("y").tolist() == expected
 
 
 def test_no_outline_is_stored_for_classes_outside_of_the_package(folder: Path) -> None:
@@ -117,9 +117,9 @@ def test_no_outline_is_stored_for_classes_outside_of_the_package(folder: Path) -
         __module__ = __name__
 
     device = open_opencl()
-    found = [Other(device) for _ in range(2)]
-    assert [step.traced for step in found] == [1, 1]
-    assert outputs_of(found[0]) == outputs_of(CountingStep(device))
+    steps = [Other(device) for _ in range(2)]
+    assert [step.traced for step in steps] == [1, 1]
+    assert outputs_of(steps[0]) == outputs_of(CountingStep(device))
 
 
 def test_depends_on_is_refused_for_other_callables_than_methods() -> None:
@@ -153,22 +153,22 @@ def test_step_is_traced_if_the_executable_of_its_outline_is_gone(folder: Path) -
     for path in entries(folder):
         if "source" in path.read_text():
             path.unlink()
-    found = CountingStep(device)
-    assert found.traced == 1
-    assert outputs_of(found) == outputs_of(CountingStep(device))
+    step = CountingStep(device)
+    assert step.traced == 1
+    assert outputs_of(step) == outputs_of(CountingStep(device))
 
 
 def test_untraced_step_is_traced_for_smaller_tiles(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = open_opencl()
-    wanted = outputs_of(CountingStep(device))
+    expected = outputs_of(CountingStep(device))
     short = iter(["too large"])
     monkeypatch.setattr(device, "shortage", lambda *_: next(short, None))
     with pytest.warns(ImgmlpWarning, match="too large"):
-        found = CountingStep(device)
-    assert found.traced == 1
-    assert outputs_of(found) == wanted
+        step = CountingStep(device)
+    assert step.traced == 1
+    assert outputs_of(step) == expected
 
 
 def gather_program(of: Tensor, rows: int) -> Program:
@@ -246,21 +246,21 @@ def test_bounds_in_an_outline_are_those_of_the_step_alone(folder: Path) -> None:
     """Bounds by another program are no part of the key, and stay in force."""
     device = open_opencl()
     GatherStep(device, [3, 0, 2])
-    found = GatherStep.__new__(GatherStep)
-    found.x, found.last = (Tensor(np.zeros(n, t), device) for n, t in ((4, "f4"), (1, "i4")))
-    found.at, found.traced = Tensor(np.zeros((3, 2), np.int32), device), 0
+    step = GatherStep.__new__(GatherStep)
+    step.x, step.last = (Tensor(np.zeros(n, t), device) for n, t in ((4, "f4"), (1, "i4")))
+    step.at, step.traced = Tensor(np.zeros((3, 2), np.int32), device), 0
     narrow = Tensor(np.zeros(2, np.float32), device)
-    other = compile(lambda: {"y": narrow.gather(found.at[:, 1])}, device)
-    states = [found.x, found.at, found.last]
-    found.program = compile(found.step, device, depends_on=4, states=states)
-    assert found.traced == 0
+    other = compile(lambda: {"y": narrow.gather(step.at[:, 1])}, device)
+    states = [step.x, step.at, step.last]
+    step.program = compile(step.step, device, depends_on=4, states=states)
+    assert step.traced == 0
     for wrong in ([[4, 0]] * 3, [[0, 2]] * 3):
         with pytest.raises(OutOfBoundsError):
-            found.at.write(np.int32(wrong))
+            step.at.write(np.int32(wrong))
     del other
-    found.at.write(np.int32([[0, 2]] * 3))
-    del found.program
-    found.at.write(np.int32([[4, 2]] * 3))
+    step.at.write(np.int32([[0, 2]] * 3))
+    del step.program
+    step.at.write(np.int32([[4, 2]] * 3))
 
 
 def test_values_assigned_by_a_step_obey_bounds_of_other_programs(folder: Path) -> None:
@@ -298,21 +298,21 @@ def test_step_with_a_repeated_state_has_another_outline(folder: Path) -> None:
             return {"y": self.a * 10 + self.b}
 
     one, other = (Tensor(np.float32([n]), device) for n in (1, 5))
-    for pair, wanted in (((one, one), 11), ((one, other), 15), ((other, other), 55)):
+    for pair, expected in (((one, one), 11), ((one, other), 15), ((other, other), 55)):
         two = Two(*pair)
         two.program.run()
-        assert two.program.read("y") == wanted
+        assert two.program.read("y") == expected
 
 
-@pytest.mark.parametrize("told", [
+@pytest.mark.parametrize("stored_bounds", [
     [[[["BUFFER", [], None, [1], "i32"]], [7], [0, 3]]],
     [[[["NOTHING", [], None, [1], "i32"]], [0], [0, 3]]],
     [[[], [0], [0, 3]]], [7], [[[["PARAMETER", [], [0, 0], [3], "i33"]], [0], [0, 3]]],
 ])  # fmt: skip
-def test_invalid_bounds_in_an_entry_are_ignored(told: list[Any]) -> None:
+def test_invalid_bounds_in_an_entry_are_ignored(stored_bounds: list[Any]) -> None:
     device = open_device("numpy")
     states = [Tensor(np.int32([1]), device).node.arg]
-    assert not import_bounds(told, states, [], device)
+    assert not import_bounds(stored_bounds, states, [], device)
     assert not states[0].limits
 
 

@@ -81,9 +81,9 @@ def test_concurrent_runs_of_a_program_lose_no_step(device: AnyDevice) -> None:
 )
 def test_timing_needs_at_least_one_run(runs: Any, error: type[Exception]) -> None:
     program, _ = counting_program(open_device("numpy"))
-    for told in (program.time, program.render_times):
+    for measure in (program.time, program.render_times):
         with pytest.raises(error, match=rf"time: .* runs?\b.*, not .*{runs}.*test_program\.py"):
-            told(runs)
+            measure(runs)
 
 
 def test_compile_errors_name_the_line_of_the_caller() -> None:
@@ -208,17 +208,17 @@ def test_running_again_allocates_builds_and_uploads_nothing(
 
 def test_receiver_delivers_values_of_the_request_in_order(device: AnyDevice) -> None:
     program, _ = counting_program(device)
-    heard: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
     receiver = Receiver(
-        program, ["square"], lambda tag, got: heard.append((tag, int(got["square"])))
+        program, ["square"], lambda tag, got: received.append((tag, int(got["square"])))
     )
     for step in range(1, 6):
         program.run()
         receiver.send(step)
     receiver.wait()
-    assert heard == [(1, 0), (2, 1), (3, 4), (4, 9), (5, 16)]
+    assert received == [(1, 0), (2, 1), (3, 4), (4, 9), (5, 16)]
     receiver.poll()
-    assert len(heard) == 5
+    assert len(received) == 5
 
 
 def test_output_that_is_also_assigned_is_read_from_the_state(device: AnyDevice) -> None:
@@ -260,25 +260,25 @@ def test_state_without_a_device_moves_to_that_of_its_first_program(device: AnyDe
 
 def test_memory_needed_reads_zeros_and_sends_nothing(device: AnyDevice) -> None:
     """Sent values go nowhere, so that programs with Feeders and Receivers can be planned."""
-    found: list[object] = []
+    results: list[object] = []
 
     def build(on: AnyDevice) -> object:
         x = Tensor(np.float32([1, 2]), on)
-        found.append(x.sum().item())
+        results.append(x.sum().item())
         program = compile(lambda: {"y": x * 2}, on)
         Feeder(program, x).send(np.float32([3, 4]))
         program.run(3)
-        found.append(program.read("y").tolist())
-        receiver = Receiver(program, ["y"], lambda _, arrays: found.append(arrays["y"].tolist()))
+        results.append(program.read("y").tolist())
+        receiver = Receiver(program, ["y"], lambda _, arrays: results.append(arrays["y"].tolist()))
         receiver.send()
         receiver.wait()
         pages = Pages(x)
         pages.turn(pages.add(np.float32([5, 6])))
-        found.append(x[Tensor([0, 1], on) + 1].numpy().tolist())
+        results.append(x[Tensor([0, 1], on) + 1].numpy().tolist())
         return program, pages
 
     assert memory_needed(build, device).total >= 3 * 8
-    assert found == [0, [0, 0], [0, 0], [0, 0]]
+    assert results == [0, [0, 0], [0, 0], [0, 0]]
 
 
 def test_assignment_outside_of_a_step_is_immediate(device: AnyDevice) -> None:
@@ -335,21 +335,21 @@ def test_numpy_device_refuses_peak_memory_beyond_that_of_the_host(
 
 
 def test_equal_seeds_train_to_identical_bits(device: AnyDevice) -> None:
-    found = list[np.ndarray]()
+    results = list[np.ndarray]()
     # another seed is another source: its kernels would all be compiled
     for seed in (5, 5) if isinstance(device, Device) else (5, 5, 6):
         step = training_step(device, seed=seed, hidden=16, layers=2)
         step.program.run(20)
-        found.append(step.flat.numpy())
-    same, again, *others = found
+        results.append(step.flat.numpy())
+    same, again, *others = results
     assert np.array_equal(same, again)
     assert not any(np.array_equal(same, other) for other in others)
 
 
 def test_general_training_step_has_15_kernels_in_at_most_12_launches() -> None:
     program = training_step(open_opencl(), general=True).program
-    found = program.stages.procedure.kernels
-    assert sum(len(k.members) if isinstance(k, Fused) else 1 for k in found) == 15
+    launches = program.stages.procedure.kernels
+    assert sum(len(k.members) if isinstance(k, Fused) else 1 for k in launches) == 15
     assert len(program.launches) <= 12
 
 
@@ -384,11 +384,11 @@ def gradient_program(device: AnyDevice) -> Program:
 
 
 @pytest.mark.parametrize(
-    ("refused", "rows", "told"),
+    ("refused", "rows", "message"),
     [(1, 32, "tiles of 32 rows instead of 64"), (2, None, "kernels one by one")],
 )
 def test_tiles_shrink_if_a_kernel_exceeds_local_memory(
-    monkeypatch: pytest.MonkeyPatch, refused: int, rows: int | None, told: str
+    monkeypatch: pytest.MonkeyPatch, refused: int, rows: int | None, message: str
 ) -> None:
     monkeypatch.setattr("imgmlp.engine.runtime.program.MIN_TILE_ROWS", 32)
     monkeypatch.setitem(MAX_TILE_ROWS, "one", 64)
@@ -404,7 +404,7 @@ def test_tiles_shrink_if_a_kernel_exceeds_local_memory(
     monkeypatch.setattr(
         Device, "keeps_groups", False
     )  # as on devices whose local memory may be too small
-    with pytest.warns(ImgmlpWarning, match=told) as warned:
+    with pytest.warns(ImgmlpWarning, match=message) as warned:
         program = gradient_program(with_units(open_mapping("one"), 2))
     assert {w.filename for w in warned} == {__file__}  # the warning names the caller of compile
     blocks = [k.rows for k in program.stages.procedure.kernels if isinstance(k, Block)]
@@ -452,16 +452,16 @@ def transformer_program(device: AnyDevice, layers: int) -> Program:
 
 def test_transformer_loss_curve_is_the_same_on_every_device(device: AnyDevice) -> None:
     """20 steps of gradient descent; float32 rounding stays below 1e-4 of the loss."""
-    found = list[list[float]]()
+    results = list[list[float]]()
     for where in (open_device("numpy"), device):
         program, losses = transformer_program(where, layers=2), list[float]()
         for _ in range(20):
             program.run()
             losses.append(float(program.read("loss")))
-        found.append(losses)
-    wanted, losses = found
-    assert losses == pytest.approx(wanted, rel=1e-4)
-    assert wanted[-1] < wanted[0] * 0.8
+        results.append(losses)
+    expected, losses = results
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert expected[-1] < expected[0] * 0.8
 
 
 @pytest.mark.parametrize("lanes", ["one", "group"])
@@ -480,5 +480,5 @@ def test_kernels_of_one_transformer_layer_are_a_subset_of_those_of_two(lanes: La
 def test_cond_whose_untaken_branch_needs_an_unread_buffer_runs(device: AnyDevice) -> None:
     """The expressions of a kernel name the buffer, its instructions do not read it."""
     x, y = Tensor(np.ones((1, 5)), device), Tensor(np.full((1, 5), 2.0), device)
-    found = cond(x.max() > 2, lambda: x, lambda: x + (y.abs() + 0.5).tril(-1))
-    assert found.numpy().tolist() == [[1.0] * 5]
+    result = cond(x.max() > 2, lambda: x, lambda: x + (y.abs() + 0.5).tril(-1))
+    assert result.numpy().tolist() == [[1.0] * 5]

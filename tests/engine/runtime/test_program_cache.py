@@ -74,10 +74,10 @@ def control_flow_program(device: AnyDevice) -> Program:
     return compile(step, device)
 
 
-def run_and_read(found: Program) -> list[bytes]:
+def run_and_read(compiled: Program) -> list[bytes]:
     """All outputs after some steps."""
-    found.run(3)
-    return [found.read(name).tobytes() for name in found.outputs]
+    compiled.run(3)
+    return [compiled.read(name).tobytes() for name in compiled.outputs]
 
 
 def entries(folder: Path) -> list[Path]:
@@ -99,14 +99,14 @@ def test_equal_step_is_not_lowered_again(
     step: Step, kernels: Device, folder: Path, forbid_lowering: Callable[[], None]
 ) -> None:
     before = kernels.lowering
-    wanted = run_and_read(step(kernels))
+    expected = run_and_read(step(kernels))
     assert len(entries(folder)) == 1
     taken = kernels.lowering - before
     assert taken > 0
     forbid_lowering()
-    found = step(kernels)
-    assert run_and_read(found) == wanted
-    assert found.time(1)
+    cached = step(kernels)
+    assert run_and_read(cached) == expected
+    assert cached.time(1)
     assert kernels.lowering - before == taken
 
 
@@ -133,10 +133,10 @@ def test_memory_needed_and_compile_share_the_cache_entry(
     folder: Path, forbid_lowering: Callable[[], None]
 ) -> None:
     device = open_opencl()
-    wanted = memory_needed(training_program, device)
+    expected = memory_needed(training_program, device)
     forbid_lowering()
     training_program(device)
-    assert memory_needed(training_program, device) == wanted
+    assert memory_needed(training_program, device) == expected
 
 
 # --- keys of entries ---
@@ -173,14 +173,14 @@ def small_step(
 
 
 def test_key_ignores_data_names_and_other_graphs_of_the_process() -> None:
-    wanted = graph_key(small_step())
-    assert graph_key(small_step(name="other", seed=1)) == wanted
+    expected = graph_key(small_step())
+    assert graph_key(small_step(name="other", seed=1)) == expected
     device = open_device("numpy")
     first = small_step()(device)
     kept = [
         Tensor(np.float32(i), device) * 2.0 + 1.0 for i in range(3)
     ]  # constants created earlier
-    assert identify(small_step()(device).updates)[0] == identify(first.updates)[0] == wanted
+    assert identify(small_step()(device).updates)[0] == identify(first.updates)[0] == expected
     assert len(kept) == 3
 
 
@@ -196,9 +196,9 @@ def test_generated_source_ignores_other_graphs_of_the_process() -> None:
         outputs = {f"y{n}": concat([part, filling(n)], 0) for n, part in enumerate(parts)}
         return Program(device, outputs, ()).executable.source
 
-    wanted = source()
+    expected = source()
     held = [filling(n) for n in (2, 1, 0)]
-    assert source() == wanted
+    assert source() == expected
     assert len(held) == 3
 
 
@@ -209,14 +209,14 @@ def test_key_ignores_functions_of_constants_held_by_others() -> None:
     def filling(n: int) -> Tensor:
         return Tensor.full((2, 5 + n), 0.5).tanh()
 
-    def found() -> str:
+    def key_of_step() -> str:
         x = [Tensor(np.ones((4, 5 + n), np.float32), device) for n in range(2)]
         outputs = lambda: {str(n): Tensor.concat([x[n], filling(n)]) for n in range(2)}  # noqa: E731
         return identify(compile(outputs, device).updates)[0]
 
-    wanted = found()
+    expected = key_of_step()
     held = [filling(n) for n in (1, 0)]
-    assert found() == wanted
+    assert key_of_step() == expected
     assert len(held) == 2
 
 
@@ -243,8 +243,8 @@ def test_zeros_of_both_signs_have_different_keys() -> None:
 
 
 def test_buffers_are_ordered_by_first_use() -> None:
-    found = small_step()(open_device("numpy"))
-    _, buffers = identify(found.updates)
+    compiled = small_step()(open_device("numpy"))
+    _, buffers = identify(compiled.updates)
     assert [b.name for b in buffers] == ["x", "x2", "product", "after"]
 
 
@@ -284,25 +284,25 @@ def test_source_digest_is_taken_at_import() -> None:
     code = "import imgmlp.engine.runtime.program_cache as cache; "
     code += "print(cache.source_digest.cache_info().currsize)"
     command = [sys.executable, "-c", code]
-    found = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, check=True)
-    assert int(found.stdout) == 1
+    process = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, check=True)
+    assert int(process.stdout) == 1
 
 
 def test_step_with_smaller_tiles_has_an_entry_of_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch, forbid_lowering: Callable[[], None]
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(program, "warn", lambda text, _: told.append(text))
+    messages: list[str] = []
+    monkeypatch.setattr(program, "warn", lambda text, _: messages.append(text))
     monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
     device = with_units(open_mapping("one"), 2)
     large = training_program(device).executable.block_rows
-    monkeypatch.setattr(Device, "shortage", lambda *_: None if told else "no room")
+    monkeypatch.setattr(Device, "shortage", lambda *_: None if messages else "no room")
     assert training_program(device).executable.block_rows == large // 2 > 0
     assert len(entries(folder)) == 2
     forbid_lowering()
-    told.clear()
+    messages.clear()
     assert training_program(device).executable.block_rows == large // 2
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 # --- damaged entries ---
@@ -341,15 +341,15 @@ ENTRY_NAME: list[str] = [""]  # set by the test
 )  # fmt: skip
 def test_damaged_entry_is_rewritten(spoil: Callable[[bytes], bytes], folder: Path) -> None:
     device = open_device("numpy:uops")
-    wanted = small_step()(device).executable
+    expected = small_step()(device).executable
     (path,) = entries(folder)
     good, ENTRY_NAME[0] = path.read_bytes(), path.stem
-    assert program_cache.load(path.stem, Executable.parse) == wanted
+    assert program_cache.load(path.stem, Executable.parse) == expected
     path.write_bytes(spoil(good))
     assert program_cache.load(path.stem, Executable.parse) is None
-    found = small_step()(device)
-    assert found.executable == wanted
-    assert "stages" in vars(found)
+    lowered = small_step()(device)
+    assert lowered.executable == expected
+    assert "stages" in vars(lowered)
     assert path.read_bytes() == good
 
 
@@ -374,18 +374,18 @@ def test_step_is_lowered_if_the_cache_cannot_be_written(
         raise OSError("read-only")
 
     device = open_opencl()
-    wanted = run_and_read(training_program(device))
+    expected = run_and_read(training_program(device))
     (path,) = entries(folder)
     path.unlink()
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", refuse)
-        assert run_and_read(training_program(device)) == wanted
+        assert run_and_read(training_program(device)) == expected
     assert not entries(folder)  # no temporary file either
     folder.rmdir()
     folder.write_text("no folder")
-    assert run_and_read(training_program(device)) == wanted
+    assert run_and_read(training_program(device)) == expected
     monkeypatch.setattr(program_cache, "cache_folder", lambda: None)
-    assert run_and_read(training_program(device)) == wanted
+    assert run_and_read(training_program(device)) == expected
 
 
 def test_least_recently_used_entries_are_removed_beyond_the_limits(

@@ -48,8 +48,8 @@ def filled(device: AnyDevice, *shape: int) -> Tensor:
 
 def gradients(loss: Tensor, *parameters: Tensor) -> dict[str, Node]:
     """The loss and its gradients as named outputs."""
-    found = loss.gradient(list(parameters))
-    return {"loss": loss.node} | {f"g{i}": g.node for i, g in enumerate(found)}
+    slopes = loss.gradient(list(parameters))
+    return {"loss": loss.node} | {f"g{i}": g.node for i, g in enumerate(slopes)}
 
 
 def network(
@@ -82,14 +82,14 @@ def check(
     device: AnyDevice, outputs: dict[str, Node], rtol: float = 1e-5, taken: bool = True
 ) -> None:
     """Asserts that results with and without a block equal NumPy's in float64."""
-    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
     for general in (False, True):
-        found = Program(device, outputs, [], general)
-        assert bool(blocks(found.stages.procedure)) == (taken and not general)
-        found.run(2)
-        for name, value in zip(outputs, wanted, strict=True):
+        program = Program(device, outputs, [], general)
+        assert bool(blocks(program.stages.procedure)) == (taken and not general)
+        program.run(2)
+        for name, value in zip(outputs, expected, strict=True):
             scale = max(float(np.abs(value).max()), 1e-30)
-            error = float(np.abs(found.read(name) - value).max())
+            error = float(np.abs(program.read(name) - value).max())
             assert error <= rtol * scale, f"{name}, general={general}: {error / scale:.1e}"
 
 
@@ -345,11 +345,11 @@ def test_wide_rows_have_smaller_tiles(device: AnyDevice) -> None:
 
 def test_rerun_of_a_block_gives_identical_bits(device: AnyDevice) -> None:
     outputs = network(device, 300, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
-    found = Program(device, outputs, [])
+    program = Program(device, outputs, [])
     runs = []
     for _ in range(3):
-        found.run()
-        runs.append([found.read(name).tobytes() for name in outputs])
+        program.run()
+        runs.append([program.read(name).tobytes() for name in outputs])
     assert runs[0] == runs[1] == runs[2]
 
 
@@ -360,17 +360,17 @@ def test_sums_kept_in_registers_across_tiles_are_right(batch: int, width: int, k
     device.has_matrix_units = True
     square = filled(device, width, width)  # a product that is stored as it is, and not added
     outputs = network(device, batch, [6, width, width, 3], lambda x: (x @ square).sin())
-    found = Program(device, outputs, [], precision="half")
-    (block,) = blocks(found.stages.procedure)
+    program = Program(device, outputs, [], precision="half")
+    (block,) = blocks(program.stages.procedure)
     assert block.tiles >= 2 * block.groups
-    (code,) = [c for c in found.stages.codes if any(u.op is U.BARRIER for u in c.uops)]
+    (code,) = [c for c in program.stages.codes if any(u.op is U.BARRIER for u in c.uops)]
     tiles = next(i for i, u in enumerate(code.uops) if u.op is U.RANGE and u.arg.kind == "share")
     assert len([u for u in code.uops[:tiles] if u.op is U.TILE]) == kept
-    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
     for _ in range(2):  # the second run finds what the first left in memory
-        found.run()
-        for name, value in zip(outputs, wanted, strict=True):
-            error = float(np.abs(found.read(name) - value).max())
+        program.run()
+        for name, value in zip(outputs, expected, strict=True):
+            error = float(np.abs(program.read(name) - value).max())
             assert error <= 1e-5 * float(np.abs(value).max()), name
 
 

@@ -65,7 +65,7 @@ def test_copies_of_large_matrices_are_a_launch_before_the_block(
 
 
 def test_weights_written_by_the_host_between_steps_are_used(device: AnyDevice) -> None:
-    found = []
+    results = []
     for where in (device, open_device("numpy")):
         program, weights = descent(where)
         program.run(3)
@@ -75,9 +75,9 @@ def test_weights_written_by_the_host_between_steps_are_used(device: AnyDevice) -
         weights[0].write(weights[0].numpy() * -1)
         program.run(2)
         assert program.read("count") == 6
-        found.append([loss, program.read("loss"), *(w.numpy() for w in weights)])
-    for value, wanted in zip(*found, strict=True):
-        assert close(value, wanted, roundings=256)
+        results.append([loss, program.read("loss"), *(w.numpy() for w in weights)])
+    for value, expected in zip(*results, strict=True):
+        assert close(value, expected, roundings=256)
 
 
 def test_split_and_repeated_runs_give_identical_bits(device: AnyDevice) -> None:

@@ -27,9 +27,9 @@ Network = Callable[[Tensor], Tensor]
 
 @pytest.fixture
 def device() -> AnyDevice:
-    found = with_units(open_device("numpy:uops-group"), 1)
-    found.has_matrix_units = True
-    return found
+    opened = with_units(open_device("numpy:uops-group"), 1)
+    opened.has_matrix_units = True
+    return opened
 
 
 def step(
@@ -40,9 +40,9 @@ def step(
     weight = (filled(device, 16, 40) * 0.3).realize()
     outputs: dict[str, Node] = gradients(layers((x @ weight).sin()).square().mean(), weight)
     program = Program(device, outputs, [], precision=precision)
-    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
     program.run()
-    for name, value in zip(outputs, wanted, strict=True):
+    for name, value in zip(outputs, expected, strict=True):
         assert close(program.read(name), value, roundings=256)
     (block,) = blocks(program.stages.procedure)
     return program, block
@@ -63,8 +63,8 @@ def test_factors_for_matrix_units_are_staged_in_local_memory(
 ) -> None:
     weight = filled(device, 40, 24)
     _, block = step(device, lambda h: (h @ weight).sin(), precision)
-    found = tile_buffers(block) & factors(block)
-    assert {b.extent for b in found if isinstance(b, LocalBuffer)} >= {(block.rows, 40)}
+    staged = tile_buffers(block) & factors(block)
+    assert {b.extent for b in staged if isinstance(b, LocalBuffer)} >= {(block.rows, 40)}
     assert (
         sum(b.local_bytes for b in tile_buffers(block) if isinstance(b, LocalBuffer))
         <= LOCAL_MEMORY_BYTES
@@ -94,9 +94,9 @@ def test_scratch_of_reductions_fits_beside_a_full_tile(device: AnyDevice) -> Non
     outputs: dict[str, Node] = gradients(h.square().sum(), *weights)
     for kind in (i32, u32):  # in addition to the loss, which is float32
         outputs[kind.name] = (h > 0).cast(kind).sum().node
-    found = Program(device, outputs, []).stages
-    assert "mma.sync" in found.source
-    assert LOCAL_MEMORY_BYTES < warps.local_bytes(found.source) <= warps.LOCAL
+    stages = Program(device, outputs, []).stages
+    assert "mma.sync" in stages.source
+    assert LOCAL_MEMORY_BYTES < warps.local_bytes(stages.source) <= warps.LOCAL
 
 
 def test_without_matrix_units_factors_stay_in_global_memory(device: AnyDevice) -> None:
@@ -131,8 +131,8 @@ def test_gradient_with_the_batch_as_right_factor_is_right(
     assert block.tiles > 1
     assert "mma.sync" in program.stages.source
     program.run()
-    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
-    for name, value in zip(outputs, wanted, strict=True):
+    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for name, value in zip(outputs, expected, strict=True):
         assert close(program.read(name), value, roundings=256)
 
 

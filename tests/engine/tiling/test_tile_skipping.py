@@ -33,8 +33,8 @@ def values(*shape: int) -> np.ndarray:
 
 def mask(chosen: Chosen, turn: int, rows: int) -> np.ndarray:
     """float64 [rows, 1]"""
-    found: np.ndarray = chosen(np.arange(rows), turn).reshape(rows, 1)
-    return found.astype(np.float64)
+    selected: np.ndarray = chosen(np.arange(rows), turn).reshape(rows, 1)
+    return selected.astype(np.float64)
 
 
 def step(
@@ -54,25 +54,25 @@ def step(
     first, second = Tensor(values(24, 16), device), Tensor(values(16, 16), device)
     turn = Tensor(np.int32(1), device)
     masks = (ask(Tensor.arange(rows), turn) for ask in (chosen, other or chosen))
-    asked = (found.reshape(rows, math.prod(found.shape) // rows) for found in masks)
+    asked = (results.reshape(rows, math.prod(results.shape) // rows) for results in masks)
     hidden = (x @ first).maximum(0.0)
     error = hidden @ second - goal
     inner = Tensor.where(hidden > 0.0, error @ second.permute(1, 0), 0.0)
-    found = {"loss": error.square().sum()}
+    results = {"loss": error.square().sum()}
     for (name, read, slope), some in zip(
         (("first", x, inner), ("second", hidden, error)), asked, strict=True
     ):
         kept, every = Tensor.where(some, slope, 0.0), read.permute(1, 0) @ slope
         if also[0]:
-            found[f"all of {name}"] = every
-        found[name] = read.permute(1, 0) @ kept
-        found[f"{name} bias"] = kept.sum(0)
+            results[f"all of {name}"] = every
+        results[name] = read.permute(1, 0) @ kept
+        results[f"{name} bias"] = kept.sum(0)
         if biases:
             own = biases(Tensor.arange(rows), turn).reshape(rows, 1)
-            found[f"{name} bias"] = Tensor.where(own, slope, 0.0).sum(0)
+            results[f"{name} bias"] = Tensor.where(own, slope, 0.0).sum(0)
         if also[1]:
-            found[f"all of {name}"] = every
-    return Program(device, {name: t.node for name, t in found.items()}, []), turn
+            results[f"all of {name}"] = every
+    return Program(device, {name: t.node for name, t in results.items()}, []), turn
 
 
 def wanted(
@@ -84,15 +84,15 @@ def wanted(
     hidden = np.maximum(x @ first, 0)
     error = hidden @ second - goal
     inner = (error @ second.T) * (hidden > 0)
-    found = {"loss": np.square(error).sum()}
+    results = {"loss": np.square(error).sum()}
     second_some = some if other is None else other
     for name, read, slope, kept in (
         ("first", x, inner, some),
         ("second", hidden, error, second_some),
     ):
-        found[name], found[f"{name} bias"] = read.T @ (slope * kept), (slope * kept).sum(0)
-        found[f"all of {name}"] = read.T @ slope
-    return found
+        results[name], results[f"{name} bias"] = read.T @ (slope * kept), (slope * kept).sum(0)
+        results[f"all of {name}"] = read.T @ slope
+    return results
 
 
 def check(program: Program, expected: dict[str, np.ndarray]) -> None:
@@ -168,9 +168,9 @@ def test_sums_with_different_masks_of_the_same_rows_are_right(device: AnyDevice)
     h = (x @ Tensor(values(16, 16), device)).maximum(0.0)
     rows = Tensor.arange(ROWS)
     halves = [(rows // 256 % 2 == n).reshape(ROWS, 1) for n in (0, 1)]
-    found = {f"half {n}": Tensor.where(half, h, 0.0).sum(0) for n, half in enumerate(halves)}
-    found["all"] = h.sum(0)
-    program = Program(device, {name: t.node for name, t in found.items()}, [])
+    results = {f"half {n}": Tensor.where(half, h, 0.0).sum(0) for n, half in enumerate(halves)}
+    results["all"] = h.sum(0)
+    program = Program(device, {name: t.node for name, t in results.items()}, [])
     hidden = np.maximum(values(ROWS, 16).astype(np.float64) @ values(16, 16), 0)
     tiles = hidden.reshape(-1, 256, 16)
     parts = {"half 0": tiles[::2], "half 1": tiles[1::2], "all": tiles}
@@ -210,7 +210,7 @@ def test_padded_mask_is_false_beyond_its_end(device: AnyDevice) -> None:
     for count in (1024, 1000):
         begun = Tensor.arange(count) // 256 % 2 == 0
         padded = begun.cast(dt.f32).pad((0, ROWS - count)) > 0.5
-        program, _ = step(device, lambda rows, turn, found=padded: found)
+        program, _ = step(device, lambda rows, turn, padded_mask=padded: padded_mask)
         some = np.zeros((ROWS, 1))
         some[:count, 0] = np.arange(count) // 256 % 2 == 0
         check(program, wanted(some))
@@ -220,8 +220,8 @@ def test_mask_may_apply_to_either_factor(device: AnyDevice) -> None:
     x, g = (Tensor(values(ROWS, n), device) for n in (24, 16))
     weight = Tensor(values(16, 16), device)
     some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1)
-    found = Tensor.where(some, x, 0.0).permute(1, 0) @ (g @ weight)
-    program = Program(device, {"found": found.node, "loss": (g @ weight).sum().node}, [])
+    product = Tensor.where(some, x, 0.0).permute(1, 0) @ (g @ weight)
+    program = Program(device, {"found": product.node, "loss": (g @ weight).sum().node}, [])
     slope = values(ROWS, 16).astype(np.float64) @ values(16, 16)
     kept = values(ROWS, 24) * mask(one_of_four, 1, ROWS)
     check(program, {"found": kept.T @ slope, "loss": slope.sum()})
