@@ -66,7 +66,7 @@ class Bench:
         return actual
 
 
-def within(actual: Array, wanted: Array, units: float) -> bool:
+def within_units(actual: Array, wanted: Array, units: float) -> bool:
     """Whether all errors are at most `units` units in the last place of float32."""
     return bool((np.abs(actual - wanted) <= units * np.spacing(wanted.astype(np.float32))).all())
 
@@ -110,12 +110,12 @@ def test_power_of_two_is_accurate_to_one_unit_in_the_last_place(device: Device) 
 
     pocl = device.info.platform == PLATFORM
     whole = np.arange(-149.0, 128.0)
-    assert within(powers(whole), np.exp2(whole), 0 if pocl else 3)
+    assert within_units(powers(whole), np.exp2(whole), 0 if pocl else 3)
     rng = np.random.default_rng(6)
     for reach in (1, 148):  # down to 2**-148, which has one bit only
         x = rng.uniform(-reach, min(reach, 127.99), 4000).astype(np.float32)
         expected = np.exp2(x.astype(np.float64))
-        assert within(powers(x), expected, 1.5 if pocl else 3)
+        assert within_units(powers(x), expected, 1.5 if pocl else 3)
     edges = np.array([-np.inf, -1e30, -151, 128, 1e30, np.inf, np.nan, -0.0, 1e-30])
     with np.errstate(over="ignore"):
         assert np.array_equal(
@@ -147,7 +147,9 @@ def test_square_root_is_as_accurate_as_opencl_demands(device: Device) -> None:
              const int i = get_global_id(0); out[i] = square_root(in[i]); }""",
     )
     x = np.geomspace(1e-30, 1e30, 999).astype(np.float32)
-    assert within(bench("t_root", np.zeros_like(x), x, items=x.size), np.sqrt(x), roundings(device))
+    assert within_units(
+        bench("t_root", np.zeros_like(x), x, items=x.size), np.sqrt(x), roundings(device)
+    )
 
 
 @pytest.mark.parametrize(("lanes", "results"), [(64, 1), (128, 1), (128, 16)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import warps
 from conftest import with_units
-from test_block import blocks, filled, gradients, held, network
+from test_block import blocks, filled, gradients, leaf_values, network
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, compiler, dtype, open_device
 from imgmlp.engine.ir.kernel import storage
@@ -112,7 +112,7 @@ def test_network_gradients_on_matrix_units_are_right_over_several_tiles(
     assert sum(k.name == "copy" for k in block.prologue) == copied
     factors = {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
     assert any(isinstance(b, LocalBuffer) and b.pitch for b in factors) is near
-    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), leaf_values(outputs), wide=True)
     for _ in range(2):  # also when what an earlier step left is there
         warps.run(program, tmp_path, monkeypatch)
         for name, value in zip(outputs, expected, strict=True):
@@ -139,7 +139,7 @@ def test_values_beyond_local_memory_are_stored_as_float16(
     kept = {b for k in block.kernels for b in k.writes() if isinstance(b, LocalBuffer)} - factors
     assert [b.extent for b in kept if b.stored is dtype.f16]
     assert warps.local_bytes(program.stages.source) <= warps.LOCAL
-    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), leaf_values(outputs), wide=True)
     warps.run(program, tmp_path, monkeypatch)
     for name, value in zip(outputs, expected, strict=True):
         error = float(np.abs(program.read(name) - value).max())
@@ -165,7 +165,7 @@ def test_matrix_units_propagate_nan_and_infinity(
         changed = before.copy()
         changed.view(np.uint32)[4, 7] = bits
         leaf.write(changed)
-        expected = evaluate(list(outputs.values()), held(outputs), wide=True)
+        expected = evaluate(list(outputs.values()), leaf_values(outputs), wide=True)
         warps.run(program, tmp_path, monkeypatch)
         for name, value in zip(outputs, expected, strict=True):
             actual = program.read(name)

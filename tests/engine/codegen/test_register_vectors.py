@@ -33,7 +33,7 @@ def tensor(device: Device, *shape: int) -> Tensor:
     return Tensor(RNG.standard_normal(shape).astype(np.float32), device)
 
 
-AFTER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
+EPILOGUES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
     "bias and activation": (lambda y, bias, other: (y + bias).leaky_relu(0.1), True),
     "a slope by another tile": (lambda y, bias, other: Tensor.where(other < 0, y * 0.1, y), True),
     "the larger of two": (lambda y, bias, other: y.maximum(0.5) / (other * other + 1), True),
@@ -44,9 +44,9 @@ AFTER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", AFTER)
+@pytest.mark.parametrize("name", EPILOGUES)
 def test_plain_arithmetic_on_neighbouring_columns_is_vectorised(device: Device, name: str) -> None:
-    after, expected = AFTER[name]
+    after, expected = EPILOGUES[name]
     x, w, other = tensor(device, 13, 20), tensor(device, 20, 32), tensor(device, 13, 32)
     bias = tensor(device, 32)
     program = compile(lambda: {"y": after(x @ w, bias, other)}, device)
@@ -140,7 +140,7 @@ def test_vectorised_products_of_partial_tiles_are_right(
     assert close(program.read("y"), x.numpy() @ w.numpy() + 1)
 
 
-FAR = "#pragma clang loop vectorize(disable)"
+NO_VECTORIZE_PRAGMA = "#pragma clang loop vectorize(disable)"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_cheap_loop_over_strided_elements_is_not_vectorised(
     """A column of a matrix is copied to another one, with cheap arithmetic."""
     x = tensor(device, 300, 40)
     program = compile(lambda: {"y": Tensor.concat([first(x), x[:, 20:]], 1)}, device)
-    assert (FAR in program.stages.source) is far
+    assert (NO_VECTORIZE_PRAGMA in program.stages.source) is far
     program.run()
     same = Tensor(x.numpy(), open_device("numpy"))
     assert close(program.read("y"), Tensor.concat([first(same), same[:, 20:]], 1).numpy())

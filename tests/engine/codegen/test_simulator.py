@@ -44,7 +44,7 @@ MAPPINGS: tuple[Mapping, ...] = (
     ("one", 2 * MIN_VECTOR_WIDTH),
     ("group", MIN_VECTOR_WIDTH),
 )
-UNITS = 3  # compute units that kernels are written for: shares that divide little
+COMPUTE_UNITS = 3  # compute units that kernels are written for: shares that divide little
 CHECKS = {
     "OCLGRIND_DATA_RACES": "1",
     "OCLGRIND_UNIFORM_WRITES": "1",  # two of the same value are a race too
@@ -57,7 +57,7 @@ simulated = pytest.mark.skipif(
 )
 
 
-class Judge(Device):
+class CheckingSimulator(Device):
     """The simulator as a device. Every Buffer has an allocation of its own, so that overruns show.
 
     With `arena` intermediates share bytes by the memory plan, so that two of a kernel could race.
@@ -68,7 +68,7 @@ class Judge(Device):
     ) -> None:
         assert SIMULATOR is not None
         handle, info = SIMULATOR
-        super().__init__(handle, replace(info, compute_units=UNITS))
+        super().__init__(handle, replace(info, compute_units=COMPUTE_UNITS))
         self.lanes, self.vector_width = mapping
         self.log, self.thorough, self.arena = log, thorough, arena
         self.align = self.align if arena else 1
@@ -98,32 +98,37 @@ class Judge(Device):
         return self.log.read_text("utf-8").strip()[:4000]
 
 
-Open = Callable[..., Judge]
+OpenSimulator = Callable[..., CheckingSimulator]
 
 
 @pytest.fixture
-def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
-    """Opens a Judge. If not thorough, kernels are optimised and may read uninitialised memory."""
+def open_simulator(
+    small_thresholds: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> OpenSimulator:
+    """Opens a CheckingSimulator.
 
-    def opened(mapping: Mapping, thorough: bool = True, arena: bool = False) -> Judge:
+    If it is not thorough, kernels are optimised and may read uninitialised memory.
+    """
+
+    def opened(mapping: Mapping, thorough: bool = True, arena: bool = False) -> CheckingSimulator:
         monkeypatch.setattr(driver, "_contexts", {})  # when one is made, this is read:
         checks = CHECKS | ({"OCLGRIND_UNINITIALIZED": "1"} if thorough else {})
         for name, value in {**checks, "OCLGRIND_LOG": str(tmp_path / "log")}.items():
             monkeypatch.setenv(name, value)
-        return Judge(mapping, tmp_path / "log", thorough, arena)
+        return CheckingSimulator(mapping, tmp_path / "log", thorough, arena)
 
     return opened
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is divided among work-groups like large work."""
     monkeypatch.setattr(reduce_kernels, "MIN_ELEMENTS_PER_GROUP", 1)
     monkeypatch.setattr(map_kernels, "MIN_ELEMENTS_FOR_SEVERAL_PER_LANE", 1)
     monkeypatch.setattr(schedule, "MIN_TERMS_PER_PART", 4)
 
 
-def check(make: Make, device: Judge) -> None:
+def check(make: Make, device: CheckingSimulator) -> None:
     """Asserts that a program runs without reported errors and equals NumPy."""
     program, wanted = make(device), make(NumpyDevice())
     program.run()
@@ -134,7 +139,7 @@ def check(make: Make, device: Judge) -> None:
         assert close(actual, truth, roundings=1024), name
 
 
-def spoken(mapping: Mapping) -> str:
+def mapping_id(mapping: Mapping) -> str:
     return f"{mapping[0]} {mapping[1]}"
 
 
@@ -145,50 +150,52 @@ def programs_of(mapping: Mapping) -> dict[str, Make]:
 
 
 CASES = [
-    pytest.param(m, name, id=f"{spoken(m)}-{name}") for m in MAPPINGS for name in programs_of(m)
+    pytest.param(m, name, id=f"{mapping_id(m)}-{name}") for m in MAPPINGS for name in programs_of(m)
 ]
 
 
 @simulated
 @pytest.mark.parametrize(("mapping", "name"), CASES)
 def test_simulator_reports_no_error_in_small_programs(
-    mapping: Mapping, name: str, judge: Open
+    mapping: Mapping, name: str, open_simulator: OpenSimulator
 ) -> None:
-    check(programs_of(mapping)[name], judge(mapping))
+    check(programs_of(mapping)[name], open_simulator(mapping))
 
 
 @simulated
 @pytest.mark.parametrize("arena", [False, True], ids=["apart", "arena"])
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=mapping_id)
 def test_simulator_reports_no_error_in_whole_steps(
-    mapping: Mapping, name: str, arena: bool, judge: Open
+    mapping: Mapping, name: str, arena: bool, open_simulator: OpenSimulator
 ) -> None:
     """With an arena, overlapping intermediates of a kernel would race."""
-    check(STEPS[name], judge(mapping, mapping[0] == "one" and not arena, arena))
+    check(STEPS[name], open_simulator(mapping, mapping[0] == "one" and not arena, arena))
 
 
 @simulated
-@pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
-def test_simulator_reports_no_error_in_random_graphs(mapping: Mapping, judge: Open) -> None:
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=mapping_id)
+def test_simulator_reports_no_error_in_random_graphs(
+    mapping: Mapping, open_simulator: OpenSimulator
+) -> None:
     """They contain more operations than the programs above; values are compared as well."""
     for seed in (200, 201):
-        graph, device = Maker(seed).graph(), judge(mapping, mapping[0] == "one")
+        graph, device = Maker(seed).graph(), open_simulator(mapping, mapping[0] == "one")
         assert not faults_on([graph], [expected(graph)], device)[0]
         assert device.report() == ""
 
 
 @simulated
-@pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=mapping_id)
 def test_simulator_reports_no_error_in_decoding(
-    mapping: Mapping, judge: Open, monkeypatch: pytest.MonkeyPatch
+    mapping: Mapping, open_simulator: OpenSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "DECODED_PIXELS", 5)
     monkeypatch.setattr(chunked, "GPU_PIECE_FACTOR", 1)
     shape = Architecture((8, 5, 3), float(np.float32(0.1)))
     flat = draw(shape.parameters)
     weights = Weights(shape, Encoding((1.0, 2.0), (1.0, 3.0), 0.5), 7, 2, flat)
-    device = judge(mapping, mapping[0] == "one")
+    device = open_simulator(mapping, mapping[0] == "one")
     actual = pipeline.decode(weights, device)
     assert device.report() == ""
     wanted = pipeline.decode(weights, NumpyDevice())
@@ -196,9 +203,9 @@ def test_simulator_reports_no_error_in_decoding(
 
 
 @simulated
-def test_simulator_reports_no_error_in_reading_latents(judge: Open) -> None:
+def test_simulator_reports_no_error_in_reading_latents(open_simulator: OpenSimulator) -> None:
     """kernels/latents.cl handles neighbours beyond the edges of a grid."""
-    model, device = small_latent_model(6, 9), judge(("one", MIN_VECTOR_WIDTH))
+    model, device = small_latent_model(6, 9), open_simulator(("one", MIN_VECTOR_WIDTH))
     shape = model.shape
     actual = sections.read(sections.write(model), (9, 6), shape.channels, device)
     assert device.report() == ""
@@ -219,9 +226,9 @@ FAULTS = {
 
 @simulated
 @pytest.mark.parametrize("fault", FAULTS)
-def test_simulator_reports_a_deliberate_fault(fault: str, judge: Open) -> None:
+def test_simulator_reports_a_deliberate_fault(fault: str, open_simulator: OpenSimulator) -> None:
     """Eight work-items in groups of four read and write seven numbers."""
-    device = judge(("group", MIN_VECTOR_WIDTH))
+    device = open_simulator(("group", MIN_VECTOR_WIDTH))
     source = f"""__kernel void t_fault(__global float *out, __global const float *in) {{
         __local float part[4]; const int i = get_global_id(0), l = get_local_id(0);
         {FAULTS[fault]} }}"""
@@ -242,7 +249,7 @@ def all_stages(lanes: Lanes) -> list[Stages]:
     for mapping in (m for m in MAPPINGS if m[0] == lanes):
         device = NumpyDevice()
         device.lanes, device.vector_width = mapping
-        device.info = replace(device.info, compute_units=UNITS)
+        device.info = replace(device.info, compute_units=COMPUTE_UNITS)
         device.keeps_groups = lanes == "one"
         stages += [make(device).stages for make in (programs_of(mapping) | STEPS).values()]
     return stages
@@ -262,7 +269,7 @@ def functions(block: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("lanes", typing.get_args(Lanes))
-def test_every_instruction_and_operation_is_simulated(lanes: Lanes, small: None) -> None:
+def test_every_instruction_and_operation_is_simulated(lanes: Lanes, small_thresholds: None) -> None:
     uops = [u for stages in all_stages(lanes) for code in stages.codes for u in code.uops]
     shared = {U.BARRIER, U.GROUP_REDUCE, U.LOCAL_ARRAY, U.LOCAL_BUFFER, U.TILE, U.SHARE_TILE}
     only = {"one": {U.PANEL, U.PREFETCH}, "group": shared}
@@ -271,7 +278,7 @@ def test_every_instruction_and_operation_is_simulated(lanes: Lanes, small: None)
     assert {u.arg for u in uops if u.op is U.ALU} == ELEMENTWISE
 
 
-def test_every_building_block_is_simulated(small: None) -> None:
+def test_every_building_block_is_simulated(small_thresholds: None) -> None:
     """Every OpenCL C function of kernels/*.cl is called in the mapping that it belongs to."""
     files = resources.files("imgmlp.kernels").iterdir()
     blocks = {f.name.removesuffix(".cl") for f in files if f.name.endswith(".cl")}

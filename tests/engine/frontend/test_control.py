@@ -159,7 +159,7 @@ def test_constants_are_folded_into_the_loop_body(lowered: Lowered) -> None:
     assert len(stages.codes) == 2
 
 
-def reused_memory(device: Device) -> Program:
+def memory_reuse_program(device: Device) -> Program:
     """Values that must outlive a loop's temporaries: carried, captured, read afterwards."""
     rng = np.random.default_rng(3)
     x = Tensor(rng.standard_normal((20, 20)).astype(np.float32) * 0.1, device)
@@ -184,7 +184,7 @@ def reused_memory(device: Device) -> Program:
 
 def test_values_that_a_loop_needs_outlive_its_temporary_buffers(kernels: Device) -> None:
     """Results stay equal when memory that the plan declares free is overwritten at every launch."""
-    plain, poisoned = reused_memory(kernels), reused_memory(kernels)
+    plain, poisoned = memory_reuse_program(kernels), memory_reuse_program(kernels)
     assert plain.stages.memory.arena_bytes < plain.stages.memory.separate_bytes
     for _ in range(2):
         plain.run()

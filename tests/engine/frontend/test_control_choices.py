@@ -15,7 +15,7 @@ from imgmlp.engine.ir.op import Op
 from imgmlp.engine.oracle import interpret
 
 
-def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
+def countdown_program(device: AnyDevice) -> tuple[Program, Tensor]:
     """A step whose condition is a state that counts down and selects the other branch from 0 on."""
     a = Tensor(symmetric(5), device)
     left = Tensor(np.int32(2), device)
@@ -38,7 +38,7 @@ def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
 
 
 def test_condition_of_cond_may_change_between_replays(device: AnyDevice) -> None:
-    program, state = chosen(device)
+    program, state = countdown_program(device)
     a, expected = symmetric(5).astype(np.float64), np.ones((5, 5))
     e = np.exp(a @ a + 1 - (a @ a + 1).max(1, keepdims=True))
     sizes = np.abs(expected)
@@ -78,7 +78,7 @@ def test_untaken_branch_writes_no_memory(kernels: Device) -> None:
 
 
 def test_guarded_kernels_are_right_when_their_memory_is_reused(kernels: Device) -> None:
-    plain, poisoned = chosen(kernels)[0], chosen(kernels)[0]
+    plain, poisoned = countdown_program(kernels)[0], countdown_program(kernels)[0]
     for _ in range(3):
         plain.run()
         run_poisoned(poisoned)

@@ -16,7 +16,7 @@ from imgmlp.engine.ir.op import Op
 from imgmlp.engine.operations.autograd import MAX_UNROLLED_OPERATIONS
 
 
-def computed(*tensors: Tensor) -> list[np.ndarray]:
+def run_and_read(*tensors: Tensor) -> list[np.ndarray]:
     """The values of several Tensors, computed by one program."""
     device = tensors[0].device
     assert device is not None
@@ -25,7 +25,7 @@ def computed(*tensors: Tensor) -> list[np.ndarray]:
     return [program.read(str(i)) for i in range(len(tensors))]
 
 
-def gradients(run: Callable[..., Tensor], device: AnyDevice) -> list[np.ndarray]:
+def gradients_through(run: Callable[..., Tensor], device: AnyDevice) -> list[np.ndarray]:
     a = Tensor(symmetric(3) * 0.2, device)
     x = Tensor([1.0, -0.5, 2.0], device)
 
@@ -33,18 +33,18 @@ def gradients(run: Callable[..., Tensor], device: AnyDevice) -> list[np.ndarray]
         return (a @ y) * 0.5 + (y * x).sin() * i
 
     loss = (run(3, body, x) * x).sum()
-    return computed(*loss.gradient([x, a]))
+    return run_and_read(*loss.gradient([x, a]))
 
 
-def in_python(count: int, body: Callable[..., Tensor], x: Tensor) -> Tensor:
+def unrolled_loop(count: int, body: Callable[..., Tensor], x: Tensor) -> Tensor:
     for i in range(count):
         x = body(i, x)
     return x
 
 
 def test_gradient_through_a_loop_equals_that_of_the_unrolled_loop(device: AnyDevice) -> None:
-    expected = gradients(in_python, open_mapping("numpy"))
-    for actual, want in zip(gradients(loop, device), expected, strict=True):
+    expected = gradients_through(unrolled_loop, open_mapping("numpy"))
+    for actual, want in zip(gradients_through(loop, device), expected, strict=True):
         assert np.abs(want).max() > 0.1
         assert close(actual, want)
 
@@ -78,7 +78,7 @@ def test_function_in_a_loop_saves_the_values_of_each_iteration(device: AnyDevice
     def body(i: Tensor, y: Tensor) -> Tensor:
         return loop(2, lambda j, z: Scaled.apply(z, a), y)
 
-    by_x, by_a = computed(*loop(3, body, x).sum().gradient([x, a]))
+    by_x, by_a = run_and_read(*loop(3, body, x).sum().gradient([x, a]))
     scale = np.array([1.1, 0.9])
     expected = 12 * np.array([2, 3]) * scale**11
     assert close(by_x, scale**12, scale**12)
@@ -89,7 +89,7 @@ def test_gradients_reach_expressions_that_only_a_loop_body_uses(device: AnyDevic
     w = Tensor([1.0, 2.0, 3.0, 4.0], device)
     square, double = w.reshape(2, 2), w[:2] * 2
     y = loop(2, lambda i, y: y + square.sum(0) * double, Tensor([0.0, 0.0], device))
-    by_square, by_double = computed(*y.sum().gradient([square, double]))
+    by_square, by_double = run_and_read(*y.sum().gradient([square, double]))
     assert np.array_equal(by_square, [[4.0, 8.0], [4.0, 8.0]])
     assert np.array_equal(by_double, [8.0, 12.0])
 
@@ -120,8 +120,8 @@ def test_second_derivatives_through_functions_in_a_loop_equal_unrolled(device: A
             results += (slope * weights).sum().gradient([x])
         return results
 
-    results = computed(*slopes(loop))
-    for curvature, want in zip(results, computed(*slopes(in_python)), strict=True):
+    results = run_and_read(*slopes(loop))
+    for curvature, want in zip(results, run_and_read(*slopes(unrolled_loop)), strict=True):
         assert close(curvature, want)
     assert np.abs(results[0]).max() > 0.1
 
@@ -136,7 +136,7 @@ def test_gradients_ignore_carried_bools_and_integers(device: AnyDevice) -> None:
 
     y, chosen, n = loop(2, body, x, positive, count)
     once = Tensor.where(positive & chosen, y, 0.0) * (n + count)
-    assert computed(*once.sum().gradient([x]))[0].tolist() == [16, 0, 48]
+    assert run_and_read(*once.sum().gradient([x]))[0].tolist() == [16, 0, 48]
 
 
 @pytest.mark.parametrize("way", [0, 1])
@@ -147,7 +147,7 @@ def test_gradients_go_through_the_taken_branch_of_cond(device: AnyDevice, way: i
     c = Tensor(np.int32(way), device)
     x = (w * 0.5).sin()  # used by both branches
     y = cond(c, lambda: (x @ v) ** 2, lambda: x * 3)
-    by_w, by_v = computed(*(y.sum() + x.sum()).gradient([w, v]))
+    by_w, by_v = run_and_read(*(y.sum() + x.sum()).gradient([w, v]))
     g = 2 * (np.sin(a / 2) @ b) @ b.T if way else np.full((3, 3), 3.0)
     assert close(by_w, (g + 1) * np.cos(a / 2) / 2)
     expected = np.sin(a / 2).T @ (2 * np.sin(a / 2) @ b) if way else np.zeros((3, 3))

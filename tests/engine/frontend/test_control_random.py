@@ -19,7 +19,7 @@ from imgmlp.engine.operations.autograd import gradient
 from imgmlp.engine.oracle.interpret import evaluate
 
 SHAPES = [(4, 3), (3,), (), (3, 3), (4,)]
-RUNS = 3  # the flag counts down from 2 through 0
+RUNS_PER_STEP = 3  # the flag counts down from 2 through 0
 
 
 def fit(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -27,7 +27,7 @@ def fit(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x if x.shape == shape else (x.sum() * 0.1).broadcast_to(shape)
 
 
-class Maker:
+class RandomStepBuilder:
     """Builds random values from a pool of values, determined by the seed."""
 
     def __init__(self, seed: int, form: str) -> None:
@@ -117,13 +117,13 @@ class Maker:
 
 
 def results(seed: int, form: str) -> list[np.ndarray]:
-    maker = Maker(seed, form)
-    program: Program = compile(maker.step, maker.flag.device)
+    builder = RandomStepBuilder(seed, form)
+    program: Program = compile(builder.step, builder.flag.device)
     arrays = []
-    for _ in range(RUNS):
+    for _ in range(RUNS_PER_STEP):
         program.run()
         arrays += [program.read(name) for name in program.outputs]
-        arrays += [state.numpy() for state in maker.states]
+        arrays += [state.numpy() for state in builder.states]
     return arrays
 
 
@@ -146,23 +146,23 @@ def test_random_gradients_agree_with_finite_differences() -> None:
     """Differences are taken in float64 along a random direction; some losses are constant."""
     moving = 0
     for seed in range(60):
-        actual, expected, size = slopes(Maker(seed, "numpy"), h=1e-6)
+        actual, expected, size = directional_slopes(RandomStepBuilder(seed, "numpy"), h=1e-6)
         assert actual == pytest.approx(expected, rel=0, abs=size), f"seed {seed}"
         moving += bool(actual)
     assert moving > 50
 
 
-def slopes(maker: Maker, h: float) -> tuple[float, float, float]:
+def directional_slopes(builder: RandomStepBuilder, h: float) -> tuple[float, float, float]:
     """The slope of a loss along a random direction, by its gradient and by central differences.
 
     Third is the tolerance: 1e-5 of the terms that are added, and the loss's rounding over h.
     """
-    pool = maker.grow(maker.states, 0, 3 + maker.below(6))
+    pool = builder.grow(builder.states, 0, 3 + builder.below(6))
     loss = (fit(pool[-1], ()) + fit(pool[-2], ())).node
-    leaves = [state.node for state in maker.states]
-    flag = {maker.flag.node.arg: maker.flag.node.arg.host}
+    leaves = [state.node for state in builder.states]
+    flag = {builder.flag.node.arg: builder.flag.node.arg.host}
     at = {n.arg: n.arg.host.astype(np.float64) for n in leaves}
-    along = {b: maker.rng.standard_normal(b.shape) for b in at}
+    along = {b: builder.rng.standard_normal(b.shape) for b in at}
 
     def value(step: float) -> float:
         moved = {b: x + step * along[b] for b, x in at.items()}

@@ -114,28 +114,28 @@ def test_transformer_encoder_layer_equals_the_reference(device: AnyDevice) -> No
     assert not close(layer(Tensor(x, device)).numpy(), expected)
 
 
-D = open_device("numpy")
-OF_ARRAYS: dict[str, Callable[[Any], Tensor]] = {
-    "Linear": nn.Linear.random(4, 2, 0, D),
-    "LayerNorm": nn.LayerNorm(4, D),
-    "SelfAttention": lambda x: nn.SelfAttention(4, 2, 0, D)(x[None]),
-    "TransformerEncoder": lambda x: nn.TransformerEncoder(4, 2, 3, 0, D)(x[None]),
-    "Sequential": nn.Sequential(nn.relu, nn.sigmoid, nn.LayerNorm(4, D)),
-    "layer_norm": lambda x: nn.layer_norm(x, x[0], Tensor(np.ones(4), D)),
-    "attention": lambda x: nn.attention(Tensor(np.ones((1, 3, 4)), D), x[None], x[None]),
-    "nll_loss": lambda x: nn.nll_loss(x, Tensor([1, 0, 3], D)),
-    "cross_entropy": lambda x: nn.cross_entropy(x, Tensor([1, 0, 3], D)),
+NUMPY = open_device("numpy")
+CALLS_WITH_ARRAYS: dict[str, Callable[[Any], Tensor]] = {
+    "Linear": nn.Linear.random(4, 2, 0, NUMPY),
+    "LayerNorm": nn.LayerNorm(4, NUMPY),
+    "SelfAttention": lambda x: nn.SelfAttention(4, 2, 0, NUMPY)(x[None]),
+    "TransformerEncoder": lambda x: nn.TransformerEncoder(4, 2, 3, 0, NUMPY)(x[None]),
+    "Sequential": nn.Sequential(nn.relu, nn.sigmoid, nn.LayerNorm(4, NUMPY)),
+    "layer_norm": lambda x: nn.layer_norm(x, x[0], Tensor(np.ones(4), NUMPY)),
+    "attention": lambda x: nn.attention(Tensor(np.ones((1, 3, 4)), NUMPY), x[None], x[None]),
+    "nll_loss": lambda x: nn.nll_loss(x, Tensor([1, 0, 3], NUMPY)),
+    "cross_entropy": lambda x: nn.cross_entropy(x, Tensor([1, 0, 3], NUMPY)),
     **{
-        name: lambda x, name=name: getattr(nn, name)(x) + Tensor(0.0, D)
+        name: lambda x, name=name: getattr(nn, name)(x) + Tensor(0.0, NUMPY)
         for name in ("sigmoid", "relu", "gelu", "softmax", "variance")
     },
 }
 
 
-@pytest.mark.parametrize("name", OF_ARRAYS)
+@pytest.mark.parametrize("name", CALLS_WITH_ARRAYS)
 def test_layers_and_losses_take_arrays_as_tensors(name: str) -> None:
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    actual, expected = (OF_ARRAYS[name](given).numpy() for given in (x, Tensor(x, D)))
+    actual, expected = (CALLS_WITH_ARRAYS[name](given).numpy() for given in (x, Tensor(x, NUMPY)))
     assert np.array_equal(actual, expected)
 
 

@@ -27,12 +27,12 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 
 
-def noise(seed: Tensor | int, device: AnyDevice) -> Tensor:
+def noise_gradient(seed: Tensor | int, device: AnyDevice) -> Tensor:
     """Gradients that differ from step to step: the form "seed" divides by their spread."""
     return Tensor.uniform((5, 3), seed, device) - 0.3
 
 
-def adamw(
+def adamw_reference(
     form: str, gradients: list[np.ndarray], decay: float = DECAY
 ) -> tuple[np.ndarray, np.ndarray]:
     """The parameters after all steps, and the size of the terms whose rounding counts."""
@@ -61,17 +61,17 @@ def test_adamw_follows_its_formula(device: AnyDevice, form: str) -> None:
     optimizer = optim.AdamW([p], LR, BETAS, DECAY, EPSILON, form)  # type: ignore[arg-type]
 
     def step() -> dict[str, Tensor]:
-        loss = (p * noise(count, device)).sum()
+        loss = (p * noise_gradient(count, device)).sum()
         optimizer.step(loss)
         count.assign(count + 1)
         return {"loss": loss}
 
     compile(step, device).run(20)
     numpy = open_device("numpy")
-    gradients = [noise(i, numpy).numpy().astype(np.float64) for i in range(20)]
+    gradients = [noise_gradient(i, numpy).numpy().astype(np.float64) for i in range(20)]
     other = "standard" if form == "seed" else "seed"
-    assert close(p.numpy(), *adamw(form, gradients))
-    assert not close(p.numpy(), *adamw(other, gradients))
+    assert close(p.numpy(), *adamw_reference(form, gradients))
+    assert not close(p.numpy(), *adamw_reference(other, gradients))
 
 
 @pytest.mark.parametrize("as_tensors", [False, True])
@@ -84,15 +84,15 @@ def test_adam_equals_standard_adamw_without_weight_decay(
     optimizer = optim.Adam([p], LR, betas, EPSILON)
 
     def step() -> dict[str, Tensor]:
-        optimizer.step((p * noise(count, device)).sum())
+        optimizer.step((p * noise_gradient(count, device)).sum())
         count.assign(count + 1)
         return {}
 
     compile(step, device).run(20)
     numpy = open_device("numpy")
-    gradients = [noise(i, numpy).numpy().astype(np.float64) for i in range(20)]
-    assert close(p.numpy(), *adamw("standard", gradients, decay=0.0))
-    assert not close(p.numpy(), *adamw("standard", gradients))
+    gradients = [noise_gradient(i, numpy).numpy().astype(np.float64) for i in range(20)]
+    assert close(p.numpy(), *adamw_reference("standard", gradients, decay=0.0))
+    assert not close(p.numpy(), *adamw_reference("standard", gradients))
 
 
 def test_first_adam_steps_are_one_learning_rate_long_for_any_slope(device: AnyDevice) -> None:
@@ -192,14 +192,14 @@ def test_weight_decay_and_shampoo_beta_out_of_range_are_refused() -> None:
         optim.SOAP([p], shampoo_beta=1.0)
 
 
-RATES: dict[str, Callable[..., optim.SGD | optim.AdamW | optim.SOAP]] = {
+OPTIMIZERS: dict[str, Callable[..., optim.SGD | optim.AdamW | optim.SOAP]] = {
     "SGD": lambda p, lr, beta: optim.SGD(p, lr),
     "AdamW": lambda p, lr, beta: optim.AdamW(p, lr, (beta, 0.9)),
     "SOAP": lambda p, lr, beta: optim.SOAP(p, lr, (beta, 0.9)),
 }
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_learning_rate_of_one_element_leaves_parameter_shapes_unchanged(
     device: AnyDevice, name: str
 ) -> None:
@@ -208,25 +208,27 @@ def test_learning_rate_of_one_element_leaves_parameter_shapes_unchanged(
     for shape in ((), (1,), (1, 1)):
         parts = [Tensor(np.ones(s, np.float32), device) for s in ((3, 2), (), (1,))]
         lr, beta = (Tensor(np.full(shape, n, np.float32), device) for n in (0.1, 0.8))
-        RATES[name](parts, lr, beta).step(sum((p.square().sum() for p in parts), start=Tensor(0.0)))
+        OPTIMIZERS[name](parts, lr, beta).step(
+            sum((p.square().sum() for p in parts), start=Tensor(0.0))
+        )
         assert [p.shape for p in parts] == [(3, 2), (), (1,)]
         results.append([p.numpy().ravel().tolist() for p in parts])
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_learning_rate_can_be_written_through_the_optimizer(device: AnyDevice, name: str) -> None:
     part, lr = Tensor(np.ones((3, 2), np.float32), device), Tensor(np.float32([0.1]), device)
-    optimizer = RATES[name]([part], lr, 0.8)
+    optimizer = OPTIMIZERS[name]([part], lr, 0.8)
     optimizer.lr.write(np.float32([0.0]))
     optimizer.step(part.square().sum())
     assert (part.numpy() == 1).all()
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_apply_needs_one_gradient_of_the_same_shape_per_parameter(name: str) -> None:
     x = Tensor(np.ones((3, 2), np.float32), open_device("numpy"))
-    optimizer = RATES[name]([x], 0.1, 0.8)
+    optimizer = OPTIMIZERS[name]([x], 0.1, 0.8)
     with pytest.raises(TypeError, match=rf"{name}: apply takes a list of Tensors, not Tensor"):
         optimizer.apply(x)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=rf"{name}: .* not of ndarray"):
@@ -274,23 +276,25 @@ def test_learning_rate_schedule_is_computed_on_the_device(device: AnyDevice, pre
 
 SHAPES = [(5, 3), (4,), (2, 6), (49, 2)]  # the last one is too large for SOAP
 SIZES = [math.prod(shape) for shape in SHAPES]
-STARTS = np.split(RNG.standard_normal(sum(SIZES)), np.cumsum(SIZES)[:-1])
-SHAMPOO_BETA, EVERY = 0.9, 8
+INITIAL_VALUES = np.split(RNG.standard_normal(sum(SIZES)), np.cumsum(SIZES)[:-1])
+SHAMPOO_BETA, REFRESH_INTERVAL = 0.9, 8
 
 
-def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
+def soap_reference(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
     """SOAP in float64, for one parameter of SHAPES after another.
 
     A gradient is the parameter plus the noise of `drawn`.
     """
     results, gradients = [], [np.split(each, np.cumsum(SIZES)[:-1]) for each in drawn]
-    for shape, start, noises in zip(SHAPES, STARTS, zip(*gradients, strict=True), strict=True):
+    for shape, start, noises in zip(
+        SHAPES, INITIAL_VALUES, zip(*gradients, strict=True), strict=True
+    ):
         p = start.reshape(shape) if len(shape) == 2 else start.reshape(-1, 1)
         bases = [np.eye(n) for n in p.shape]
         factors = [np.zeros((n, n)) for n in p.shape]
         m, v = np.zeros_like(p), np.zeros_like(p)
-        for step, noise in enumerate(noises, 1):
-            g = p + noise.reshape(p.shape)
+        for step, noise_gradient in enumerate(noises, 1):
+            g = p + noise_gradient.reshape(p.shape)
             squares = g @ g.T, g.T @ g
             pairs = zip(factors, squares, strict=True)
             factors = [SHAMPOO_BETA * f + (1 - SHAMPOO_BETA) * s for f, s in pairs]
@@ -309,8 +313,8 @@ def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
 
 def soap_program(device: AnyDevice, flat: bool) -> tuple[Program, optim.SOAP, list[Tensor], Tensor]:
     """Steps on noise and a quadratic, with separate parameters or one flat one of all."""
-    arrays = [start.reshape(shape) for start, shape in zip(STARTS, SHAPES, strict=True)]
-    parameters = [Tensor(a, device) for a in ([np.concatenate(STARTS)] if flat else arrays)]
+    arrays = [start.reshape(shape) for start, shape in zip(INITIAL_VALUES, SHAPES, strict=True)]
+    parameters = [Tensor(a, device) for a in ([np.concatenate(INITIAL_VALUES)] if flat else arrays)]
     count = Tensor(np.uint32(0), device)
     options = {"shapes": SHAPES} if flat else {}
     optimizer = optim.SOAP(parameters, LR, BETAS, SHAMPOO_BETA, EPSILON, **options)
@@ -330,18 +334,19 @@ def soap_program(device: AnyDevice, flat: bool) -> tuple[Program, optim.SOAP, li
 def test_soap_follows_its_formula(device: AnyDevice, flat: bool) -> None:
     program, optimizer, parameters, _ = soap_program(device, flat)
     for _ in range(3):
-        program.run(EVERY)
+        program.run(REFRESH_INTERVAL)
         optimizer.refresh()
-    program.run(EVERY)
+    program.run(REFRESH_INTERVAL)
     numpy = open_device("numpy")
     drawn = [
-        np.float64(Tensor.uniform((sum(SIZES),), n, numpy).numpy()) - 0.3 for n in range(4 * EVERY)
+        np.float64(Tensor.uniform((sum(SIZES),), n, numpy).numpy()) - 0.3
+        for n in range(4 * REFRESH_INTERVAL)
     ]
-    expected = soap(drawn, EVERY)
+    expected = soap_reference(drawn, REFRESH_INTERVAL)
     actual = np.concatenate([p.numpy().ravel() for p in parameters])
     # Eigenvectors amplify the rounding of the factors.
     assert np.allclose(actual, np.concatenate([p.ravel() for p in expected]), atol=1e-4)
-    unturned = soap(drawn, 10**6)
+    unturned = soap_reference(drawn, 10**6)
     away = [np.abs(a - b).max() for a, b in zip(expected, unturned, strict=True)]
     assert min(away[0], away[2]) > 0.01
     assert max(away[1], away[3]) == 0
@@ -362,7 +367,7 @@ def test_soap_continues_bit_for_bit_from_restored_state(device: AnyDevice) -> No
     for mine, other in zip(first[1].state(), second[1].state(), strict=True):
         assert np.array_equal(mine.numpy(), other.numpy())
     assert np.array_equal(first[2][0].numpy(), second[2][0].numpy())
-    assert not np.array_equal(first[2][0].numpy(), np.concatenate(STARTS, dtype=np.float32))
+    assert not np.array_equal(first[2][0].numpy(), np.concatenate(INITIAL_VALUES, dtype=np.float32))
 
 
 def test_soap_keeps_its_bases_when_factors_are_nan() -> None:

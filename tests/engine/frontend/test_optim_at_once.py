@@ -11,18 +11,18 @@ from conftest import open_mapping
 from imgmlp.engine import AnyDevice, Tensor, assign_all, compile, open_device, optim
 
 RNG = np.random.default_rng(0)
-STARTS = [RNG.standard_normal(shape).astype(np.float32) for shape in ((3, 2), (2,), ())]
+INITIAL_VALUES = [RNG.standard_normal(shape).astype(np.float32) for shape in ((3, 2), (2,), ())]
 STEPS = 3
 
 Optimizer = optim.SGD | optim.AdamW | optim.SOAP
-MAKERS: dict[str, Callable[[Sequence[Tensor]], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Sequence[Tensor]], Optimizer]] = {
     "SGD": lambda parameters: optim.SGD(parameters, 0.02),
     "Adam": lambda parameters: optim.Adam(parameters, 0.1),
     "AdamW": lambda parameters: optim.AdamW(parameters, 0.1),
     "seed": lambda parameters: optim.AdamW(parameters, 0.1, form="seed"),
     "SOAP": lambda parameters: optim.SOAP(parameters, 0.1),
 }
-every_optimizer = pytest.mark.parametrize("name", MAKERS)
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 @pytest.fixture(scope="module", params=["numpy", "one"])
@@ -30,8 +30,8 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 
 
-def start(device: AnyDevice) -> list[Tensor]:
-    return [Tensor(value, device, requires_grad=True) for value in STARTS]
+def initial_parameters(device: AnyDevice) -> list[Tensor]:
+    return [Tensor(value, device, requires_grad=True) for value in INITIAL_VALUES]
 
 
 def loss(parameters: Sequence[Tensor]) -> Tensor:
@@ -46,12 +46,12 @@ def clipped(gradients: Sequence[Tensor]) -> list[Tensor]:
     return [g * (0.3 / norm).minimum(1.0) for g in gradients]
 
 
-def compiled(
+def run_compiled_steps(
     name: str, device: AnyDevice, act: Callable[[Optimizer, list[Tensor]], None]
 ) -> list[np.ndarray]:
     """Parameters and state after some compiled steps."""
-    parameters = start(device)
-    optimizer = MAKERS[name](parameters)
+    parameters = initial_parameters(device)
+    optimizer = OPTIMIZERS[name](parameters)
     compile(lambda: act(optimizer, parameters) or {}, device).run(STEPS)
     return values(optimizer)
 
@@ -72,24 +72,24 @@ def test_immediate_optimizer_steps_equal_compiled_steps(device: AnyDevice, name:
     def act(optimizer: Optimizer, parameters: list[Tensor]) -> None:
         optimizer.step(loss(parameters))
 
-    parameters = start(device)
-    optimizer = MAKERS[name](parameters)
+    parameters = initial_parameters(device)
+    optimizer = OPTIMIZERS[name](parameters)
     for _ in range(STEPS):
         act(optimizer, parameters)
-    assert_near(values(optimizer), compiled(name, device, act))
-    assert np.abs(parameters[0].numpy() - STARTS[0]).max() > 0.01
+    assert_near(values(optimizer), run_compiled_steps(name, device, act))
+    assert np.abs(parameters[0].numpy() - INITIAL_VALUES[0]).max() > 0.01
 
 
 @every_optimizer
 def test_apply_with_backward_gradients_equals_compiled_steps(device: AnyDevice, name: str) -> None:
-    parameters = start(device)
-    optimizer = MAKERS[name](parameters)
+    parameters = initial_parameters(device)
+    optimizer = OPTIMIZERS[name](parameters)
     for _ in range(STEPS):
         for p in parameters:
             p.zero_grad()
         loss(parameters).backward()
         optimizer.apply([p.grad for p in parameters if p.grad is not None])
-    expected = compiled(name, device, lambda optimizer, own: optimizer.step(loss(own)))
+    expected = run_compiled_steps(name, device, lambda optimizer, own: optimizer.step(loss(own)))
     assert_near(values(optimizer), expected)
 
 
@@ -102,11 +102,11 @@ def test_immediate_steps_with_clipped_gradients_equal_compiled_steps(
     def act(optimizer: Optimizer, parameters: list[Tensor]) -> None:
         optimizer.apply(clipped(loss(parameters).gradient(parameters)))
 
-    parameters = start(device)
-    optimizer = MAKERS[name](parameters)
+    parameters = initial_parameters(device)
+    optimizer = OPTIMIZERS[name](parameters)
     for _ in range(STEPS):
         act(optimizer, parameters)
-    assert_near(values(optimizer), compiled(name, device, act))
+    assert_near(values(optimizer), run_compiled_steps(name, device, act))
 
 
 def test_one_immediate_sgd_step_uses_parameters_before_the_step(device: AnyDevice) -> None:

@@ -32,7 +32,7 @@ def filled(value: float) -> np.ndarray:
     return np.full(SHAPE, value, np.float32)
 
 
-def moving(device: AnyDevice) -> tuple[Program, Tensor, Tensor]:
+def accumulating_program(device: AnyDevice) -> tuple[Program, Tensor, Tensor]:
     """A step that adds x to a total, and outputs one element of the total before."""
     x = Tensor(filled(1), device, name="x")
     total = Tensor(filled(0), device, name="total")
@@ -45,7 +45,7 @@ def moving(device: AnyDevice) -> tuple[Program, Tensor, Tensor]:
 
 
 def test_step_reads_and_writes_only_the_current_page(device: AnyDevice) -> None:
-    program, x, total = moving(device)
+    program, x, total = accumulating_program(device)
     pages = Pages(total)
     numbers = [0, *(pages.add(filled(value)) for value in (10, 20))]
     assert numbers == [0, 1, 2]
@@ -89,7 +89,7 @@ def test_indices_written_without_a_reader_are_checked_at_the_next_turn(device: A
 
 def test_enqueued_steps_keep_the_page_that_was_current(device: AnyDevice) -> None:
     """The page is switched while many steps are enqueued."""
-    program, _, total = moving(device)
+    program, _, total = accumulating_program(device)
     pages = Pages(total)
     for number in range(1, 20):
         pages.add(filled(100 * number))
@@ -101,7 +101,7 @@ def test_enqueued_steps_keep_the_page_that_was_current(device: AnyDevice) -> Non
 
 
 def test_several_programs_use_the_current_pages_of_several_tensors(device: AnyDevice) -> None:
-    program, x, total = moving(device)
+    program, x, total = accumulating_program(device)
     judging = compile(lambda: {"sum": (total * x).sum()}, device, beside=program)
     pages = Pages(x), Pages(total)
     for each, value in zip(pages, (2, 7), strict=True):
@@ -117,7 +117,7 @@ def test_several_programs_use_the_current_pages_of_several_tensors(device: AnyDe
 
 
 def test_feeder_and_receiver_use_the_current_page(device: AnyDevice) -> None:
-    program, x, total = moving(device)
+    program, x, total = accumulating_program(device)
     pages = Pages(x)
     pages.add(filled(0))
     feeder, received = Feeder(program, x), []

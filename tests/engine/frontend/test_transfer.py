@@ -17,7 +17,7 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 
 
-def summing(device: AnyDevice) -> tuple[Program, Tensor]:
+def accumulating_program(device: AnyDevice) -> tuple[Program, Tensor]:
     """A step that accumulates its input in a total, and outputs the sum of the last input."""
     x = Tensor(np.zeros((50, 40), np.float32), device, name="x")
     total = Tensor(np.zeros((), np.float32), device, name="total")
@@ -35,7 +35,7 @@ def filled(value: float) -> np.ndarray:
 
 
 def test_each_step_reads_the_value_sent_before_it(device: AnyDevice) -> None:
-    program, x = summing(device)
+    program, x = accumulating_program(device)
     feeder, received = Feeder(program, x), []
     receiver = Receiver(program, ["last"], lambda tag, got: received.append((tag, got["last"])))
     for i in range(10):
@@ -91,7 +91,7 @@ def test_receiver_gets_state_as_of_its_request(device: AnyDevice) -> None:
 def test_sending_and_receiving_do_not_wait_for_a_busy_device(mapping: str) -> None:
     device = open_mapping(mapping)
     assert isinstance(device, Device)
-    program, x = summing(device)
+    program, x = accumulating_program(device)
     program.run()  # its kernels are compiled from here on
     feeder, received = Feeder(program, x), []
     receiver = Receiver(program, ["last"], lambda tag, got: received.append(got["last"]))
@@ -124,7 +124,7 @@ def test_feeder_sends_dtypes_of_one_and_two_bytes(device: AnyDevice) -> None:
 
 
 def test_feeder_refuses_wrong_shapes_dtypes_and_tensors(device: AnyDevice) -> None:
-    program, x = summing(device)
+    program, x = accumulating_program(device)
     feeder = Feeder(program, x)
     for wrong in (np.zeros((40, 50), np.float32), np.zeros((50, 40))):
         for given in (wrong, wrong.tolist()):

@@ -24,7 +24,8 @@ from imgmlp.engine.operations.autograd import VJP, gradient, total
 from imgmlp.engine.oracle.interpret import evaluate
 
 Array = np.ndarray[Any, Any]
-STEP = 1e-6  # of central differences in float64: their error is about STEP**2 + 1e-16 / STEP
+# Step h of central differences in float64, whose error is about h**2 + 1e-16 / h.
+DIFFERENCE_STEP = 1e-6
 TOLERANCE = 1e-7  # of the largest slope
 
 
@@ -207,7 +208,7 @@ def test_gradient_of_a_gathered_row_is_the_sum_over_its_uses(
         assert close(actual, expected, roundings=16)  # sums of up to seven float32
 
 
-MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+MOVEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
     **{
         f"steps {a} {b}": lambda x, a=a, b=b: x.stride(a, b)
         for a, b in itertools.product((1, -1, 2, -3, 9), (1, -2, 4))
@@ -227,21 +228,21 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_gradients_of_movements_equal_finite_differences(device: AnyDevice) -> None:
     x = np.random.default_rng(2).uniform(-1, 1, (7, 11)).astype(np.float32)
     tensor = Tensor(x, device)
-    losses = {name: weighted(act(tensor), device) for name, act in MOVES.items()}
+    losses = {name: weighted_loss(act(tensor), device) for name, act in MOVEMENTS.items()}
     actual = results({n: loss.gradient([tensor])[0] for n, loss in losses.items()}, device)
     for name, loss in losses.items():
-        (expected,) = differences(loss.node, [tensor.node], {tensor.node.arg: x})
+        (expected,) = central_differences(loss.node, [tensor.node], {tensor.node.arg: x})
         # a weight is at most 2.5, and elements are smaller than 1
         assert close(actual[name], expected, np.abs(expected) + 2.5), name
 
 
-def weighted(answer: Tensor, device: AnyDevice) -> Tensor:
+def weighted_loss(answer: Tensor, device: AnyDevice) -> Tensor:
     """A scalar loss in which every element of the answer has a different weight."""
     weights = Tensor.arange(answer.node.size, dtype=dtype.f32).reshape(*answer.shape).sin() + 1.5
     return (answer * weights).sum()
 
 
-def differences(loss: Node, wrt: Sequence[Node], held: dict[Buffer, Array]) -> list[Array]:
+def central_differences(loss: Node, wrt: Sequence[Node], held: dict[Buffer, Array]) -> list[Array]:
     """Central differences of a loss by each element of Buffers, in float64."""
     for node in toposort([loss]):
         if node.op is Op.BUFFER:
@@ -254,9 +255,9 @@ def differences(loss: Node, wrt: Sequence[Node], held: dict[Buffer, Array]) -> l
             ends = []
             for sign in (1, -1):
                 moved = start.copy()
-                moved[place] += sign * STEP
+                moved[place] += sign * DIFFERENCE_STEP
                 ends.append(evaluate([loss], held | {leaf.arg: moved}, wide=True)[0])
-            slope[place] = (ends[0] - ends[1]).item() / (2 * STEP)
+            slope[place] = (ends[0] - ends[1]).item() / (2 * DIFFERENCE_STEP)
         gradients.append(slope)
     return gradients
 
@@ -278,7 +279,9 @@ def test_gradients_of_a_mixed_network_equal_finite_differences_in_float64() -> N
     wrt = [t.node for t in (x, w, b, table, scale)]
     held = {n.arg: np.asarray(n.arg.host) for n in toposort([loss.node]) if n.op is Op.BUFFER}
     actual = evaluate(gradient(loss.node, wrt), held, wide=True)
-    for leaf, g, expected in zip(shapes, actual, differences(loss.node, wrt, held), strict=True):
+    for leaf, g, expected in zip(
+        shapes, actual, central_differences(loss.node, wrt, held), strict=True
+    ):
         assert np.abs(g - expected).max() <= TOLERANCE * np.abs(expected).max(), leaf
 
 

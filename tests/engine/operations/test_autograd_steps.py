@@ -18,7 +18,7 @@ NUMPY = open_device("numpy")
 # --- gradients accumulated by backward() ---
 
 
-def kept(tensor: Tensor) -> Any:
+def grad_values(tensor: Tensor) -> Any:
     """The values of a Tensor's accumulated gradient, which must exist."""
     assert tensor.grad is not None
     return tensor.grad.numpy().tolist()
@@ -28,15 +28,15 @@ def test_backward_accumulates_into_grad_of_tensors_that_require_it(device: AnyDe
     x = Tensor([1.0, 2.0], device, requires_grad=True)
     unused = Tensor(np.ones((2, 1)), device, requires_grad=True)
     plain = Tensor([3.0, 4.0], device)
-    assert kept(x) == [0, 0]
+    assert grad_values(x) == [0, 0]
     (x * x * plain).sum().backward()
-    assert kept(x) == [6, 16]
+    assert grad_values(x) == [6, 16]
     (x * plain).sum().backward()
-    assert kept(x) == [9, 20]
-    assert kept(unused) == [[0], [0]]
+    assert grad_values(x) == [9, 20]
+    assert grad_values(unused) == [[0], [0]]
     assert plain.grad is None
     x.zero_grad()
-    assert kept(x) == [0, 0]
+    assert grad_values(x) == [0, 0]
     x.requires_grad = False
     assert x.grad is None
 
@@ -83,9 +83,9 @@ def test_grad_accumulated_in_a_step_is_dropped_when_its_tracing_ends(device: Any
         program = compile(partial(step, forget), device)
         program.run()
         assert program.read("g").tolist() == [expected] * 2
-        assert kept(p) == [10, 10]
+        assert grad_values(p) == [10, 10]
     (p * 3).sum().backward()
-    assert kept(p) == [13, 13]
+    assert grad_values(p) == [13, 13]
 
 
 def test_grad_accumulated_in_a_loop_or_cond_is_dropped_at_its_end(device: AnyDevice) -> None:
@@ -103,10 +103,10 @@ def test_grad_accumulated_in_a_loop_or_cond_is_dropped_at_its_end(device: AnyDev
     ]
     assert looped.numpy().tolist() == [3, 3]
     assert [t.numpy().tolist() for t in either] == [[5, 5], [2, 4]]
-    assert kept(p) == [0, 0]
+    assert grad_values(p) == [0, 0]
     with pytest.raises(ZeroDivisionError):
         compile(lambda: {"g": accumulated(p), "never": p * (1 // 0)}, device)
-    assert kept(p) == [0, 0]
+    assert grad_values(p) == [0, 0]
 
 
 def test_backward_and_gradient_refuse_integers_and_unconnected_losses() -> None:
@@ -124,7 +124,7 @@ def test_backward_and_gradient_refuse_integers_and_unconnected_losses() -> None:
     whole = Tensor([1, 2], NUMPY)
     with pytest.raises(TypeError, match="gradient: i32 has no gradients; cast to f32"):
         (x * whole).sum().gradient([x, whole])
-    assert kept(x) == [0, 0]
+    assert grad_values(x) == [0, 0]
 
 
 # --- custom gradient rules, and gradients inside of steps ---

@@ -28,7 +28,7 @@ from imgmlp.engine import (
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 
 DEVICE = open_device("numpy")
-BIG = 10**8
+TOO_LARGE = 10**8
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
@@ -48,35 +48,35 @@ def uploaded(array: object) -> Tensor:
     return result
 
 
-I = np.int32([0, 1, BIG])  # noqa: E741 (as in docs/operations.md)
-REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
+INDICES = np.int32([0, 1, TOO_LARGE])
+OUT_OF_BOUNDS: dict[str, Callable[[Tensor], Tensor]] = {
     "u8": lambda x: x.take_along_axis(np.array([[200]] * 3, np.uint8), 1),
     "i8": lambda x: x.take_along_axis(np.array([[-1]] * 3, np.int8), 1),
-    "u32": lambda x: x.take_along_axis(np.array([[BIG]] * 3, np.uint32), 1),
-    "part": lambda x: x.gather(tensor(I)[1:]),
-    "part, negative": lambda x: x[tensor(-I)[1:]],
-    "flip": lambda x: x.gather(tensor(I).flip(0)),
-    "concat": lambda x: x.gather(Tensor.concat([tensor([0, 1]), tensor(I)])),
-    "cast": lambda x: x.gather(tensor(I).cast(dtype.u32)),
+    "u32": lambda x: x.take_along_axis(np.array([[TOO_LARGE]] * 3, np.uint32), 1),
+    "part": lambda x: x.gather(tensor(INDICES)[1:]),
+    "part, negative": lambda x: x[tensor(-INDICES)[1:]],
+    "flip": lambda x: x.gather(tensor(INDICES).flip(0)),
+    "concat": lambda x: x.gather(Tensor.concat([tensor([0, 1]), tensor(INDICES)])),
+    "cast": lambda x: x.gather(tensor(INDICES).cast(dtype.u32)),
     "floats": lambda x: x.gather(tensor([0.0, 7.5]).cast(dtype.i32)),
-    "pad": lambda x: x.gather(tensor(I).pad((0, 1))),
-    "expand": lambda x: x.gather(tensor(I).reshape(3, 1).expand(3, 5)[1:]),
-    "taken": lambda x: x.gather(tensor(I)[[0, 2]]),
+    "pad": lambda x: x.gather(tensor(INDICES).pad((0, 1))),
+    "expand": lambda x: x.gather(tensor(INDICES).reshape(3, 1).expand(3, 5)[1:]),
+    "taken": lambda x: x.gather(tensor(INDICES)[[0, 2]]),
     "range": lambda x: x.gather(Tensor.arange(4)),
-    "uploaded": lambda x: x.gather(uploaded(I)),
-    "uploaded, part": lambda x: x.gather(uploaded(I)[2:]),
-    "realized": lambda x: x.gather(tensor(I)[1:].realize()),
-    "assigned": lambda x: x.gather(tensor([0, 0, 0]).assign(I)),
-    "assigned by a Tensor": lambda x: x.gather(tensor([0, 0, 0]).assign(tensor(I))),
-    "written": lambda x: x.gather(tensor(np.zeros(3, np.int32)).write(I)),
+    "uploaded": lambda x: x.gather(uploaded(INDICES)),
+    "uploaded, part": lambda x: x.gather(uploaded(INDICES)[2:]),
+    "realized": lambda x: x.gather(tensor(INDICES)[1:].realize()),
+    "assigned": lambda x: x.gather(tensor([0, 0, 0]).assign(INDICES)),
+    "assigned by a Tensor": lambda x: x.gather(tensor([0, 0, 0]).assign(tensor(INDICES))),
+    "written": lambda x: x.gather(tensor(np.zeros(3, np.int32)).write(INDICES)),
     "target": lambda x: nn.nll_loss(x, tensor([0, 0, 1, 9])[1:]),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
 def test_host_indices_out_of_bounds_are_refused(name: str) -> None:
     with pytest.raises(OutOfBoundsError, match=r"index (-?\d+) is out of bounds"):
-        REFUSED[name](table())
+        OUT_OF_BOUNDS[name](table())
 
 
 def test_bounds_are_checked_for_each_table() -> None:
@@ -88,7 +88,7 @@ def test_bounds_are_checked_for_each_table() -> None:
 
 
 def test_only_indices_inside_the_view_that_is_read_are_checked() -> None:
-    index = tensor(I)
+    index = tensor(INDICES)
     parts = index[:2], Tensor.concat([index, index])[3:5], index.cast(dtype.u8)[:2]
     for taken in (kept := [table().gather(part) for part in parts]):
         assert np.array_equal(taken.numpy(), X[[0, 1]])
@@ -99,7 +99,7 @@ def test_only_indices_inside_the_view_that_is_read_are_checked() -> None:
     index.write(np.int32([0, 3, 0]))
 
 
-LATER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+GATHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x[J]": lambda x, j: x[j],
     "x[:, J]": lambda x, j: x[:, j],
     "take": lambda x, j: x.take(j),
@@ -109,17 +109,17 @@ LATER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", GATHERS)
 def test_indices_written_after_compilation_are_checked(name: str) -> None:
     x, index = table(), tensor(np.int32([0, 1]))
-    program = compile(lambda: {"y": LATER[name](x, index)}, DEVICE)
-    feeder, bad = Feeder(program, index), np.int32([0, BIG])
+    program = compile(lambda: {"y": GATHERS[name](x, index)}, DEVICE)
+    feeder, bad = Feeder(program, index), np.int32([0, TOO_LARGE])
     for put in (index.write, feeder.send, index.assign, lambda a: index.assign(tensor(a))):
-        with pytest.raises(OutOfBoundsError, match=f"{BIG} is none of them"):
+        with pytest.raises(OutOfBoundsError, match=f"{TOO_LARGE} is none of them"):
             put(bad)
     feeder.send(np.int32([1, 2]))
     program.run()
-    expected = compile(lambda: {"y": LATER[name](x, tensor([1, 2]))}, DEVICE)
+    expected = compile(lambda: {"y": GATHERS[name](x, tensor([1, 2]))}, DEVICE)
     expected.run()
     assert np.array_equal(program.read("y"), expected.read("y"))
 
@@ -160,7 +160,7 @@ def test_indices_fed_after_a_step_are_checked_as_host_indices() -> None:
         table().gather(index)
 
 
-COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+COMPUTED_INDICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "key": lambda x, i: x[i + 4],
     "keys": lambda x, i: x[i - 3, i + 12],
     "negative": lambda x, i: x[i - 7],
@@ -177,18 +177,18 @@ COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", COMPUTED_INDICES)
 def test_immediately_computed_indices_are_checked(device: AnyDevice, name: str) -> None:
     x, i = Tensor(X, device), Tensor([3], device)
     state = Tensor(np.float32(5), device)
     with pytest.raises(OutOfBoundsError, match=r"a computed (index|target) is"):
-        COMPUTED[name](x, i).numpy()
+        COMPUTED_INDICES[name](x, i).numpy()
     with pytest.raises(IndexError, match=r"a computed (index|target) is"):
-        state.assign(COMPUTED[name](x, i).sum())
+        state.assign(COMPUTED_INDICES[name](x, i).sum())
     assert state.item() == 5
 
 
-PUT: dict[str, Callable[[Program, Tensor, np.ndarray], object]] = {
+WRITERS: dict[str, Callable[[Program, Tensor, np.ndarray], object]] = {
     "made": lambda program, index, array: None,
     "write": lambda program, index, array: index.write(array),
     "Feeder": lambda program, index, array: Feeder(program, index).send(array),
@@ -198,7 +198,7 @@ PUT: dict[str, Callable[[Program, Tensor, np.ndarray], object]] = {
 
 
 @pytest.mark.parametrize("seen", [False, True])
-@pytest.mark.parametrize("name", PUT)
+@pytest.mark.parametrize("name", WRITERS)
 def test_indices_updated_by_a_compiled_step_are_checked_as_computed(
     device: AnyDevice, name: str, seen: bool
 ) -> None:
@@ -208,7 +208,7 @@ def test_indices_updated_by_a_compiled_step_are_checked_as_computed(
     if seen:
         taken.numpy()
     program = compile(lambda: {"index": index.assign(index + 1)}, device)
-    PUT[name](program, index, np.int32([1, 0]))
+    WRITERS[name](program, index, np.int32([1, 0]))
     assert taken.numpy().shape == (2, 4)
     program.run(20)
     with pytest.raises(OutOfBoundsError, match=r"a computed index is 2[01]"):
@@ -296,15 +296,15 @@ def test_bounds_hold_as_long_as_a_reader_exists(name: str) -> None:
     reader = READERS[name](table(), index)
     for _ in range(2):
         gc.collect()
-        with pytest.raises(OutOfBoundsError, match=f"{BIG} is none of them"):
-            index.write(np.int32([0, BIG]))
+        with pytest.raises(OutOfBoundsError, match=f"{TOO_LARGE} is none of them"):
+            index.write(np.int32([0, TOO_LARGE]))
     del reader
     gc.collect()
     if name.startswith("loop"):  # the bounds of a loop outlive its result
         with pytest.raises(OutOfBoundsError):
-            index.write(np.int32([0, BIG]))
+            index.write(np.int32([0, TOO_LARGE]))
     else:
-        index.write(np.int32([0, BIG]))
+        index.write(np.int32([0, TOO_LARGE]))
         assert not index.node.arg.limits
 
 

@@ -16,13 +16,13 @@ from imgmlp.engine import AnyDevice, Receiver, Tensor, compile, cond, dtype, loo
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def emptied(row: operations.Row) -> list[Shapes]:
+def shapes_with_zeros(row: operations.Row) -> list[Shapes]:
     """The shapes of a row's inputs with each of their sizes replaced by 0 everywhere."""
     sizes = sorted({n for shape in row.shapes for n in shape} - {1})
     return [tuple(tuple(0 if n == z else n for n in s) for s in row.shapes) for z in sizes]
 
 
-def answers(row: operations.Row, shapes: Shapes) -> np.ndarray | None:
+def numpy_result(row: operations.Row, shapes: Shapes) -> np.ndarray | None:
     """NumPy's result, or None if NumPy refuses these shapes."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -36,13 +36,14 @@ def answers(row: operations.Row, shapes: Shapes) -> np.ndarray | None:
 # Not compared: windows without elements, topk of more elements than there are, and shrinking to
 # ranges outside of an axis are refused; attention without features has scores of 0, where NumPy
 # divides 0 by 0.
-OTHERWISE = ("conv", "topk", "attention", "shrink")
+UNLIKE_NUMPY = ("conv", "topk", "attention", "shrink")
 CASES = [
     (row, shapes)
     for rows in operations.ROWS.values()
     for row in rows
-    for shapes in emptied(row)
-    if not any(word in row.tensor for word in OTHERWISE) and answers(row, shapes) is not None
+    for shapes in shapes_with_zeros(row)
+    if not any(word in row.tensor for word in UNLIKE_NUMPY)
+    and numpy_result(row, shapes) is not None
 ]
 
 
@@ -59,7 +60,7 @@ def test_operations_on_empty_tensors_equal_numpys(device: AnyDevice) -> None:
     program = compile(lambda: outputs, device)
     program.run()
     for i, (row, shapes) in enumerate(CASES):
-        expected, value = answers(row, shapes), program.read(f"{i}")
+        expected, value = numpy_result(row, shapes), program.read(f"{i}")
         assert value.shape == expected.shape, row.tensor  # type: ignore[union-attr]
         assert close(value, expected), row.tensor
 

@@ -13,7 +13,7 @@ from small_programs import pair, results
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, nn, open_device
 
-OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+BINARY_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "+": lambda x, y: x + y,
     "@": lambda x, y: x[0, 0] @ y[0, 0],
     "**": lambda x, y: x**y,
@@ -28,14 +28,14 @@ OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_TWO)
+@pytest.mark.parametrize("name", BINARY_OPERATIONS)
 def test_result_is_on_the_device_of_either_operand(name: str) -> None:
     devices, array = [open_device("numpy") for _ in range(2)], np.ones((1, 1, 2, 2))
     nowhere, here, there = (Tensor(array, device) for device in (None, *devices))
     for operands in ((here, nowhere), (nowhere, here), (here, here)):
-        assert OF_TWO[name](*operands).device is devices[0]
+        assert BINARY_OPERATIONS[name](*operands).device is devices[0]
     with pytest.raises(ValueError, match="different devices"):
-        OF_TWO[name](here, there)
+        BINARY_OPERATIONS[name](here, there)
 
 
 def test_error_of_mixing_two_openings_of_a_device_says_so() -> None:

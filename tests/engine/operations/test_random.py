@@ -15,18 +15,18 @@ PHI = 0x9E3779B9
 SEEDS: list[int | tuple[int, ...]] = [0, 7, 2**32 - 1, -1, (1, 2), (2, 1), (0, 0), (5, 0, 1)]
 
 
-def lowbias(x: int) -> int:
+def lowbias32(x: int) -> int:
     """The hash in Python's unbounded integers."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> shift)) * factor % 2**32
     return x ^ (x >> 16)
 
 
-def bits(count: int, seed: int | tuple[int, ...]) -> list[int]:
+def reference_bits(count: int, seed: int | tuple[int, ...]) -> list[int]:
     mixed = 0
     for part in seed if isinstance(seed, tuple) else (seed,):
-        mixed = lowbias((mixed + part + PHI) % 2**32)
-    return [lowbias((lowbias(i) + mixed) % 2**32) for i in range(count)]
+        mixed = lowbias32((mixed + part + PHI) % 2**32)
+    return [lowbias32((lowbias32(i) + mixed) % 2**32) for i in range(count)]
 
 
 def test_random_bits_equal_the_documented_hash_on_every_device(device: AnyDevice) -> None:
@@ -37,7 +37,7 @@ def test_random_bits_equal_the_documented_hash_on_every_device(device: AnyDevice
     for seed in SEEDS:
         actual = program.read(str(seed))
         assert actual.dtype == np.uint32
-        assert actual.ravel().tolist() == bits(201, seed), seed
+        assert actual.ravel().tolist() == reference_bits(201, seed), seed
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_random_bits_equal_the_documented_hash_on_every_device(device: AnyDevice
 def test_seed_beyond_32_bits_equals_a_tuple_of_its_words(seed: int, words: tuple[int, ...]) -> None:
     device = open_mapping("numpy")
     actual = Tensor.random_bits((7,), seed, device).numpy()
-    assert actual.tolist() == bits(7, tuple(word % 2**32 for word in words))
-    assert bits(9, -1) == bits(9, 2**32 - 1)
+    assert actual.tolist() == reference_bits(7, tuple(word % 2**32 for word in words))
+    assert reference_bits(9, -1) == reference_bits(9, 2**32 - 1)
 
 
 def test_seed_that_is_no_integer_is_refused() -> None:
@@ -60,7 +60,7 @@ def test_seed_that_is_no_integer_is_refused() -> None:
 def test_different_seeds_give_disjoint_streams() -> None:
     """Among 7 * 300 random words of 32 bits any two are equal with a probability of 0.0005."""
     different = [s for s in SEEDS if s != -1]
-    drawn = [b for seed in different for b in bits(300, seed)]
+    drawn = [b for seed in different for b in reference_bits(300, seed)]
     assert len(set(drawn)) == len(drawn)
 
 
@@ -75,12 +75,12 @@ def test_seeds_may_be_computed_on_the_device(device: AnyDevice) -> None:
     program = compile(step, device)
     for step_number in (5, 6):
         program.run()
-        assert program.read("bits").tolist() == bits(33, (9, step_number))
+        assert program.read("bits").tolist() == reference_bits(33, (9, step_number))
 
 
 def test_uniform_samples_are_the_upper_24_bits_of_the_hash(device: AnyDevice) -> None:
     actual = Tensor.uniform((257,), 3, device).numpy()
-    expected = [(b >> 8) / 2**24 for b in bits(257, 3)]
+    expected = [(b >> 8) / 2**24 for b in reference_bits(257, 3)]
     assert actual.dtype == np.float32
     assert actual.tolist() == expected  # 24 bits fit a float32: no rounding
     assert min(expected) >= 0
@@ -90,8 +90,8 @@ def test_uniform_samples_are_the_upper_24_bits_of_the_hash(device: AnyDevice) ->
 def test_normal_samples_equal_the_box_muller_transform(device: AnyDevice) -> None:
     """The rounding of the angle is an error relative to the radius."""
     actual = Tensor.normal((257,), 3, mean=1.0, variance=4.0, device=device).numpy()
-    for value, b in zip(actual, bits(257, 3), strict=True):
-        u, v = (b >> 8) / 2**24, (lowbias(b) >> 8) / 2**24
+    for value, b in zip(actual, reference_bits(257, 3), strict=True):
+        u, v = (b >> 8) / 2**24, (lowbias32(b) >> 8) / 2**24
         radius, angle = 2 * math.sqrt(-2 * math.log(1 - u)), 2 * math.pi * v
         size = 1 + radius * (1 + angle)
         assert close(value, 1 + radius * math.cos(angle), size, roundings=16)

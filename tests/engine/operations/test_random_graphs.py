@@ -166,9 +166,9 @@ FAULTS: dict[str, tuple[str, int, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_random_graphs_detect_a_deliberate_fault(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form, most, put_in = FAULTS[fault]
+    form, most, inject = FAULTS[fault]
     device = open_device(form)
-    put_in(monkeypatch)
+    inject(monkeypatch)
     took = next((s for s in range(most) if faults_of(Maker(s).graph(), device)), most) + 1
     print(f"{fault}: {took} graphs")
     assert took <= most

@@ -11,13 +11,13 @@ from conftest import EMULATED
 from imgmlp.engine import AnyDevice, Tensor, compile, cond, loop
 
 # The compiled mappings check each dtype once: their kernels differ in the names of dtypes only.
-ORDERED = [
+DEVICES_AND_DTYPES = [
     *product(("numpy", *EMULATED), ("f4", "f2", "i1", "u4", "?")),
     *[("one", "f4"), ("group", "f2"), ("one", "i1"), ("group", "u4"), ("one", "?")],
 ]
 
 
-@pytest.mark.parametrize(("device", "kind"), ORDERED, indirect=["device"])
+@pytest.mark.parametrize(("device", "kind"), DEVICES_AND_DTYPES, indirect=["device"])
 def test_sorting_long_axes_by_merging_is_stable(device: AnyDevice, kind: str) -> None:
     """Axes of 65, 130 and 200 elements, with equal elements, NaN and infinity.
 

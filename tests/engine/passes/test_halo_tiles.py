@@ -18,21 +18,23 @@ GROUP = "numpy:uops-group"
 CHANNELS = 2
 
 Step = Callable[[Tensor, Tensor], dict[str, Tensor]]
-Way = Callable[[Tensor, int], Tensor]
+MarginFunction = Callable[[Tensor, int], Tensor]
 
 
-def masked(x: Tensor, margin: int) -> Tensor:
+def zero_margin_view(x: Tensor, margin: int) -> Tensor:
     """x with a margin of zeros by a view: they are not stored."""
     return x.pad((0, 0), (margin, margin))
 
 
-def framed(x: Tensor, margin: int) -> Tensor:
+def zero_margin_copy(x: Tensor, margin: int) -> Tensor:
     """x with a margin of zeros that are stored."""
     zeros = Tensor.zeros(x.shape[0], margin)
     return Tensor.concat([zeros, x, zeros], 1)
 
 
-def stencil(x: Tensor, weights: Tensor, pitch: int, way: Way = masked, reach: int = 1) -> Tensor:
+def stencil(
+    x: Tensor, weights: Tensor, pitch: int, way: MarginFunction = zero_margin_view, reach: int = 1
+) -> Tensor:
     """Weighted sums of the neighbours of each element, within `reach` rows and columns.
 
     x is [channels, size], a flat image of `pitch` columns; weights are [channels, channels * taps].
@@ -53,7 +55,9 @@ def weights(reach: int = 1, channels: int = CHANNELS) -> np.ndarray:
     return np.random.default_rng(1).uniform(-0.3, 0.3, (channels, taps)).astype(np.float32)
 
 
-def in_a_row(count: int, pitch: int, way: Way = masked, reach: int = 1) -> Step:
+def consecutive_stencils(
+    count: int, pitch: int, way: MarginFunction = zero_margin_view, reach: int = 1
+) -> Step:
     """`count` consecutive stencils, each added to its input."""
 
     def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
@@ -75,7 +79,7 @@ def run(step: Step, x: np.ndarray, w: np.ndarray) -> tuple[Program, list[np.ndar
     return program, results
 
 
-def tiled(program: Program) -> list[Tiled]:
+def tiled_launches(program: Program) -> list[Tiled]:
     return [k for k in program.stages.procedure.kernels if isinstance(k, Tiled)]
 
 
@@ -84,12 +88,16 @@ def picture(rows: int, pitch: int, channels: int = CHANNELS) -> np.ndarray:
     return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("way", [masked, framed])
+@pytest.mark.parametrize("way", [zero_margin_view, zero_margin_copy])
 @pytest.mark.parametrize(("rows", "pitch"), [(40, 48), (37, 53), (9, 130), (70, 17)])
-def test_consecutive_stencils_are_one_tiled_launch(rows: int, pitch: int, way: Way) -> None:
-    program, (expected, got) = run(in_a_row(3, pitch, way), picture(rows, pitch), weights())
+def test_consecutive_stencils_are_one_tiled_launch(
+    rows: int, pitch: int, way: MarginFunction
+) -> None:
+    program, (expected, got) = run(
+        consecutive_stencils(3, pitch, way), picture(rows, pitch), weights()
+    )
     np.testing.assert_allclose(got, expected, atol=2e-6)
-    (launch,) = tiled(program)
+    (launch,) = tiled_launches(program)
     assert launch.pitch == pitch
     assert launch.halos in ((3, 2, 1, 0), (2, 1, 0))  # with or without a copy of the input
     kernels = program.stages.procedure.kernels
@@ -108,29 +116,31 @@ def test_value_read_again_by_a_later_stencil_is_kept_in_the_tile() -> None:
 
     program, (expected, got) = run(step, picture(24, pitch), weights())
     np.testing.assert_allclose(got, expected, atol=1e-5)
-    (launch,) = tiled(program)
+    (launch,) = tiled_launches(program)
     assert launch.size == 24 * pitch
     assert launch.halos[-4:] == (3, 2, 1, 0)
 
 
 def test_stencils_reaching_two_rows_and_columns_are_tiled() -> None:
-    program, (expected, got) = run(in_a_row(2, 40, reach=2), picture(30, 40), weights(2))
+    program, (expected, got) = run(
+        consecutive_stencils(2, 40, reach=2), picture(30, 40), weights(2)
+    )
     np.testing.assert_allclose(got, expected, atol=2e-6)
-    assert [launch.halos[-2:] for launch in tiled(program)] == [(2, 0)]
+    assert [launch.halos[-2:] for launch in tiled_launches(program)] == [(2, 0)]
 
 
 def test_halos_wider_than_the_maximum_begin_another_launch() -> None:
     most = halo_tiles.MAX_HALO
-    program, (expected, got) = run(in_a_row(most + 3, 40), picture(30, 40), weights())
+    program, (expected, got) = run(consecutive_stencils(most + 3, 40), picture(30, 40), weights())
     np.testing.assert_allclose(got, expected, atol=2e-5)
-    launches = tiled(program)
+    launches = tiled_launches(program)
     assert [max(launch.halos) <= most for launch in launches] == [True, True]
     assert [len([k for k in one.members if k.name != "copy"]) for one in launches] == [most + 1, 2]
 
 
 def test_intermediate_values_of_a_tile_are_in_local_memory_only() -> None:
-    program, _ = run(in_a_row(3, 48), picture(40, 48), weights())
-    (launch,) = tiled(program)
+    program, _ = run(consecutive_stencils(3, 48), picture(40, 48), weights())
+    (launch,) = tiled_launches(program)
     own = [s.target for k in launch.members for s in k.stores]
     assert {b.name for b in launch.writes()} == {"y"}
     assert all(isinstance(b, LocalBuffer) for b in own if b.name != "y")
@@ -145,9 +155,9 @@ def test_tiles_fit_into_the_available_local_memory(
 ) -> None:
     """With less memory tiles are smaller, inputs are not copied, or kernels are not joined."""
     monkeypatch.setattr(halo_tiles, "LOCAL_MEMORY_BYTES", room)
-    program, (expected, got) = run(in_a_row(3, 48), picture(40, 48), weights())
+    program, (expected, got) = run(consecutive_stencils(3, 48), picture(40, 48), weights())
     np.testing.assert_allclose(got, expected, atol=2e-6)
-    assert [len(launch.members) for launch in tiled(program)] == [members] * (members > 0)
+    assert [len(launch.members) for launch in tiled_launches(program)] == [members] * (members > 0)
     for code, kernel in zip(program.stages.codes, program.stages.procedure.kernels, strict=True):
         if isinstance(kernel, Tiled):
             taken = [u.arg for u in code.uops if u.op.name == "LOCAL_ARRAY"]
@@ -158,9 +168,11 @@ def test_tiled_launch_stays_within_the_maximum_buffer_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(halo_tiles, "MAX_LAUNCH_BUFFERS", 4)
-    program, (expected, got) = run(in_a_row(3, 48), picture(40, 48), weights())
+    program, (expected, got) = run(consecutive_stencils(3, 48), picture(40, 48), weights())
     np.testing.assert_allclose(got, expected, atol=2e-6)
-    assert [len([k for k in one.members if k.name != "copy"]) for one in tiled(program)] == [2]
+    assert [
+        len([k for k in one.members if k.name != "copy"]) for one in tiled_launches(program)
+    ] == [2]
 
 
 def test_padded_addends_are_added_within_the_tiled_launch() -> None:
@@ -174,19 +186,19 @@ def test_padded_addends_are_added_within_the_tiled_launch() -> None:
 
     program, (expected, got) = run(step, picture(30, pitch), weights())
     np.testing.assert_allclose(got, expected, atol=2e-6)
-    assert len(tiled(program)) == 1
+    assert len(tiled_launches(program)) == 1
 
 
 def reversed_between(x: Tensor, w: Tensor) -> Tensor:
     return stencil(stencil(x, w, 40).flip(1), w, 40)
 
 
-def far(x: Tensor, w: Tensor) -> Tensor:
+def distant_neighbours(x: Tensor, w: Tensor) -> Tensor:
     y = stencil(x, w, 40)
-    return stencil(y, w, 40) + masked(y, 300)[:, 600:]
+    return stencil(y, w, 40) + zero_margin_view(y, 300)[:, 600:]
 
 
-def of_ones(x: Tensor, w: Tensor) -> Tensor:
+def margin_of_ones(x: Tensor, w: Tensor) -> Tensor:
     """A stencil whose margin is not zero."""
     y, ones = stencil(x, w, 40), Tensor.ones(CHANNELS, 41)
     around = Tensor.concat([ones, y, ones], 1)
@@ -198,24 +210,26 @@ def of_ones(x: Tensor, w: Tensor) -> Tensor:
     return Tensor.weighted_sums(taps, w)
 
 
-def into_the_next(x: Tensor, w: Tensor) -> Tensor:
+def across_channels(x: Tensor, w: Tensor) -> Tensor:
     """A stencil that reads from the end of a channel into the next one."""
     y, size = stencil(x, w, 40).contiguous().reshape(-1), x.shape[1]
     taps = [y[n : n + size].reshape(1, size) for n in (0, 1, 40, 41)]
     return Tensor.weighted_sums(taps, w[:, :4])
 
 
-@pytest.mark.parametrize("step", [reversed_between, far, of_ones, into_the_next])
+@pytest.mark.parametrize(
+    "step", [reversed_between, distant_neighbours, margin_of_ones, across_channels]
+)
 def test_reversed_distant_or_nonzero_neighbours_are_not_tiled(
     step: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     program, (expected, got) = run(lambda x, w: {"y": step(x, w)}, picture(30, 40), weights())
     np.testing.assert_allclose(got, expected, atol=2e-6)
-    assert tiled(program) == []
+    assert tiled_launches(program) == []
 
 
-@pytest.mark.parametrize("way", [masked, framed])
-def test_taps_masked_by_row_and_column_are_tiled(way: Way) -> None:
+@pytest.mark.parametrize("way", [zero_margin_view, zero_margin_copy])
+def test_taps_masked_by_row_and_column_are_tiled(way: MarginFunction) -> None:
     """Only elements outside of the first column and in even rows read their neighbours."""
     pitch = 24
 
@@ -230,7 +244,7 @@ def test_taps_masked_by_row_and_column_are_tiled(way: Way) -> None:
 
     program, (expected, got) = run(step, picture(22, pitch), weights())
     np.testing.assert_allclose(got, expected, atol=2e-6)
-    assert len(tiled(program)) == 1
+    assert len(tiled_launches(program)) == 1
 
 
 def test_stencil_that_overwrites_its_input_state_is_not_tiled() -> None:
@@ -247,16 +261,16 @@ def test_stencil_that_overwrites_its_input_state_is_not_tiled() -> None:
         program.run()
         results.append(x.numpy())
     np.testing.assert_allclose(results[1], results[0], atol=2e-6)
-    assert tiled(program) == []
+    assert tiled_launches(program) == []
 
 
 def test_mapping_of_one_work_item_per_group_has_no_tiles() -> None:
     device = open_mapping("numpy:uops")
     x, w = Tensor(picture(30, 40), device), Tensor(weights(), device)
-    program = compile(lambda: in_a_row(3, 40)(x, w), device)
+    program = compile(lambda: consecutive_stencils(3, 40)(x, w), device)
     program.run()
-    assert tiled(program) == []
-    _, (expected, _) = run(in_a_row(3, 40), picture(30, 40), weights())
+    assert tiled_launches(program) == []
+    _, (expected, _) = run(consecutive_stencils(3, 40), picture(30, 40), weights())
     np.testing.assert_allclose(program.read("y"), expected, atol=2e-6)
 
 

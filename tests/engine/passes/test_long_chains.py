@@ -13,7 +13,7 @@ from reference import close
 from imgmlp.engine import Tensor, compile
 from imgmlp.engine.passes.drafts import MAX_EXPRESSION_DEPTH, depth
 
-COUNT = 1500
+CHAIN_LENGTH = 1500
 LINKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "elementwise": lambda y, w: y * 0.999 + 0.001,
     "used twice": lambda y, w: y + y.sin() * 1e-3,
@@ -26,7 +26,7 @@ LINKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.fixture
-def room() -> Iterator[None]:
+def limited_stack() -> Iterator[None]:
     """Leaves 900 frames of Python's stack, as below a user's own functions."""
     before = sys.getrecursionlimit()
     frame, used = sys._getframe(), 0
@@ -37,7 +37,7 @@ def room() -> Iterator[None]:
     sys.setrecursionlimit(before)
 
 
-@pytest.mark.usefixtures("room")
+@pytest.mark.usefixtures("limited_stack")
 @pytest.mark.parametrize("link", LINKS)
 def test_long_chain_of_operations_compiles_with_its_gradient(link: str) -> None:
     start = np.float32([0.1, 0.5, 1.0])
@@ -48,7 +48,9 @@ def test_long_chain_of_operations_compiles_with_its_gradient(link: str) -> None:
 
         def step(x: Tensor = x, w: Tensor = w) -> dict[str, Tensor]:
             y = x
-            for _ in range(COUNT if link in ("elementwise", "chosen") else COUNT // 5):
+            for _ in range(
+                CHAIN_LENGTH if link in ("elementwise", "chosen") else CHAIN_LENGTH // 5
+            ):
                 y = LINKS[link](y, w)
             return {"y": y, "gradient": (y * y).sum().gradient([x])[0]}
 
@@ -57,10 +59,10 @@ def test_long_chain_of_operations_compiles_with_its_gradient(link: str) -> None:
         results[name] = program.read("y"), program.read("gradient")
     for expected, lowered in zip(*results.values(), strict=True):
         assert np.isfinite(expected).all()
-        assert close(lowered, expected, np.abs(expected), roundings=2 * COUNT)
+        assert close(lowered, expected, np.abs(expected), roundings=2 * CHAIN_LENGTH)
 
 
-@pytest.mark.usefixtures("room")
+@pytest.mark.usefixtures("limited_stack")
 @pytest.mark.parametrize("name", ["one", "numpy:procedure"])
 def test_chain_of_20000_operations_compiles_in_limited_stack(name: str) -> None:
     device = open_mapping(name)
@@ -79,7 +81,7 @@ def test_chain_of_20000_operations_compiles_in_limited_stack(name: str) -> None:
     assert all(depth([s.value for s in k.all_stores()]) <= MAX_EXPRESSION_DEPTH for k in kernels)  # type: ignore[union-attr]
 
 
-@pytest.mark.usefixtures("room")
+@pytest.mark.usefixtures("limited_stack")
 def test_chain_of_8000_operations_has_a_gradient() -> None:
     start = np.float32([0.1, 0.5, 1.0])
     device = open_mapping("numpy")
@@ -99,7 +101,7 @@ def test_chain_of_8000_operations_has_a_gradient() -> None:
     assert close(program.read("gradient"), slope, roundings=16_000)
 
 
-@pytest.mark.usefixtures("room")
+@pytest.mark.usefixtures("limited_stack")
 def test_long_chain_of_row_operations_is_a_block() -> None:
     device = open_mapping("numpy:procedure")
     random = np.random.default_rng(0)
@@ -107,7 +109,7 @@ def test_long_chain_of_row_operations_is_a_block() -> None:
 
     def step() -> dict[str, Tensor]:
         y = x @ w
-        for _ in range(COUNT):
+        for _ in range(CHAIN_LENGTH):
             y = y * 0.999 + 0.001
         return {"loss": (y @ w).square().sum(), "g": (y @ w).square().sum().gradient([w])[0]}
 

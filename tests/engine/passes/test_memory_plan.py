@@ -127,7 +127,7 @@ def contents(program: Program) -> dict[str, np.ndarray]:
     return {f"{i} {s}": read_buffer(program.device, s) for i, s in enumerate(states)}
 
 
-def after(program: Program, poisoned: bool) -> dict[str, np.ndarray]:
+def contents_after_two_runs(program: Program, poisoned: bool) -> dict[str, np.ndarray]:
     """The contents after two runs; the states are restored afterwards."""
     states = [state for state, _ in program.updates]
     before = [read_buffer(program.device, s) for s in states]
@@ -140,8 +140,8 @@ def after(program: Program, poisoned: bool) -> dict[str, np.ndarray]:
 
 
 def test_no_kernel_reads_memory_that_the_plan_has_freed(program: Program) -> None:
-    expected = after(program, poisoned=False)
-    actual = after(program, poisoned=True)
+    expected = contents_after_two_runs(program, poisoned=False)
+    actual = contents_after_two_runs(program, poisoned=True)
     for name, values in expected.items():
         assert np.array_equal(actual[name], values), name
         assert np.isfinite(values).all(), name

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import EMULATED, open_mapping, open_pocl, with_units
 from reference import close
-from test_prologue import descent
+from test_prologue import descent_program
 
 from imgmlp.engine import AnyDevice, Device, Program, RawKernel, open_device
 from imgmlp.engine.codegen.render import building_block
@@ -30,12 +30,12 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
     return opened
 
 
-def parts() -> Procedure:
+def training_procedure() -> Procedure:
     """A block and the launches after it."""
-    return descent(open_device("numpy"))[0].stages.procedure
+    return descent_program(open_device("numpy"))[0].stages.procedure
 
 
-def bits(program: Program) -> list[bytes]:
+def output_bytes(program: Program) -> list[bytes]:
     return [program.read(name).tobytes() for name in program.outputs]
 
 
@@ -43,8 +43,8 @@ def bits(program: Program) -> list[bytes]:
 
 
 def test_persistent_launch_of_several_steps_equals_single_steps(device: AnyDevice) -> None:
-    program, weights = descent(device)
-    expected, truth = descent(open_device("numpy"))
+    program, weights = descent_program(device)
+    expected, truth = descent_program(open_device("numpy"))
     (launch,) = program.stages.procedure.kernels
     assert isinstance(launch, Persistent)
     assert isinstance(launch.phases[0], Block)
@@ -57,13 +57,13 @@ def test_persistent_launch_of_several_steps_equals_single_steps(device: AnyDevic
 
 
 def test_results_do_not_depend_on_the_steps_per_launch() -> None:
-    first, *others = [descent(open_pocl())[0] for _ in range(3)]
+    first, *others = [descent_program(open_pocl())[0] for _ in range(3)]
     first.run(STEPS)
     for _ in range(STEPS):
         others[0].run()
     for count in (3, 1, STEPS - 4):
         others[1].run(count)
-    assert bits(first) == bits(others[0]) == bits(others[1])
+    assert output_bytes(first) == output_bytes(others[0]) == output_bytes(others[1])
 
 
 @pytest.mark.parametrize("units", [1, MAX_UNITS_PER_PHASE])
@@ -73,20 +73,20 @@ def test_persistent_and_separate_launches_give_identical_bits(
     monkeypatch.setattr(
         linearize, "MAX_UNITS_PER_PHASE", units
     )  # of as many groups each as it takes
-    stays = descent(open_pocl())[0]
+    stays = descent_program(open_pocl())[0]
     monkeypatch.setattr(Device, "keeps_groups", False)
-    leaves = descent(open_pocl())[0]
+    leaves = descent_program(open_pocl())[0]
     assert len(leaves.stages.procedure.kernels) > 1
     stays.run(STEPS)
     leaves.run(STEPS)
-    assert bits(stays) == bits(leaves)
+    assert output_bytes(stays) == output_bytes(leaves)
 
 
 def test_phases_of_a_persistent_kernel_order_accesses_without_race() -> None:
     """All phases are in one launch; without phases the same accesses are a race."""
     device = with_units(open_device("numpy:uops"), 2)  # each of which runs a group
     device.keeps_groups = True
-    program = descent(device)[0]
+    program = descent_program(device)[0]
     program.run()
     (code,) = program.stages.codes
     flat = [replace(u, arg=replace(u.arg, kind="member")) if is_phase(u) else u for u in code.uops]
@@ -138,22 +138,22 @@ def test_take_turn_distributes_phases_among_any_number_of_groups(patience: int) 
 def test_operation_limit_reduces_the_steps_per_persistent_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (launch,) = make_persistent(parts()).kernels
+    (launch,) = make_persistent(training_procedure()).kernels
     assert isinstance(launch, Persistent)
     assert launch.steps == MAX_STEPS_PER_LAUNCH
     work = persistent.MAX_OPERATIONS_PER_LAUNCH
     while launch.steps == MAX_STEPS_PER_LAUNCH:
         work //= 2
         monkeypatch.setattr(persistent, "MAX_OPERATIONS_PER_LAUNCH", work)
-        (launch,) = make_persistent(parts()).kernels
+        (launch,) = make_persistent(training_procedure()).kernels
     assert launch.steps >= 2
     monkeypatch.setattr(persistent, "MAX_OPERATIONS_PER_LAUNCH", work // MAX_STEPS_PER_LAUNCH)
-    assert len(make_persistent(parts()).kernels) > 1
+    assert len(make_persistent(training_procedure()).kernels) > 1
 
 
 def test_block_with_more_groups_than_units_per_phase_is_not_persistent() -> None:
     """A phase distributes at most MAX_UNITS_PER_PHASE units of work."""
-    block, *after = parts().items
+    block, *after = training_procedure().items
     assert isinstance(block, Block)
     for groups, stays in ((MAX_UNITS_PER_PHASE, True), (MAX_UNITS_PER_PHASE + 1, False)):
         wide = Procedure((replace(block, tiles=groups, groups=groups), *after))
@@ -161,7 +161,7 @@ def test_block_with_more_groups_than_units_per_phase_is_not_persistent() -> None
 
 
 def test_procedure_without_block_or_with_loop_or_guard_is_not_persistent() -> None:
-    block, *after = parts().kernels
+    block, *after = training_procedure().kernels
     assert isinstance(block, Block)
     plain = Procedure((*block.kernels[:2], *after))
     assert make_persistent(plain) is plain

@@ -16,17 +16,19 @@ from imgmlp.engine.ir.op import Op
 NUMPY = open_device("numpy")
 
 
-def step(f: Callable[[Tensor], dict[str, Tensor]], *shape: int, form: str = "numpy") -> Program:
+def row_program(
+    f: Callable[[Tensor], dict[str, Tensor]], *shape: int, form: str = "numpy"
+) -> Program:
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     device = open_mapping(form)
     return compile(lambda: f(Tensor(x, device)), device, general=True)
 
 
 def kernels(f: Callable[[Tensor], dict[str, Tensor]], *shape: int) -> list[Kernel]:
-    return [k for k in step(f, *shape).stages.procedure.kernels if isinstance(k, Kernel)]
+    return [k for k in row_program(f, *shape).stages.procedure.kernels if isinstance(k, Kernel)]
 
 
-def normalized(x: Tensor) -> Tensor:
+def normalise(x: Tensor) -> Tensor:
     return (x - x.mean(-1, keepdims=True)) / (x.variance(-1, keepdims=True) + 1e-5).sqrt()
 
 
@@ -35,8 +37,8 @@ def normalized(x: Tensor) -> Tensor:
     [
         (lambda x: {"y": x.softmax(-1)}, [Op.REDUCE_MAX, Op.SUM]),
         (lambda x: {"y": x.log_softmax(-1)}, [Op.REDUCE_MAX, Op.SUM]),
-        (lambda x: {"y": normalized(x)}, [Op.SUM, Op.SUM]),
-        (lambda x: {"y": x.softmax(-1) * normalized(x)}, [Op.REDUCE_MAX, Op.SUM, Op.SUM, Op.SUM]),
+        (lambda x: {"y": normalise(x)}, [Op.SUM, Op.SUM]),
+        (lambda x: {"y": x.softmax(-1) * normalise(x)}, [Op.REDUCE_MAX, Op.SUM, Op.SUM, Op.SUM]),
         (lambda x: {"y": x.variance(-1)}, [Op.SUM, Op.SUM]),
     ],
     ids=["softmax", "log softmax", "normalized", "both", "variance"],
@@ -72,10 +74,10 @@ def test_row_total_that_other_kernels_need_is_stored() -> None:
 def test_totals_used_across_rows_need_a_kernel_before(
     f: Callable[[Tensor], dict[str, Tensor]],
 ) -> None:
-    program = step(f, 90, 90)
+    program = row_program(f, 90, 90)
     assert len(program.stages.procedure.kernels) == 2
     for form in EMULATED:
-        other = step(f, 90, 90, form=form)
+        other = row_program(f, 90, 90, form=form)
         for each in (program, other):
             each.run()
         assert close(program.read("y"), other.read("y"))
@@ -89,7 +91,7 @@ def test_row_fusion_of_a_transpose_needs_an_intermediate_that_is_kept() -> None:
     assert [
         len(k.row_reductions) for k in kernels(lambda x: {"y": x.transpose().softmax(-1)}, 90, 70)
     ] == [2]
-    both = kernels(lambda x: {"y": normalized(x.transpose())}, 90, 70)
+    both = kernels(lambda x: {"y": normalise(x.transpose())}, 90, 70)
     assert [len(k.row_reductions) for k in both] == [2, 0]
 
 
@@ -116,7 +118,7 @@ def test_state_assigned_from_its_row_softmax_is_right_after_two_runs() -> None:
 
 
 def test_softmax_of_odd_sized_rows_is_one_kernel_without_intermediates() -> None:
-    program = step(lambda x: {"y": x.softmax(-1)}, 1823, 781)
+    program = row_program(lambda x: {"y": x.softmax(-1)}, 1823, 781)
     (kernel,) = program.stages.procedure.kernels
     assert len(kernel.writes()) == 1
     assert not program.stages.procedure.intermediates()

@@ -28,7 +28,7 @@ def network(rng: np.random.Generator, device: Any, name: str) -> list[Tensor]:
     ]
 
 
-class Two:
+class TwoNetworks:
     """Two networks that see the same values and share a loss; each moves down its gradient."""
 
     def __init__(self, device: Any) -> None:
@@ -62,22 +62,25 @@ def stages(queues: bool, units: bool = False) -> Stages:
     device = open_device("numpy")
     assert isinstance(device, NumpyDevice)
     device.lanes, device.has_queues, device.has_matrix_units = "group", queues, units
-    return compile(Two(device).step, device).stages
+    return compile(TwoNetworks(device).step, device).stages
 
 
 @pytest.fixture(scope="module")
-def beside() -> Procedure:
+def concurrent() -> Procedure:
     return stages(queues=True).procedure
 
 
 @pytest.fixture(scope="module")
-def side(beside: Procedure) -> SideQueue:
-    assert beside.side is not None
-    return beside.side
+def side(concurrent: Procedure) -> SideQueue:
+    assert concurrent.side is not None
+    return concurrent.side
 
 
-def test_one_of_two_blocks_runs_in_the_side_queue(beside: Procedure, side: SideQueue) -> None:
-    own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
+def test_one_of_two_blocks_runs_in_the_side_queue(concurrent: Procedure, side: SideQueue) -> None:
+    own, others = (
+        concurrent.kernels[side.begin : side.end],
+        concurrent.kernels[side.end : side.join],
+    )
     assert sum(isinstance(kernel, Block) for kernel in own) == 1
     assert sum(isinstance(kernel, Block) for kernel in others) == 1
 
@@ -89,7 +92,7 @@ def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
     device.lanes, device.has_queues, device.has_matrix_units = "group", True, True
     monkeypatch.setattr(block, "SIDE_GROUPS_PER_UNIT", 1)
     monkeypatch.setattr(block, "tile_batch", lambda *of: (cuts.append(0), cut(*of))[1])
-    compiled = compile(Two(device).step, device).stages
+    compiled = compile(TwoNetworks(device).step, device).stages
     side = compiled.procedure.side
     assert side is not None
     own = compiled.procedure.kernels[side.begin : side.end]
@@ -122,9 +125,12 @@ def test_note_says_once_why_matrix_units_are_not_used(
 
 
 def test_concurrent_queues_touch_no_buffer_that_the_other_writes(
-    beside: Procedure, side: SideQueue
+    concurrent: Procedure, side: SideQueue
 ) -> None:
-    own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
+    own, others = (
+        concurrent.kernels[side.begin : side.end],
+        concurrent.kernels[side.end : side.join],
+    )
     for one, other in ((own, others), (others, own)):
         written = {b for kernel in one for b in kernel.writes()}
         assert written.isdisjoint(
@@ -133,12 +139,12 @@ def test_concurrent_queues_touch_no_buffer_that_the_other_writes(
 
 
 def test_inputs_of_the_side_queue_are_written_before_it_begins(
-    beside: Procedure, side: SideQueue
+    concurrent: Procedure, side: SideQueue
 ) -> None:
-    own = beside.kernels[side.begin : side.end]
+    own = concurrent.kernels[side.begin : side.end]
     needed = {b for kernel in own for b in kernel.reads()}
     needed -= {b for kernel in own for b in kernel.writes()}
-    assert needed.isdisjoint(b for kernel in beside.kernels[side.end :] for b in kernel.writes()
+    assert needed.isdisjoint(b for kernel in concurrent.kernels[side.end :] for b in kernel.writes()
                              if b.device is None)  # fmt: skip
 
 
@@ -161,7 +167,7 @@ def test_side_queue_needs_device_queues_and_two_blocks() -> None:
     device = open_device("numpy")
     assert isinstance(device, NumpyDevice)
     device.lanes, device.has_queues = "group", True
-    two = Two(device)
+    two = TwoNetworks(device)
 
     def step() -> dict[str, Tensor]:
         loss = two._out(two.x, two.left).square().sum()
@@ -200,7 +206,7 @@ def test_blocks_beyond_the_row_limit_use_one_queue_and_less_memory(
 def test_results_with_a_side_queue_equal_those_of_one_queue(kernels: Device) -> None:
     results = []
     for device in (kernels, open_device("numpy")):
-        two = Two(device)
+        two = TwoNetworks(device)
         program = compile(two.step, device)
         for _ in range(2):  # some drivers compile at the first run, which does not use queues yet
             program.run(3)
@@ -212,7 +218,7 @@ def test_results_with_a_side_queue_equal_those_of_one_queue(kernels: Device) -> 
 def test_rerun_with_a_side_queue_gives_identical_bits(kernels: Device) -> None:
     results = []
     for _ in range(2):
-        two = Two(kernels)
+        two = TwoNetworks(kernels)
         program = compile(two.step, kernels)
         program.run(1)
         program.run(8)

@@ -67,7 +67,7 @@ TALL = buffer(Buffer((4, 4), f32, name="tall"))
 UPPER, LOWER = (move(Op.SHRINK, TALL, ((a, a + 2), (0, 4))) for a in (0, 2))
 
 
-FIRES: dict[str, tuple[Node, Node]] = {
+REWRITES: dict[str, tuple[Node, Node]] = {
     "x[index] @ w": (dot(gather(X, INDEX), MATRIX), gather(dot(X, MATRIX), INDEX)),
     "rows of tables side by side @ w": (
         dot(concat([gather(X, INDEX), gather(Y, INDEX)], 1), TALL),
@@ -167,15 +167,15 @@ FIRES: dict[str, tuple[Node, Node]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FIRES)
+@pytest.mark.parametrize("name", REWRITES)
 def test_rewrite_rule_gives_the_expected_node(name: str) -> None:
-    before, after = FIRES[name]
+    before, after = REWRITES[name]
     assert before is not after
     (simplified,) = simplify([before])
     assert simplified is after
 
 
-KEPT: dict[str, Node] = {
+UNCHANGED: dict[str, Node] = {
     "rows taken few times, times a matrix": dot(gather(X, FEW), MATRIX),
     "rows of a table beside others, times a matrix": dot(
         concat([gather(X, INDEX), move(Op.RESHAPE, buffer(Buffer((96,), f32)), (48, 2))], 1), TALL
@@ -250,10 +250,10 @@ KEPT: dict[str, Node] = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", UNCHANGED)
 def test_expression_without_a_valid_rule_is_unchanged(name: str) -> None:
-    (simplified,) = simplify([KEPT[name]])
-    assert simplified is KEPT[name]
+    (simplified,) = simplify([UNCHANGED[name]])
+    assert simplified is UNCHANGED[name]
 
 
 def test_table_is_multiplied_before_gather_if_its_rows_are_used_often() -> None:
@@ -317,13 +317,13 @@ def test_simplified_float_expressions_keep_their_values(steps: list[tuple[int, i
     assert math.prod(after.shape) == math.prod(SHAPE)
 
 
-INTEGERS = (Op.ADD, Op.SUB, Op.MUL, Op.XOR, Op.AND, Op.OR, Op.MAX)
+INTEGER_OPERATIONS = (Op.ADD, Op.SUB, Op.MUL, Op.XOR, Op.AND, Op.OR, Op.MAX)
 
 
 @settings(max_examples=300)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(INTEGERS), st.integers(0, 99), st.integers(0, 99)),
+        st.tuples(st.sampled_from(INTEGER_OPERATIONS), st.integers(0, 99), st.integers(0, 99)),
         min_size=1,
         max_size=12,
     )

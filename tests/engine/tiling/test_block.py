@@ -82,7 +82,7 @@ def check(
     device: AnyDevice, outputs: dict[str, Node], rtol: float = 1e-5, taken: bool = True
 ) -> None:
     """Asserts that results with and without a block equal NumPy's in float64."""
-    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), leaf_values(outputs), wide=True)
     for general in (False, True):
         program = Program(device, outputs, [], general)
         assert bool(blocks(program.stages.procedure)) == (taken and not general)
@@ -93,7 +93,7 @@ def check(
             assert error <= rtol * scale, f"{name}, general={general}: {error / scale:.1e}"
 
 
-def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
+def leaf_values(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
     """The leaves' values, read back from the device, as float64 where they are floats."""
     leaves = [n.arg for n in toposort(outputs.values()) if n.op is Op.BUFFER]
     return {b: read_buffer(b.device, b) for b in leaves}
@@ -366,7 +366,7 @@ def test_sums_kept_in_registers_across_tiles_are_right(batch: int, width: int, k
     (code,) = [c for c in program.stages.codes if any(u.op is U.BARRIER for u in c.uops)]
     tiles = next(i for i, u in enumerate(code.uops) if u.op is U.RANGE and u.arg.kind == "share")
     assert len([u for u in code.uops[:tiles] if u.op is U.TILE]) == kept
-    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), leaf_values(outputs), wide=True)
     for _ in range(2):  # the second run finds what the first left in memory
         program.run()
         for name, value in zip(outputs, expected, strict=True):

@@ -24,7 +24,7 @@ def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).uniform(-0.5, 0.5, shape).astype(np.float32)
 
 
-def descent(device: AnyDevice) -> tuple[Program, list[Tensor]]:
+def descent_program(device: AnyDevice) -> tuple[Program, list[Tensor]]:
     """A program of AdamW steps on two layers with a falling learning rate, and the weights."""
     x, y = Tensor(draw(ROWS, FEATURES), device), Tensor(draw(ROWS, FEATURES), device)
     weights = [Tensor(draw(FEATURES, FEATURES) * scale, device) for scale in (1.0, 2.0)]
@@ -44,7 +44,7 @@ def descent(device: AnyDevice) -> tuple[Program, list[Tensor]]:
 def test_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
     device = with_units(open_device("numpy"), 2)
     device.lanes = lanes
-    block, after = descent(device)[0].stages.procedure.kernels
+    block, after = descent_program(device)[0].stages.procedure.kernels
     assert isinstance(block, Block)
     assert isinstance(after, Fused)
     transposed = [k for k in block.prologue if k.name == "copy"]
@@ -57,7 +57,9 @@ def test_copies_of_large_matrices_are_a_launch_before_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prologue, "MAX_COPIED_ELEMENTS", FEATURES * FEATURES - 1)
-    copied, block, _ = descent(with_units(open_device("numpy"), 2))[0].stages.procedure.kernels
+    copied, block, _ = descent_program(with_units(open_device("numpy"), 2))[
+        0
+    ].stages.procedure.kernels
     assert isinstance(copied, Fused)  # with the copies of states
     assert (FEATURES, FEATURES) in [k.shape for k in copied.members]
     assert isinstance(block, Block)
@@ -67,7 +69,7 @@ def test_copies_of_large_matrices_are_a_launch_before_the_block(
 def test_weights_written_by_the_host_between_steps_are_used(device: AnyDevice) -> None:
     results = []
     for where in (device, open_device("numpy")):
-        program, weights = descent(where)
+        program, weights = descent_program(where)
         program.run(3)
         weights[1].write(draw(FEATURES, FEATURES) * 3)
         program.run()
@@ -81,7 +83,7 @@ def test_weights_written_by_the_host_between_steps_are_used(device: AnyDevice) -
 
 
 def test_split_and_repeated_runs_give_identical_bits(device: AnyDevice) -> None:
-    whole, parts = descent(device), descent(device)
+    whole, parts = descent_program(device), descent_program(device)
     whole[0].run(4)
     for _ in range(2):
         parts[0].run(2)

@@ -10,7 +10,7 @@ import pytest
 import warps
 from conftest import with_units
 from reference import close
-from test_block import blocks, filled, gradients, held
+from test_block import blocks, filled, gradients, leaf_values
 
 from imgmlp.engine import AnyDevice, Program, Tensor, open_device
 from imgmlp.engine.ir.dtype import f32, i32, u32
@@ -40,7 +40,7 @@ def step(
     weight = (filled(device, 16, 40) * 0.3).realize()
     outputs: dict[str, Node] = gradients(layers((x @ weight).sin()).square().mean(), weight)
     program = Program(device, outputs, [], precision=precision)
-    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), leaf_values(outputs), wide=True)
     program.run()
     for name, value in zip(outputs, expected, strict=True):
         assert close(program.read(name), value, roundings=256)
@@ -131,7 +131,7 @@ def test_gradient_with_the_batch_as_right_factor_is_right(
     assert block.tiles > 1
     assert "mma.sync" in program.stages.source
     program.run()
-    expected = evaluate(list(outputs.values()), held(outputs), wide=True)
+    expected = evaluate(list(outputs.values()), leaf_values(outputs), wide=True)
     for name, value in zip(outputs, expected, strict=True):
         assert close(program.read(name), value, roundings=256)
 

@@ -15,7 +15,7 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine.ir.kernel import Block, Kernel
 
 ROWS = 2048  # 8 tiles of 256, four for each unit
-Chosen = Callable[[Any, Any], Any]  # of row numbers and a turn, int32
+RowMask = Callable[[Any, Any], Any]  # of row numbers and a turn, int32
 
 
 @pytest.fixture(scope="module", params=["one", *EMULATED])
@@ -31,7 +31,7 @@ def values(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).uniform(-1, 1, shape).astype(np.float32)
 
 
-def mask(chosen: Chosen, turn: int, rows: int) -> np.ndarray:
+def mask(chosen: RowMask, turn: int, rows: int) -> np.ndarray:
     """float64 [rows, 1]"""
     selected: np.ndarray = chosen(np.arange(rows), turn).reshape(rows, 1)
     return selected.astype(np.float64)
@@ -39,11 +39,11 @@ def mask(chosen: Chosen, turn: int, rows: int) -> np.ndarray:
 
 def step(
     device: AnyDevice,
-    chosen: Chosen,
+    chosen: RowMask,
     rows: int = ROWS,
     also: tuple[bool, bool] = (False, False),
-    other: Chosen | None = None,
-    biases: Chosen | None = None,
+    other: RowMask | None = None,
+    biases: RowMask | None = None,
 ) -> tuple[Program, Tensor]:
     """Gradients of two layers by the rows that `chosen` selects at a turn, and that turn.
 
@@ -138,7 +138,7 @@ def test_only_kernels_needed_by_masked_sums_are_guarded() -> None:
     ],
 )
 def test_masks_not_constant_per_tile_are_applied_row_by_row(
-    device: AnyDevice, chosen: Chosen, rows: int
+    device: AnyDevice, chosen: RowMask, rows: int
 ) -> None:
     program, _ = step(device, chosen, rows)
     assert not guarded(program)
@@ -187,7 +187,7 @@ def three_of_four(rows: Any, turn: Any) -> Any:
 
 @pytest.mark.parametrize("biases", [every_row, three_of_four])
 def test_bias_gradient_with_another_mask_than_its_weights_is_right(
-    device: AnyDevice, biases: Chosen
+    device: AnyDevice, biases: RowMask
 ) -> None:
     """A product would add up both with one mask."""
     program, _ = step(device, one_of_four, biases=biases)
