@@ -113,7 +113,7 @@ def test_network_gradients_on_matrix_units_are_right_over_several_tiles(
     factors = {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
     assert any(isinstance(b, LocalBuffer) and b.pitch for b in factors) is near
     expected = evaluate(list(outputs.values()), leaf_values(outputs), wide=True)
-    for _ in range(2):  # also when what an earlier step left is there
+    for _ in range(2):  # the second run finds what the first left in memory
         warps.run(program, tmp_path, monkeypatch)
         for name, value in zip(outputs, expected, strict=True):
             error = float(np.abs(program.read(name) - value).max())
@@ -154,7 +154,7 @@ NOT_FINITE = [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000]  # GPU
 def test_matrix_units_propagate_nan_and_infinity(
     device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an input row and in a weight; rounding of such a NaN may carry into the sign bit."""
+    """One element of an input or a weight is set; rounding a NaN may carry into its sign bit."""
     x, weight, last = (filled(device, *size) for size in ((70, 9), (9, 17), (17, 3)))
     rows = (x @ weight + weight[0]).leaky_relu(0.1) @ last
     outputs = gradients(rows.square().sum(), weight, last) | {"rows": rows.node}

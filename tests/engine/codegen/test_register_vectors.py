@@ -166,9 +166,9 @@ def test_cheap_loop_over_strided_elements_is_not_vectorised(
 @pytest.mark.parametrize(
     ("rows", "units", "heights", "tiles"),
     [
-        (1000, 1, {8: 1, 16: 1}, 16),  # of 63 rows they would be 8 parts of 6 and 3 of 5
+        (1000, 1, {8: 1, 16: 1}, 16),  # tiles of 63 rows would have 8 parts of 6 and 3 of 5
         (1024, 1, {8: 2, 16: 1}, 16),  # all of them are whole, and need no limits
-        (17, 16, {8: 2, 16: 2}, 2),  # for two cores, neither of which shall have much more
+        (17, 16, {8: 2, 16: 2}, 2),  # two cores get nearly equal shares
     ],
 )
 def test_tiles_are_chosen_so_that_few_part_heights_are_compiled(

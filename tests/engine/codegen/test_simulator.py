@@ -38,7 +38,7 @@ from imgmlp.engine.ir.uops import U
 from imgmlp.engine.lowering import map_kernels, reduce_kernels
 from imgmlp.engine.passes import schedule
 
-Mapping = tuple[Lanes, int]  # and elements of the widest vectors
+Mapping = tuple[Lanes, int]  # lanes, and the elements of the widest vectors
 MAPPINGS: tuple[Mapping, ...] = (
     ("one", MIN_VECTOR_WIDTH),
     ("one", 2 * MIN_VECTOR_WIDTH),
@@ -282,9 +282,9 @@ def test_every_building_block_is_simulated(small_thresholds: None) -> None:
     """Every OpenCL C function of kernels/*.cl is called in the mapping that it belongs to."""
     files = resources.files("imgmlp.kernels").iterdir()
     blocks = {f.name.removesuffix(".cl") for f in files if f.name.endswith(".cl")}
-    blocks.remove("product_matrix")  # in PTX, which only NVIDIA's compiler takes
+    blocks.remove("product_matrix")  # PTX, which only NVIDIA's compiler accepts
     blocks.remove("latents")  # a kernel by itself, which reading latents launches
-    blocks.remove("declarations")  # of what a driver has
+    blocks.remove("declarations")  # declarations of driver functions
     blocks.remove("vectors")  # types, and a macro: of "sums of every other one"
     of_lanes = {"one": {"product_one"}, "group": {"factor", "product_group", "reduce"}}
     shared = blocks - of_lanes["one"] - of_lanes["group"]

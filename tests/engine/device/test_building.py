@@ -372,7 +372,7 @@ def test_program_built_in_parts_gives_the_same_results(
     monkeypatch.setattr(
         Device, "expect_programs", lambda own: (order.append("expected"), expect(own))[1]
     )
-    number = time.time_ns() % 10**6  # so that no earlier process has it
+    number = time.time_ns() % 10**6  # unique, so that no cache has it
 
     def step() -> dict[str, Tensor]:
         x = Tensor(np.arange(64, dtype=np.float32), pocl, name="x")
@@ -420,7 +420,7 @@ def test_programs_compiled_together_are_all_lowered_before_any_is_built(
 
     monkeypatch.setattr(Device, "build_parts", built)
     x = Tensor(np.arange(64, dtype=np.float32), pocl)
-    number = time.time_ns() % 10**6  # so that no earlier process has it
+    number = time.time_ns() % 10**6  # unique, so that no cache has it
 
     def step(more: int) -> dict[str, Tensor]:
         y = (x * number).contiguous()

@@ -259,7 +259,7 @@ def test_concurrent_threads_set_the_processor_name_once(
 @pytest.mark.parametrize(
     ("name", "like", "given"),
     [
-        ("znver3", "icelake-server", "icelake-server"),  # of the fourth Zen, as LLVM 14 has it
+        ("znver3", "icelake-server", "icelake-server"),  # Zen 4, which LLVM 14 calls znver3
         ("znver3", "skylake-avx512", "skylake-avx512"),
         ("znver3", "znver3", "znver3"),
         ("skylake-avx512", "icelake-server", "skylake-avx512"),  # implies AVX-512 already

@@ -107,7 +107,7 @@ def test_every_replay_carries_the_state_through_the_loop(device: AnyDevice) -> N
     def step() -> dict[str, Tensor]:
         before.assign(w)
         w.assign(loop(10, descend, w))
-        return {"double": w * 2}  # of the value before the step
+        return {"double": w * 2}  # twice the value before the step
 
     program = compile(step, device)
     expected = np.array([0.0, 10.0])

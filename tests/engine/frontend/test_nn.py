@@ -179,7 +179,7 @@ def test_cross_entropy_and_its_gradient_equal_numpy(device: AnyDevice) -> None:
 
 
 def test_attention_of_a_fully_masked_query_is_nan(device: AnyDevice) -> None:
-    """With a large negative additive mask instead it is the mean of all values."""
+    """A large negative additive mask gives the mean of all values instead."""
     x = draw(3, 4)
     mask = np.tril(np.ones((3, 3), bool))
     mask[0] = False

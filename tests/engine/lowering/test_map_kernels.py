@@ -66,7 +66,7 @@ def strides(program: Program, op: U) -> set[int]:
 
 
 def test_lanes_access_neighbours_when_transposing() -> None:
-    """Both for the transposed operand and the other one: no lane has a cache line of its own."""
+    """Lanes share cache lines for the transposed operand and for the other one."""
     device = open_mapping("numpy:uops-group")
     x, y = (Tensor(np.zeros((96, 64)), device) for _ in range(2))
     program = compile(lambda: {"y": x.transpose() + y.reshape(64, 96)}, device)
@@ -214,7 +214,7 @@ def test_few_long_rows_are_split_evenly_among_cores(units: int) -> None:
     assert shares(262_147) == (3, min(3, 4 * units))  # a prime number
     assert shares(1 << 13)[0] == 3
     assert shares(1 << 14, 8 * units + 1)[0] == 8 * units + 1
-    assert shares(1 << 14)[0] <= 12  # of 4,096 at least
+    assert shares(1 << 14)[0] <= 12  # pieces have at least 4,096 elements
 
 
 def test_pieces_of_long_rows_keep_their_positions(device: AnyDevice) -> None:

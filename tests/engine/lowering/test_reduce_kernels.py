@@ -103,9 +103,9 @@ def test_long_sum_alone_in_its_launch_has_more_lanes(terms: int, beside: bool, l
 
 
 def test_lanes_without_a_sum_read_no_memory() -> None:
-    """Also not values common to all terms of a sum: there may be no memory beyond the last one."""
+    """They do not read common factors of a sum either: no memory may follow the last one."""
     x, b = (np.arange(n, dtype=np.float32) for n in (64 * 8, 8))
-    device = open_device("numpy:uops-group")  # which refuses to read beyond a Buffer
+    device = open_device("numpy:uops-group")  # the emulator refuses reads beyond a Buffer
     total = (Tensor(x.reshape(64, 8), device) + Tensor(b, device)).square().sum(axis=0)
     assert np.array_equal(total.numpy(), np.square(x.reshape(64, 8) + b).sum(axis=0))
 

@@ -26,7 +26,7 @@ from imgmlp.engine.oracle.interpret import evaluate
 Array = np.ndarray[Any, Any]
 # Step h of central differences in float64, whose error is about h**2 + 1e-16 / h.
 DIFFERENCE_STEP = 1e-6
-TOLERANCE = 1e-7  # of the largest slope
+TOLERANCE = 1e-7  # relative to the largest slope
 
 
 def test_every_differentiable_operation_has_a_gradient_rule() -> None:
@@ -45,7 +45,7 @@ def test_gradients_of_saturated_activations_equal_their_asymptotes(device: AnyDe
     assert close(actual["sigmoid"], share * (1 - share), 1, roundings=4)
     assert close(actual["tanh"], [0] * 6, 1, roundings=4)
     assert close(actual["gelu"], [0, 0, 0, 1, 1, 1], 1, roundings=4)
-    far = Tensor([-3e38, -1e20, 1e20, 3e38], device)  # whose cubes are infinite
+    far = Tensor([-3e38, -1e20, 1e20, 3e38], device)  # their cubes overflow
     slopes = far.gelu().sum().gradient([far])[0], far.gelu(exact=True).sum().gradient([far])[0]
     assert [t.numpy().tolist() for t in slopes] == [[0, 0, 1, 1]] * 2
 

@@ -83,8 +83,8 @@ def test_writing_what_all_work_items_read_races_unless_there_is_one() -> None:
 
 
 @pytest.mark.parametrize(("barrier", "distance", "fine"), [
-    (False, 0, True), (False, 1, False),  # what a lane's neighbour has written
-    (True, 1, True), (True, 3, False),  # what the other group has
+    (False, 0, True), (False, 1, False),  # written by the neighbouring lane
+    (True, 1, True), (True, 3, False),  # written by the other group
 ])  # fmt: skip
 def test_barrier_orders_the_lanes_of_a_group_only(barrier: bool, distance: int, fine: bool) -> None:
     watch, own = watching(groups=2), EACH.reshape(2, 3)

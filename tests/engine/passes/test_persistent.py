@@ -72,7 +72,7 @@ def test_persistent_and_separate_launches_give_identical_bits(
 ) -> None:
     monkeypatch.setattr(
         linearize, "MAX_UNITS_PER_PHASE", units
-    )  # of as many groups each as it takes
+    )  # phases have that many units of work
     stays = descent_program(open_pocl())[0]
     monkeypatch.setattr(Device, "keeps_groups", False)
     leaves = descent_program(open_pocl())[0]

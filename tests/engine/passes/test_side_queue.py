@@ -105,7 +105,7 @@ def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
 def test_block_of_the_side_queue_has_one_group_per_unit(
     units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where tiles exceed the rows. A wrong guess of the side block only takes longer."""
+    """Tiles may exceed the rows. A wrong guess of which block it is costs compile time only."""
     groups, cuts, source = groups_beside(units, monkeypatch)
     assert groups == units
     monkeypatch.setattr(batch_axis.BatchKinds, "other_product_operations", lambda _: 0)

@@ -64,7 +64,7 @@ def test_debug_output_without_stderr_is_dropped(monkeypatch: pytest.MonkeyPatch)
 def test_computed_index_out_of_bounds_is_refused_before_the_step_stores(
     name: str, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also an index that was gathered from a table itself."""
+    """The checked index was itself gathered from a table of indices."""
     monkeypatch.setenv("DEBUG", "1")
     device = open_mapping(name)
     table, first = np.arange(10.0, dtype=np.float32).reshape(5, 2), np.array([1, 3, 0, 4])

@@ -29,7 +29,7 @@ from imgmlp.errors import ImgmlpWarning
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where entries are, of this test alone."""
+    """The folder of entries, private to a test."""
     monkeypatch.setattr(program_cache, "cache_folder", lambda: tmp_path)
     return tmp_path / FOLDER
 

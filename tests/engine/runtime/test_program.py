@@ -145,7 +145,7 @@ def test_programs_beside_each_other_share_the_arena() -> None:
     assert small.arena[0] is large.arena[0]
     assert device.usage.live_bytes - before == small.outputs["y"].nbytes
     none = compile(lambda: {"y": x + 1}, device)
-    own = compile(lambda: products(3), device, beside=none)  # whose arena is too small
+    own = compile(lambda: products(3), device, beside=none)  # the arena of `none` is too small
     assert sum(a.nbytes for a in own.arena) == sum(a.nbytes for a in large.arena) > 0
     values = x.numpy().astype(np.float64)
     for program, times in ((small, 2), (large, 3), (small, 2)):
@@ -157,7 +157,7 @@ def test_programs_beside_each_other_share_the_arena() -> None:
 def test_programs_beside_each_other_build_common_kernels_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They build nothing of one another's beyond that."""
+    """Neither program builds kernels that only the other one needs."""
     device = open_opencl()
     x = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4), device).realize()
 
@@ -315,7 +315,7 @@ def test_training_steps_agree_with_numpy(device: AnyDevice, preset: str) -> None
 def test_numpy_device_refuses_peak_memory_beyond_that_of_the_host(
     memory: int, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of eight consecutive values of 4,000 bytes two are live; 0 stands for unknown memory."""
+    """Two of eight consecutive values of 4,000 bytes are live; a memory of 0 means unknown."""
     numpy = open_device("numpy")
     x = Tensor(np.ones(1000, np.float32), numpy)
 

@@ -293,7 +293,7 @@ def test_step_with_smaller_tiles_has_an_entry_of_its_own(
 ) -> None:
     messages: list[str] = []
     monkeypatch.setattr(program, "warn", lambda text, _: messages.append(text))
-    monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
+    monkeypatch.setattr(Device, "keeps_groups", False)  # only then the shortage is checked
     device = with_units(open_mapping("one"), 2)
     large = training_program(device).executable.block_rows
     monkeypatch.setattr(Device, "shortage", lambda *_: None if messages else "no room")

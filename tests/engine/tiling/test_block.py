@@ -141,7 +141,7 @@ def test_lanes_hold_their_values_in_a_limited_number_of_registers(
     outputs |= {f"rows{n}": (x.sin() * (n + 2.0)).node for n in range(stores - 1)}
     program = Program(device, outputs, [])
     (code,) = [c for c in program.stages.codes if "block" in c.name]
-    taken: list[list[int]] = []  # of each kernel, those of each store
+    taken: list[list[int]] = []  # for each kernel, the registers of each store
     loops: list[Range] = []
     for u in code.uops:
         if u.op is U.RANGE:
@@ -161,7 +161,7 @@ def test_lanes_hold_their_values_in_a_limited_number_of_registers(
 
 
 def test_lanes_beyond_a_tile_load_nothing() -> None:
-    """Of 64 rows of 12 features each lane loads two times four elements, the last lanes once.
+    """Each lane loads two times four elements of 64 rows of 12 features, the last lanes once.
 
     The indices of the last tile are at the end of their buffer, so that the emulator would report
     a read beyond them.
@@ -314,12 +314,12 @@ def test_each_group_has_its_own_partial_sums(device: AnyDevice) -> None:
 @pytest.mark.parametrize(
     ("rows", "width", "units", "groups"),
     [
-        (256 * 64, 16, 2, 8),  # of eight tiles each
-        (256 * 71, 16, 2, 8),  # of nine, and one of eight
+        (256 * 64, 16, 2, 8),  # groups of eight tiles
+        (256 * 71, 16, 2, 8),  # groups of nine tiles, and one of eight
         (256 * 400, 16, 2, 16),  # no more of them
         (256 * 4000, 16, 5, 40),
         (256 * 4000, 16, 20, 160),
-        (256 * 400, 8, 5, 20),  # of a short step, whose groups may stay
+        (256 * 400, 8, 5, 20),  # a short step, which may become persistent
         (256 * 400, 8, 20, 20),
         (256 * 400, 128, 2, 14),  # more would have too many partial sums
         (256 * 400, 512, 2, 2),

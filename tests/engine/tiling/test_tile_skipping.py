@@ -15,12 +15,12 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine.ir.kernel import Block, Kernel
 
 ROWS = 2048  # 8 tiles of 256, four for each unit
-RowMask = Callable[[Any, Any], Any]  # of row numbers and a turn, int32
+RowMask = Callable[[Any, Any], Any]  # a mask of row numbers and a turn, both int32
 
 
 @pytest.fixture(scope="module", params=["one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return with_units(open_mapping(request.param), 2)  # of which each has several tiles
+    return with_units(open_mapping(request.param), 2)  # each unit has several tiles
 
 
 def one_of_four(rows: Any, turn: Any) -> Any:
@@ -133,7 +133,7 @@ def test_only_kernels_needed_by_masked_sums_are_guarded() -> None:
     [
         (lambda rows, turn: rows // 100 % 3 == turn, ROWS),  # not by whole tiles
         (lambda rows, turn: rows % 2 == turn, ROWS),
-        (one_of_four, 1111),  # whose tiles have other rows
+        (one_of_four, 1111),  # tiles of other sizes
         (one_of_four, 512),  # a tile for each unit, whose sums must be there
     ],
 )
