@@ -70,9 +70,7 @@ def test_results_do_not_depend_on_the_steps_per_launch() -> None:
 def test_persistent_and_separate_launches_give_identical_bits(
     monkeypatch: pytest.MonkeyPatch, units: int
 ) -> None:
-    monkeypatch.setattr(
-        linearize, "MAX_UNITS_PER_PHASE", units
-    )  # phases have that many units of work
+    monkeypatch.setattr(linearize, "MAX_UNITS_PER_PHASE", units)
     stays = descent_program(open_pocl())[0]
     monkeypatch.setattr(Device, "keeps_groups", False)
     leaves = descent_program(open_pocl())[0]
