@@ -111,7 +111,7 @@ def open_simulator(
     """
 
     def opened(mapping: Mapping, thorough: bool = True, arena: bool = False) -> CheckingSimulator:
-        monkeypatch.setattr(driver, "_contexts", {})  # when one is made, this is read:
+        monkeypatch.setattr(driver, "_contexts", {})  # a new context reads these variables:
         checks = CHECKS | ({"OCLGRIND_UNINITIALIZED": "1"} if thorough else {})
         for name, value in {**checks, "OCLGRIND_LOG": str(tmp_path / "log")}.items():
             monkeypatch.setenv(name, value)
