@@ -46,7 +46,7 @@ class StopRun(Exception):
 def rdoq_seconds(steps: int, pace: float, judging: float, pixels: int) -> float:
     """Seconds of the two rounds of RDOQ: a gradient step per sweep, and all judgements."""
     budget = effort.rdoq_budget(steps, "one")
-    looked = budget.judged * (
+    judging_seconds = budget.judged * (
         judging + cost_model.RDOQ_HOST_SECONDS + cost_model.RDOQ_HOST_SECONDS_PER_PIXEL * pixels
     )
-    return 2 * (looked + budget.sweeps * pace)
+    return 2 * (judging_seconds + budget.sweeps * pace)

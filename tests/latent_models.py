@@ -29,18 +29,18 @@ def read_sections(
     parts: tuple[bytes, bytes, bytes], shape: ModelShape, mapping: str = "numpy"
 ) -> LatentModel:
     size = shape.width, shape.height
-    # "group" is opened anew: some tests forbid opening a processor beside it.
+    # "group" is not cached: some tests forbid opening a processor beside it.
     device = open_mapping(mapping) if mapping == "group" else shared_device(mapping)
     return sections.read(parts, size, shape.channels, device)
 
 
-def assert_models_equal(found: LatentModel, wanted: LatentModel) -> None:
-    assert found.shape == wanted.shape
-    for a, b in zip(found.latents, wanted.latents, strict=True):
+def assert_models_equal(actual: LatentModel, expected: LatentModel) -> None:
+    assert actual.shape == expected.shape
+    for a, b in zip(actual.latents, expected.latents, strict=True):
         np.testing.assert_array_equal(a, b, strict=True)
-    assert list(found.networks) == list(wanted.networks)
-    for name, tensor in found.networks.items():
-        other = wanted.networks[name]
+    assert list(actual.networks) == list(expected.networks)
+    for name, tensor in actual.networks.items():
+        other = expected.networks[name]
         np.testing.assert_array_equal(tensor.values, other.values, strict=True)
         assert tensor.exponent == other.exponent
 

@@ -92,8 +92,8 @@ def latent_bits(grid: np.ndarray, layers: list[np.ndarray], above: np.ndarray) -
     )
 
 
-def upsampled_axis(x: np.ndarray, taps: np.ndarray, axis: int, wanted: int) -> np.ndarray:
-    places, result = np.arange(wanted), 0.0
+def upsampled_axis(x: np.ndarray, taps: np.ndarray, axis: int, size: int) -> np.ndarray:
+    places, result = np.arange(size), 0.0
     for j in range(4):
         tap = np.where(places % 2, taps[3 - j], taps[j]).reshape((-1, 1) if axis == 1 else -1)
         at = np.clip(places // 2 + places % 2 + j - 2, 0, x.shape[axis] - 1)

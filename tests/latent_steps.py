@@ -71,11 +71,11 @@ def whole_step(pixels: Array, bucket: Bucket = None, **sizes: Any) -> LatentStep
 
 def windowed_step(pixels: Array, window: tuple[int, int], **sizes: Any) -> WindowedStep:
     """A step in windows with the latents and networks of `whole_step`."""
-    made = WindowedStep(
+    step = WindowedStep(
         pixels, 0, open_device("numpy"), replace(PRETRAINED_4, **sizes), window=window
     )
-    fill_step(made)
-    return made
+    fill_step(step)
+    return step
 
 
 def fill_step(step: LatentStep) -> LatentStep:

@@ -52,7 +52,7 @@ def test_run_resumed_in_a_pass_keeps_the_best_earlier_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file of the fewest steps counts as the best here, so no pass makes a better one."""
-    monkeypatch.setattr(latent._Encoder, "_distance", lambda _, made: made.metrics["steps"])
+    monkeypatch.setattr(latent._Encoder, "_distance", lambda _, draft: draft.metrics["steps"])
     target, checkpoint, steps = Goal("bytes", 420), Checkpoint(tmp_path / "c", "k"), list[int]()
     best = encode_pixels(target)
     assert best.metrics["steps"] == 30

@@ -174,11 +174,11 @@ def test_long_runs_quantise_networks_progressively(monkeypatch: pytest.MonkeyPat
         bit_allocation, "MIN_NETWORK_FRACTION", math.inf
     )  # otherwise they are quantised twice
     counts = list[int]()
-    hardened = progressive_quantisation.quantise
+    quantise = progressive_quantisation.quantise
 
     def record(*given: Any) -> dict[str, Quantized]:
         counts.append(given[3])
-        return hardened(*given)
+        return quantise(*given)
 
     monkeypatch.setattr(progressive_quantisation, "quantise", record)
     encode_pixels(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(400))

@@ -11,16 +11,16 @@ from imgmlp.engine import Tensor, open_device
 
 
 @pytest.mark.parametrize(
-    ("axis", "wanted", "first"),
+    ("axis", "size", "first"),
     [(1, 14, 0), (1, 13, 0), (2, 10, 0), (2, 9, 0), (2, 16, 0), (1, 6, 4), (1, 5, 4), (1, 10, 2),
      (2, 2, 4), (2, 1, 4), (2, 8, 2), (2, 3, 8)],
 )  # fmt: skip
-def test_gradient_of_axis_upsampling_is_its_transpose(axis: int, wanted: int, first: int) -> None:
+def test_gradient_of_axis_upsampling_is_its_transpose(axis: int, size: int, first: int) -> None:
     """Upsampling is linear in values and taps, so <g, y> = <dx, x> = <dtaps, taps>."""
     device = open_device("numpy")
     x, taps = Tensor(draw(2, 7, 5), device), Tensor(draw(4, seed=1), device)
-    y = upsampling.AxisUpsampling.apply(x, taps, axis, wanted, first)
-    every = upsampling.AxisUpsampling.apply(x, taps, axis, first + wanted, 0).numpy()
+    y = upsampling.AxisUpsampling.apply(x, taps, axis, size, first)
+    every = upsampling.AxisUpsampling.apply(x, taps, axis, first + size, 0).numpy()
     assert np.array_equal(y.numpy(), every[(slice(None),) * axis + (slice(first, None),)])
     g = draw(*y.shape, seed=2)
     by_x, by_taps = (y * Tensor(g, device)).sum().gradient([x, taps])

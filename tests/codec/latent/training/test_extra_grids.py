@@ -158,5 +158,5 @@ def test_estimates_include_extra_grids() -> None:
     assert more.operations > 1.2 * plain.operations
 
 
-def encode_quickly(pixels: np.ndarray, wanted: Goal) -> Encoded:
-    return encode(Picture(pixels), wanted, workload("latent", 1, None), open_mapping("one"))
+def encode_quickly(pixels: np.ndarray, goal: Goal) -> Encoded:
+    return encode(Picture(pixels), goal, workload("latent", 1, None), open_mapping("one"))

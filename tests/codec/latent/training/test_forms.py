@@ -122,7 +122,9 @@ def test_memory_advice_counts_hyperlatents_only_where_possible(
 
     monkeypatch.setattr(forms, "explain", fake_explain)
     for kind in ("LatentStep", "WindowedStep"):
-        monkeypatch.setattr(forms, kind, lambda *told: requests.append(told[3].has_hyperlatents))
+        monkeypatch.setattr(
+            forms, kind, lambda *arguments: requests.append(arguments[3].has_hyperlatents)
+        )
     setup, error = (
         TrainingSetup((*size, 3), open_device("numpy")),
         OutOfMemoryError("full", hint="less"),

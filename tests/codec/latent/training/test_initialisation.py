@@ -87,16 +87,18 @@ def test_runs_start_from_predicted_latents_that_resemble_the_picture(
     step = SimpleNamespace(shape=shape, pretrained=pretrained_stub, ask=ask, is_mostly_visible=True)
     step.answer = lambda: error
     step.flat, step.grids = SimpleNamespace(numpy=lambda: np.zeros(1)), lambda: list(grids)
-    step.write_grids = lambda found: grids.__setitem__(slice(None), found)
+    step.write_grids = lambda predicted: grids.__setitem__(slice(None), predicted)
     initialise(step, pixels, 1e-3, steps)  # type: ignore[arg-type]
-    found = predict_latents(pixels, shape, start)
-    assert found is not None
+    predicted = predict_latents(pixels, shape, start)
+    assert predicted is not None
     assert bool(judged) is (
         steps >= schedule.VERY_SHORT_RUN
     )  # in shorter runs the error does not decide
-    assert all(map(np.array_equal, judged, found))
+    assert all(map(np.array_equal, judged, predicted))
     expected = (
-        shrunk(found, 1e-3, steps) if uses_prediction else [np.zeros_like(grid) for grid in found]
+        shrunk(predicted, 1e-3, steps)
+        if uses_prediction
+        else [np.zeros_like(grid) for grid in predicted]
     )
     assert all(map(np.array_equal, grids, expected))
 

@@ -21,8 +21,8 @@ from imgmlp.engine import open_device
 from imgmlp.image import Picture
 
 
-@pytest.mark.parametrize("wanted", [Goal("lambda", 3e-3), Goal("bytes", 200)])
-def test_weight_refinement_leaves_time_to_approach_a_target(wanted: Goal) -> None:
+@pytest.mark.parametrize("goal", [Goal("lambda", 3e-3), Goal("bytes", 200)])
+def test_weight_refinement_leaves_time_to_approach_a_target(goal: Goal) -> None:
     picture, device = Picture(PIXELS[:5, :6]), open_device("numpy")
     step = LatentStep(picture.pixels, 0, device, Architecture(4, 4))
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
@@ -32,8 +32,8 @@ def test_weight_refinement_leaves_time_to_approach_a_target(wanted: Goal) -> Non
         requests.append(share)
         return True
 
-    rounding_search.Rounding(picture, wanted, step, device, {}, is_over).best(3e-3)
-    assert (rounding_search.MAX_REFINEMENT_TIME in requests) == (wanted.kind == "bytes")
+    rounding_search.Rounding(picture, goal, step, device, {}, is_over).best(3e-3)
+    assert (rounding_search.MAX_REFINEMENT_TIME in requests) == (goal.kind == "bytes")
 
 
 @pytest.mark.parametrize(("elapsed_fraction", "quantisations"), [(0.29, 2), (0.31, 1)])

@@ -28,13 +28,13 @@ def test_forecast_of_final_bits_and_psnr_matches_measured_runs() -> None:
     with 37.7 dB at 2e-4 and with 42.8 dB at 4e-5.
     """
     assert forecast(1.0, 800.0, 30.0, left=0.0, lmbda=1e-3) == (1.0, 800.0, 30.0)
-    dear, networks, _ = forecast(0.34, 1350.0, 29.4, left=0.83, lmbda=4e-3)
-    assert 0.24 < dear < 0.28
+    bits_per_pixel, networks, _ = forecast(0.34, 1350.0, 29.4, left=0.83, lmbda=4e-3)
+    assert 0.24 < bits_per_pixel < 0.28
     assert 1000 < networks < 1100
-    *_, usual = forecast(1.4, 3200.0, 36.9, left=0.83, lmbda=2e-4)
-    *_, high = forecast(2.7, 4000.0, 40.5, left=0.83, lmbda=4e-5)
-    assert 37.5 < usual < 38
-    assert 42.4 < high < 43
+    *_, psnr = forecast(1.4, 3200.0, 36.9, left=0.83, lmbda=2e-4)
+    *_, psnr_at_low_lambda = forecast(2.7, 4000.0, 40.5, left=0.83, lmbda=4e-5)
+    assert 37.5 < psnr < 38
+    assert 42.4 < psnr_at_low_lambda < 43
 
 
 def test_fixed_lambda_is_not_below_the_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,12 +45,12 @@ def test_fixed_lambda_is_not_below_the_minimum(monkeypatch: pytest.MonkeyPatch) 
 
 def test_time_limit_shifts_pricing_to_fewer_bytes_and_more_decibels() -> None:
     """There may be no time for a pass that makes up for a missed target."""
-    for expected, dearer in ((Goal("bytes", 100), True), (Goal("psnr", 30), False)):
-        found = Lambdas(Picture(PIXELS), expected)
-        limited, usual = found.pricing(limited=True), found.pricing()
+    for goal, raises_lambda in ((Goal("bytes", 100), True), (Goal("psnr", 30), False)):
+        goal_lmbdas = Lambdas(Picture(PIXELS), goal)
+        limited, usual = goal_lmbdas.pricing(limited=True), goal_lmbdas.pricing()
         assert limited is not None
         assert usual is not None
-        assert (limited(800.0, 31.0) > usual(800.0, 31.0)) is dearer
+        assert (limited(800.0, 31.0) > usual(800.0, 31.0)) is raises_lambda
         assert limited(800.0, 31.0) != usual(800.0, 31.0)
 
 
@@ -130,15 +130,15 @@ def test_analysed_part_of_a_large_picture_agrees_with_the_whole(
 
 
 @pytest.mark.parametrize("size", [*SIZES, *NARROW_SIZES])
-@pytest.mark.parametrize("wanted", [Goal("psnr", 30), Goal("psnr", 60), Goal("bytes", 1),
+@pytest.mark.parametrize("goal", [Goal("psnr", 30), Goal("psnr", 60), Goal("bytes", 1),
                                     Goal("bytes", 10**7)])  # fmt: skip
 def test_initial_lambda_is_finite_and_in_range_for_every_target(
-    wanted: Goal, size: tuple[int, int, int]
+    goal: Goal, size: tuple[int, int, int]
 ) -> None:
     for pixels in (noise(*size), np.zeros(size, np.uint8)):
-        found = Lambdas(Picture(pixels), wanted).initial()
-        assert MIN_LMBDA <= found <= MAX_LMBDA
-        assert math.isfinite(found)
+        initial = Lambdas(Picture(pixels), goal).initial()
+        assert MIN_LMBDA <= initial <= MAX_LMBDA
+        assert math.isfinite(initial)
 
 
 def test_initial_lambda_of_each_target_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,9 +411,9 @@ def test_compiler_process_builds_the_step_that_the_run_switches_to(
         built_steps.append(kind(*given, **named))
         return built_steps[-1]
 
-    def helper(_: str, *told: str, may_have_helpers: bool) -> None:
+    def helper(_: str, *arguments: str, may_have_helpers: bool) -> None:
         assert not may_have_helpers  # the cores are busy with training
-        buckets.compile_bucket(*told)
+        buckets.compile_bucket(*arguments)
 
     monkeypatch.setattr(child, "Helper", helper)
     monkeypatch.setattr(buckets, "LatentStep", record)

@@ -84,8 +84,8 @@ def test_progressively_quantised_networks_are_used_only_if_better(
     assert search.exponents == before
     counts.clear()
     better = {n: Quantized(t.values // 2, t.exponent - 1) for n, t in networks.items()}
-    foreseen = {n: t.exponent - 3 for n, t in networks.items()}
-    monkeypatch.setattr(search, "_predicted_exponents", lambda *_: foreseen)
+    predicted_exponents = {n: t.exponent - 3 for n, t in networks.items()}
+    monkeypatch.setattr(search, "_predicted_exponents", lambda *_: predicted_exponents)
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 if one is better else 2.0)
     assert (
         search.quantised(networks, lmbda, progressive_quantisation.MIN_STEPS_TO_TRY_TWICE) is better
@@ -106,7 +106,7 @@ def test_progressively_quantised_networks_are_used_only_if_better(
     assert (
         search.quantised(networks, lmbda, progressive_quantisation.MIN_STEPS_TO_TRY_TWICE) is better
     )
-    assert search.exponents == foreseen  # as the predicted exponents were better at once
+    assert search.exponents == predicted_exponents  # as the predicted exponents were better at once
     assert len(counts) == 3
 
 
@@ -116,24 +116,26 @@ def test_search_runs_if_requested_or_if_quantisation_does_not_help(
     step = LatentStep(small_picture(), 1, open_device("numpy"), PRETRAINED_1)
     search, done, helps = Search(step), list[str](), [False]
     usual = search._rounded(search.exponents)
-    searched, hard = dict(usual), dict(usual)
+    searched, quantised = dict(usual), dict(usual)
 
     def run(*_: object) -> dict[str, Quantized]:
-        done.append("looked for")
+        done.append("search")
         return searched
 
     def fake_quantise(networks: dict[str, Quantized], _lmbda: float, count: int) -> Any:
-        done.append(f"{count} from {'usual' if networks is not searched else 'found'} ones")
-        return hard if helps[0] else networks
+        done.append(
+            f"{count} from {'rounded' if networks is not searched else 'searched'} networks"
+        )
+        return quantised if helps[0] else networks
 
     monkeypatch.setattr(search, "run", run)
     monkeypatch.setattr(search, "quantised", fake_quantise)
     monkeypatch.setattr(search, "_bits_with", lambda _: math.inf)
     for searching, helps[0], actual, expected in (
-        (False, True, hard, ["9 from usual ones"]),
-        (False, False, searched, ["9 from usual ones", "looked for"]),
-        (True, True, hard, ["looked for", "9 from found ones"]),
-        (True, False, searched, ["looked for", "9 from found ones"]),
+        (False, True, quantised, ["9 from rounded networks"]),
+        (False, False, searched, ["9 from rounded networks", "search"]),
+        (True, True, quantised, ["search", "9 from searched networks"]),
+        (True, False, searched, ["search", "9 from searched networks"]),
     ):
         done.clear()
         assert search.best_networks(1e-3, 9, searching) is actual

@@ -116,13 +116,13 @@ def test_default_effort_follows_the_speed_of_the_device(
     )
     assert steps == effort.steps_for_pixels(effort.steps_of_effort(level), pixels)
     assert notes[0].startswith(f"effort {level} of 9")
-    passes, again = (
+    passes, pass_steps = (
         effort.unconditional_passes(steps, pixels),
         round(latent_trainer.PASS_LENGTH * steps),
     )
     assert (passes > 0) is (level < 9)
-    times = {0: "", 1: f" and once {again:,} again"}
-    more = times.get(passes, f" and {passes} times {again:,} again")
+    times = {0: "", 1: f" and once {pass_steps:,} again"}
+    more = times.get(passes, f" and {passes} times {pass_steps:,} again")
     assert notes[1].startswith(f"{steps:,} steps{more}, about ")
 
 
@@ -324,12 +324,12 @@ def test_estimate_for_small_pictures_includes_launch_and_search_overhead() -> No
     """Launches and the search for rounded networks take longer than the operations."""
     device, goal = open_device("numpy"), Goal("lambda", 1e-3)
     picture = Picture(np.zeros((40, 48, 3), np.uint8))
-    foreseen = cost_model.estimate_work(picture, goal, latent.workload(1, None), device)
+    estimate = cost_model.estimate_work(picture, goal, latent.workload(1, None), device)
     steps = 600 + 6 * 150
-    assert foreseen.steps == steps
-    result = foreseen.seconds(device)
+    assert estimate.steps == steps
+    seconds = estimate.seconds(device)
     assert (
-        result
+        seconds
         > steps * cost_model.STEP_OVERHEAD_SECONDS["one"] + 7 * cost_model.ROUNDING_OVERHEAD_SECONDS
     )
 
@@ -367,7 +367,7 @@ def test_gpu_speed_is_recorded_only_for_large_enough_pictures(
     results, device = list[tuple[str, float]](), open_device("numpy")
     picture = Picture(np.zeros((*size, 3), np.uint8))
     plan = run_plan.RunPlan(picture, Goal("lambda", 1e-3), Workload(300), device, Run())
-    times: Any = SimpleNamespace(record_speed=lambda *told: results.append(told))
+    times: Any = SimpleNamespace(record_speed=lambda *arguments: results.append(arguments))
     monkeypatch.setattr(plan, "_compile_times", times)
     step: Any = SimpleNamespace(bucket=bucket, windows=[0])
     plan.costs.step_seconds = 1e-3

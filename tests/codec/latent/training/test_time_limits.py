@@ -45,9 +45,9 @@ def test_time_limit_decides_once_whether_lambda_is_fixed(
     plan = run_plan.RunPlan(picture, Goal("psnr", 35), work, device, Run())
     requests = list[float]()
 
-    def fits(room: float) -> int:
-        requests.append(room)
-        return round(fitting_steps * room / requests[0])
+    def fits(seconds: float) -> int:
+        requests.append(seconds)
+        return round(fitting_steps * seconds / requests[0])
 
     monkeypatch.setattr(plan, "steps_within", fits)
     plan.costs.step_seconds = 1e4
@@ -76,11 +76,13 @@ def test_steps_within_a_limit_fit_it_wherever_quantisation_or_search_begin(
     """Limits are tried around the steps at which quantisation begins and at which search begins."""
     monkeypatch.setitem(effort.RDOQ_BUDGETS, "one", {})
     plan, pace = limited_plan(judging)
-    for room in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
-        steps = plan.steps_within(float(room))
+    for limit in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
+        steps = plan.steps_within(float(limit))
         taken = steps * pace + effort.quantisation_steps(plan.goal, steps, 512**2, 1) * pace
-        searched = min(plan.costs.search_seconds(steps), run_plan.MAX_ROUNDING_FRACTION * room)
-        assert 0.8 * room < taken + searched <= room, (room, steps)
+        search_seconds = min(
+            plan.costs.search_seconds(steps), run_plan.MAX_ROUNDING_FRACTION * limit
+        )
+        assert 0.8 * limit < taken + search_seconds <= limit, (limit, steps)
 
 
 @pytest.mark.parametrize("judging", [0.002, 0.004])
@@ -88,12 +90,14 @@ def test_steps_within_a_limit_leave_time_for_rdoq(judging: float) -> None:
     """Limits are tried around each number of steps at which the budget of RDOQ grows."""
     plan, pace = limited_plan(judging)
     ends = [n * pace * (1 + effort.QUANTISATION_FRACTION) for n in effort.RDOQ_BUDGETS["one"]]
-    for room in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
-        steps = plan.steps_within(float(room))
+    for limit in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
+        steps = plan.steps_within(float(limit))
         taken = (steps + effort.quantisation_steps(plan.goal, steps, 512**2, 1)) * pace
-        looking = plan.costs.search_seconds(steps) + rdoq_seconds(steps, pace, judging, 512**2)
-        taken += min(looking, run_plan.MAX_ROUNDING_FRACTION * room)
-        assert 0.7 * room < taken <= room, (room, steps)
+        rounding_seconds = plan.costs.search_seconds(steps) + rdoq_seconds(
+            steps, pace, judging, 512**2
+        )
+        taken += min(rounding_seconds, run_plan.MAX_ROUNDING_FRACTION * limit)
+        assert 0.7 * limit < taken <= limit, (limit, steps)
 
 
 def test_time_limit_reserves_time_for_saving_bytes() -> None:
@@ -147,8 +151,8 @@ def test_announced_seconds_do_not_exceed_the_remaining_limit(
 ) -> None:
     """A minimum of training is announced even if less time is left."""
 
-    def fake_timing(found: run_plan.RunPlan, *_: Any) -> float:
-        found.costs.judging_seconds = 0.2  # as if other processes had the cores
+    def fake_timing(plan: run_plan.RunPlan, *_: Any) -> float:
+        plan.costs.judging_seconds = 0.2  # as if other processes had the cores
         return 2.7e-3
 
     monkeypatch.setattr(run_plan.RunPlan, "_timed", fake_timing)
@@ -156,8 +160,8 @@ def test_announced_seconds_do_not_exceed_the_remaining_limit(
     monkeypatch.setattr(run_plan.time, "perf_counter", lambda: now)
     notes: list[str] = []
     arguments = Workload(0, seconds=3.0), open_device("numpy"), Run(note=notes.append, began=0.0)
-    found = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 30.0), *arguments)
-    steps = found.choose_steps(cast(LatentStep, None), 1e-3)
+    plan = run_plan.RunPlan(Picture(PIXELS), Goal(kind, 30.0), *arguments)
+    steps = plan.choose_steps(cast(LatentStep, None), 1e-3)
     (announced,) = re.findall(r" steps, about (\S+) s from here", notes[-1])
     min_training_seconds = (
         run_plan.MIN_TRAINING_FRACTION
@@ -178,11 +182,11 @@ def test_time_limit_of_a_resumed_run_counts_earlier_time(
     )
     with pytest.raises(Interrupted):
         latent.encode(*arguments, Run(None, stops_after(1), None, checkpoint, began=before))
-    plan = latent._Encoder(*arguments, again := Run(checkpoint=checkpoint)).plan
+    plan = latent._Encoder(*arguments, resumed_run := Run(checkpoint=checkpoint)).plan
     assert plan.earlier_seconds == pytest.approx(500, abs=60)
     plan.workload = Workload(0, seconds=900.0)
     plan.set_deadline(latent_trainer.LatentTrainerState(10, 1e-3))
-    assert plan.deadline == pytest.approx(again.began + 400, abs=60)
+    assert plan.deadline == pytest.approx(resumed_run.began + 400, abs=60)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,7 @@ def test_time_limit_reserves_time_for_passes_towards_a_target(
     goal, limit = Goal(kind, {"psnr": 35, "bytes": 400}[kind]), Workload(0, seconds=1000.0)
     arguments = Picture(pixels.astype(np.uint8)), goal, limit, open_device("numpy")
     plan = run_plan.RunPlan(*arguments, Run(began=100.0))
-    monkeypatch.setattr(plan, "steps_within", lambda room: room)
+    monkeypatch.setattr(plan, "steps_within", lambda seconds: seconds)
     plan.costs.step_seconds = 1.0
     assert plan.fitting_run(1000.0)[0] == pytest.approx(1000 * fraction, rel=0.02)
 
@@ -306,17 +310,17 @@ def test_time_limit_decides_steps_deadline_and_shaving_of_a_pass(
     )  # so that the run does not restart with fewer steps
     seen: dict[str, Any] = {}
     repeat, rounding = LatentTrainer.begin_pass, latent.Rounding
-    again, pricing = run_plan.RunPlan.pass_steps, Lambdas.pricing
+    pass_steps, pricing = run_plan.RunPlan.pass_steps, Lambdas.pricing
 
     def record_pass(trainer: LatentTrainer, *given: Any) -> None:
         before = trainer.state.steps
         repeat(trainer, *given)
         seen["pass"] = trainer.state.steps - before, trainer._limit
 
-    def record_pass_steps(found: run_plan.RunPlan, usual: int, *longer: float) -> int:
-        seen.setdefault("until", found.pass_deadline())
-        seen["took"], seen["longer"] = found.rounding_seconds, longer
-        return min(again(found, usual, *longer), 2)
+    def record_pass_steps(plan: run_plan.RunPlan, usual: int, *longer: float) -> int:
+        seen.setdefault("until", plan.pass_deadline())
+        seen["took"], seen["longer"] = plan.rounding_seconds, longer
+        return min(pass_steps(plan, usual, *longer), 2)
 
     def record_pricing(lmbdas: Lambdas, *given: Any, limited: bool) -> Any:
         seen["limited"] = limited

@@ -38,11 +38,11 @@ def integer_latents(step: LatentStep) -> list[np.ndarray]:
     return [np.rint(2 * generator.standard_normal(size)) for size in step.shape.grid_sizes]
 
 
-def assert_equal_up_to_rounding(found: np.ndarray, expected: np.ndarray) -> None:
+def assert_equal_up_to_rounding(actual: np.ndarray, expected: np.ndarray) -> None:
     """Libraries sum products of other shapes in other orders: few pixels may differ by one."""
-    apart = np.abs(found.astype(int) - expected)
-    assert apart.max() <= 1
-    assert np.mean(apart > 0) < 1e-3
+    difference = np.abs(actual.astype(int) - expected)
+    assert difference.max() <= 1
+    assert np.mean(difference > 0) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ def test_time_limit_ends_a_step_between_windows(
     clock, begin = [0.0], WindowedStep._begin
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
-    def begin_slowly(step: WindowedStep, *made: Any) -> None:
-        begin(step, *made)
+    def begin_slowly(step: WindowedStep, *arguments: Any) -> None:
+        begin(step, *arguments)
         clock[0] += 3.0 if step.done else 1.0
 
     monkeypatch.setattr(WindowedStep, "_begin", begin_slowly)
