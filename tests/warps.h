@@ -126,7 +126,7 @@ static void load_squares(uint *x, uint at, int count, bool across) {
   meet_warp();
 }
 
-static uint word_at(uint at) {
+static uint load_word(uint at) {
   const size_t high = (size_t)&anchor_ >> 32 << 32;
   return *(const uint *)(high | at);
 }

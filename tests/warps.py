@@ -23,7 +23,7 @@ from imgmlp.engine.oracle import emulate_uops
 from imgmlp.engine.oracle.sanitizer import Memory
 
 COMPILER = shutil.which("g++")
-REPLACED = ("multiply", "half_of", "halves_2", "word_at")
+REPLACED = ("multiply", "half_of", "halves_2", "load_word")
 GUARD, UNTOUCHED = 4096, 0xA5  # bytes beside each Buffer, and what stands there
 ALIGN = 256
 

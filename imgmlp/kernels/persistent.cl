@@ -1,50 +1,61 @@
-// Persistent work-groups, which stay for several steps. A step consists of phases, and a phase of
-// units of work. A phase begins when all units of the one before are done. Running groups take the
-// units that are left, so that no group depends on another one that the driver may not have started.
-// A group tries the same units first in each step, whose memory its core's cache then holds.
+// Persistent work-groups, which run several training steps in one launch, for CPUs (PoCL).
+//
+// A step consists of phases, and a phase of units of work. A phase begins when all units of the phase
+// before are finished. Any running work-group may take any unit, so that no group waits for another one
+// that the driver may not have started yet. A group tries the same units first in every step, because
+// its core's cache then holds their memory.
+//
+// The groups synchronise through three counters in global memory, `turns`, with atomic operations:
+// TAKEN_UNITS is replaced by compare-and-exchange to take a unit, and the group that finishes the last
+// unit of a phase resets FINISHED_UNITS and publishes the next phase in TAKEN_UNITS.
 
-// The counters in `turns`, each in a cache line of its own.
-#define TAKEN 0  // the phase, and in the low bits one bit for each unit that is taken
-#define DONE 16  // how many units of the phase are done
-#define GONE 32  // how many groups have left
-#define MOST_UNITS 24
-#ifndef PATIENCE
-#define PATIENCE 4000  // checks while others work: 0.1 ms, ten times as long as a thread takes to wake
+// Indices of the counters in `turns`. They are 64 bytes apart: each has a cache line of its own.
+#define TAKEN_UNITS 0  // the low UNIT_BITS bits say which units are taken, the others hold the phase
+#define FINISHED_UNITS 16  // units of the phase that are finished
+#define EXITED_GROUPS 32  // work-groups that have left the launch
+#define UNIT_BITS 24  // so a phase has at most 24 units
+// How often a group checks for a free unit before it leaves the launch to the others. This takes
+// 0.1 ms, ten times as long as a thread takes to wake.
+#ifndef MAX_IDLE_CHECKS
+#define MAX_IDLE_CHECKS 4000
 #endif
 
+// The unit of work that a group has taken.
 typedef struct {
-  int phase, unit;  // phases are numbered through all steps
+  int phase;  // numbered through all steps
+  int unit;   // -1 before the first one
 } Turn;
 
 #ifdef POCL_DEVICE_ADDRESS_BITS
-#define in_order() __sync_synchronize()  // earlier stores are visible to later loads of others
-#define look_at(place) (*(place))
+#define memory_barrier() __sync_synchronize()  // earlier stores are visible to later loads of others
+#define atomic_read(place) (*(place))
 #else
-#define in_order() mem_fence(CLK_GLOBAL_MEM_FENCE)
-#define look_at(place) atomic_or(place, 0u)
+#define memory_barrier() mem_fence(CLK_GLOBAL_MEM_FENCE)
+#define atomic_read(place) atomic_or(place, 0u)
 #endif
 #if defined(POCL_DEVICE_ADDRESS_BITS) && defined(__x86_64__)
-#define relax() __asm__ volatile("pause" ::: "memory")
+#define spin_wait_hint() __asm__ volatile("pause" ::: "memory")
 #else
-#define relax()
+#define spin_wait_hint()
 #endif
 
-// Ends the current unit, if there is one, and takes the next, which may belong to a later phase.
-// Returns 0 if nothing is left to do, or if other groups do the rest; they may need the core. A step
-// has `phases` phases, of units[phase] units each; `end` phases are to be done in all steps. The
-// last group to leave resets `turns` to zeros.
+// Finishes the current unit, if there is one, and takes the next one, which may belong to a later
+// phase. Returns 1 if a unit was taken. Returns 0 if nothing is left to do, or after
+// MAX_IDLE_CHECKS checks without a free unit: other groups finish the rest then, and may need this
+// core. A step has `phases` phases with units[phase] units each; all steps together have `end`
+// phases. The last group that leaves resets `turns` to zeros for the next launch.
 static int take_turn(volatile __global uint *turns, Turn *turn, const int *units, int phases,
                      int end) {
   if (turn->unit >= 0) {
-    in_order();
-    if (atomic_inc(turns + DONE) + 1 == (uint)units[turn->phase % phases]) {
-      atomic_xchg(turns + DONE, 0u);
-      atomic_xchg(turns + TAKEN, (uint)(turn->phase + 1) << MOST_UNITS);
+    memory_barrier();
+    if (atomic_inc(turns + FINISHED_UNITS) + 1 == (uint)units[turn->phase % phases]) {
+      atomic_xchg(turns + FINISHED_UNITS, 0u);
+      atomic_xchg(turns + TAKEN_UNITS, (uint)(turn->phase + 1) << UNIT_BITS);
     }
   }
-  for (int looks = 0; looks < PATIENCE;) {
-    const uint taken = look_at(turns + TAKEN);
-    const int phase = taken >> MOST_UNITS;
+  for (int idle_checks = 0; idle_checks < MAX_IDLE_CHECKS;) {
+    const uint taken = atomic_read(turns + TAKEN_UNITS);
+    const int phase = taken >> UNIT_BITS;
     if (phase == end) break;
     const int count = units[phase % phases], first = get_group_id(0) * count / get_num_groups(0);
     int unit = first;
@@ -53,18 +64,18 @@ static int take_turn(volatile __global uint *turns, Turn *turn, const int *units
       if (unit == first) break;
     }
     if (taken >> unit & 1) {
-      relax();
-      ++looks;
-    } else if (atomic_cmpxchg(turns + TAKEN, taken, taken | 1u << unit) == taken) {
-      in_order();
+      spin_wait_hint();
+      ++idle_checks;
+    } else if (atomic_cmpxchg(turns + TAKEN_UNITS, taken, taken | 1u << unit) == taken) {
+      memory_barrier();
       turn->phase = phase;
       turn->unit = unit;
       return 1;
     }
   }
-  if (atomic_inc(turns + GONE) + 1 == get_num_groups(0)) {
-    atomic_xchg(turns + GONE, 0u);
-    atomic_xchg(turns + TAKEN, 0u);
+  if (atomic_inc(turns + EXITED_GROUPS) + 1 == get_num_groups(0)) {
+    atomic_xchg(turns + EXITED_GROUPS, 0u);
+    atomic_xchg(turns + TAKEN_UNITS, 0u);
   }
   return 0;
 }

@@ -1,6 +1,8 @@
-// Reduces the values of all lanes of a work-group to `results` values, by a tree in local memory.
-// Lane i receives value i % results. `scratch` has an element for each lane; `lanes` and `results`
-// are powers of two.
+// Reduction of the values of all lanes of a work-group to `results` values, by a tree in local memory.
+//
+// Lane i passes `value` and receives result i % results, which joins the values of all lanes whose
+// number is i modulo `results`. `scratch` has an element for each lane; `lanes` and `results` are
+// powers of two. All lanes of the work-group must call it, as it contains barriers.
 
 #define GROUP_REDUCTION(NAME, TYPE, JOIN)                                       \
   static TYPE NAME(__local TYPE *scratch, TYPE value, int lanes, int results) { \

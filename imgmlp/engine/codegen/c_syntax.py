@@ -155,7 +155,8 @@ def open_phase_loop(units: tuple[int, ...]) -> list[str]:
 def open_phase(loop: Range, units: tuple[int, ...]) -> list[str]:
     """The beginning of the loop over those work-groups of a phase that one unit runs."""
     own = f"{loop.count}, turn.unit, {units[loop.first]}"
+    first = f"unit = group_begin({own}), units = {loop.count}"
     return [
         f"if (turn.phase % {len(units)} == {loop.first})",
-        f"for (int unit = begin_of({own}), units = {loop.count}; unit < end_of({own}); ++unit) {{",
+        f"for (int {first}; unit < group_end({own}); ++unit) {{",
     ]

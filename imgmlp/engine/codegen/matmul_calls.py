@@ -84,7 +84,7 @@ class ProductCalls:
         vectors = self._in_vectors(i)
         name = f"v{i}" if vectors else f"sums{i}"
         eights = -(-rows * columns // 8)
-        yield f"PRODUCT_ALONG({rows}, {columns}, {eights}, {name}, {a}, {b}, {limit}, {p.terms})"
+        yield f"DOT_PRODUCTS({rows}, {columns}, {eights}, {name}, {a}, {b}, {limit}, {p.terms})"
         if not vectors:
             yield f"const float *v{i} = (const float *){name};"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from imgmlp.engine.ir.dtype import DType, f32
 from imgmlp.engine.ir.local_memory import LocalBuffer
@@ -53,55 +54,69 @@ def _local_declarations(name: str, kind: str, size: int) -> Iterator[str]:
     yield f"__local {kind} *const {name} = (__local {kind} *){name}_memory;"
 
 
+class _FactorCall(NamedTuple):
+    """One factor of a product: its argument, and the call that copies a slice of it if needed."""
+
+    argument: str
+    load_slice: str | None = None
+
+
 def product_calls(code: Code, u: UOp) -> Iterator[str]:
     """A product whose factors are in local memory, pass through it, or are read where they are."""
     p: Product = u.arg
     rows, columns = tile_size(p.tile_rows, p.rows_left), tile_size(p.tile_columns, p.columns_left)
-    sides = (
-        (
-            p.left_offset,
-            p.left_row_stride,
-            p.left_term_stride,
-            p.is_left_aligned,
-            max(16, p.tile_rows),
-            rows,
-        ),
-        (
-            p.right_offset,
-            p.right_column_stride,
-            p.right_term_stride,
-            p.is_right_aligned,
-            p.tile_columns,
-            columns,
-        ),
-    )
-    sliced = _sliced_sides(code)
-    staged, factors = [], []
-    for name, data, side in zip(FACTOR_SIDES, u.src, sides, strict=False):
-        begin, step, inner, aligned, width, count = side
-        first, source = begin.render("/"), code.uops[data]
-        along = int(inner == 1)
-        if source.op is U.LOCAL_BUFFER:
-            along = int(inner == 1 or (inner == 0 and step != 1))  # an axis of one element has 0
-            place = f"{first} + first * {inner}, {source.arg.pitch}"
-            factors.append(f"near((uint)(size_t)data{data}, {place}, {along})")
-        elif name in sliced:
-            place = f"0, DEPTH, {along}" if along else f"0, TILE, {along}"
-            factors.append(f"near((uint)(size_t){name}_slice, {place})")
-            begin_at = f"data{data} + {first} + first * {inner}, {step}, {inner}, {int(aligned)}"
-            sizes = f"{count}, {p.terms} - first"
-            staged.append(f"load_slice({name}_slice, {width}, {begin_at}, {sizes});")
-        else:
-            factors.append(f"far(data{data} + {first} + first * {inner}, {step}, {inner})")
-    wait = ["barrier(CLK_LOCAL_MEM_FENCE);"] if staged else []
+    left = _factor_call(
+        code, u, 0, p.left_offset, p.left_row_stride, p.left_term_stride,
+        max(16, p.tile_rows), int(p.is_left_aligned), rows,
+    )  # fmt: skip
+    right = _factor_call(
+        code, u, 1, p.right_offset, p.right_column_stride, p.right_term_stride,
+        p.tile_columns, int(p.is_right_aligned), columns,
+    )  # fmt: skip
+    loads = [factor.load_slice for factor in (left, right) if factor.load_slice is not None]
+    wait = ["barrier(CLK_LOCAL_MEM_FENCE);"] if loads else []
     sums = f"v{u.src[2]}, v{u.src[2]}_sums, {int(p.has_column_sums)}"
     depth = f"min(DEPTH, {p.terms} - first)" if p.terms % SLICE_TERMS_MULTIPLE else "DEPTH"
-    sizes = f"{rows}, {columns}, {depth}"
+    factors = f"{left.argument}, {right.argument}"
     yield "#pragma unroll 1"
     yield f"for (int first = 0; first < {p.terms}; first += DEPTH) {{"
-    yield from (*wait, *staged, *wait)
-    yield f"tile_product_{p.name}({sums}, {', '.join(factors)}, {sizes});"
+    yield from (*wait, *loads, *wait)
+    yield f"tile_product_{p.name}({sums}, {factors}, {rows}, {columns}, {depth});"
     yield "}"
+
+
+def _factor_call(
+    code: Code,
+    u: UOp,
+    side: int,
+    offset: Expr,
+    stride: int,
+    term_stride: int,
+    width: int,
+    is_aligned: int,
+    count: str,
+) -> _FactorCall:
+    """The left (side 0) or right (1) factor of a product, from term `first` on.
+
+    It has `width` rows (or columns) in the tile, of which `count` exist; `stride` leads from one to
+    the next.
+    """
+    data, name, p = u.src[side], FACTOR_SIDES[side], u.arg
+    begin, source = offset.render("/"), code.uops[data]
+    along = int(term_stride == 1)
+    if source.op is U.LOCAL_BUFFER:
+        along = int(term_stride == 1 or (term_stride == 0 and stride != 1))  # 0: of one element
+        place = f"{begin} + first * {term_stride}, {source.arg.pitch}"
+        return _FactorCall(f"local_factor((uint)(size_t)data{data}, {place}, {along})")
+    address = f"data{data} + {begin} + first * {term_stride}, {stride}, {term_stride}"
+    if name not in _sliced_sides(code):
+        return _FactorCall(f"global_factor({address})")
+    place = f"0, {'DEPTH' if along else 'TILE'}, {along}"
+    sizes = f"{is_aligned}, {count}, {p.terms} - first"
+    return _FactorCall(
+        f"local_factor((uint)(size_t){name}_slice, {place})",
+        f"load_slice({name}_slice, {width}, {address}, {sizes});",
+    )
 
 
 def _sliced_sides(code: Code) -> list[str]:

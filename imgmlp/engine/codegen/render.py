@@ -63,9 +63,9 @@ PRODUCT_UOPS = {U.PRODUCT, U.TILE, U.SHARE_TILE, U.PANEL, U.COLUMN_SUMS}
 def size_definitions(target: Target) -> str:
     """Definitions of the sizes that building blocks depend on."""
     sizes = {
-        "VECTOR": target.vector_pair_width,
-        "NARROW": target.vector_width,
-        "TILE": GPU_TILE_SIDE,
+        "VECTOR": target.vector_pair_width,  # columns of a tile on a CPU: two vectors
+        "NARROW": target.vector_width,  # elements of a vector; columns of a narrow tile on a GPU
+        "TILE": GPU_TILE_SIDE,  # columns of a tile on a GPU
         "LANES": LANES_PER_GROUP,
     }
     factor = FACTOR_DTYPES.get(target.product_mode)
@@ -237,7 +237,7 @@ class _KernelWriter:
         elif self.groups:
             group = "group" if self.groups == "groups" else group
             item = f"{group} * {stride} + get_local_id(0)"
-            share = f"{{}}_of({n}, {group}, {self.groups})"
+            share = f"group_{{}}({n}, {group}, {self.groups})"
         begin, end = share.format("begin"), share.format("end")
         counter = "long" if i in self.long_counters else "int"
         return {
@@ -392,7 +392,7 @@ class _KernelWriter:
 
     def _prefetch(self, i: int, u: UOp) -> None:
         offset, written = u.arg
-        self.lines.append(f"fetch_early(data{u.src[0]} + {_c_index(offset)}, {int(written)});")
+        self.lines.append(f"prefetch_line(data{u.src[0]} + {_c_index(offset)}, {int(written)});")
 
     def _barrier(self, i: int, u: UOp) -> None:
         self.lines.append("barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);")

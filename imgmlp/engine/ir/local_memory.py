@@ -70,7 +70,7 @@ class LocalBuffer(Buffer):
     def cell(self, offset: Expr) -> Expr:
         """The offset in local memory of the element at an offset of the value.
 
-        Elements of the same 16 bytes stay together. TURNED in the kernels computes the same.
+        Elements of the same 16 bytes stay together. SWIZZLE in product_matrix.cl computes the same.
         """
         size = self.stored.itemsize
         if not self.pitch or self.pitch * size % BYTES_OF_ALL_BANKS:

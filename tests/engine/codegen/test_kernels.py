@@ -226,10 +226,10 @@ __kernel void t_registers(__global float *out, __global const float *x, __global
 }
 """
 
-PRODUCT_ALONG = """
+DOT_PRODUCTS = """
 #define CASE(R, C, EIGHTS)                                                           \\
   if (rows == R && columns == C) {                                                   \\
-    PRODUCT_ALONG(R, C, EIGHTS, found, x, inner, y, inner, R, inner)                 \\
+    DOT_PRODUCTS(R, C, EIGHTS, found, x, inner, y, inner, R, inner)                 \\
     for (int i = 0; i < R * C; ++i) out[i] = ((const float *)found)[i];              \\
   }
 __kernel void t_along(__global float *out, __global const float *x, __global const float *y,
@@ -300,7 +300,7 @@ def test_product_vectorised_along_terms_equals_numpy(
     device: Device, vector: int, inner: int
 ) -> None:
     bench, rng = (
-        Bench(device, ["vectors", "product_one"], PRODUCT_ALONG, vector),
+        Bench(device, ["vectors", "product_one"], DOT_PRODUCTS, vector),
         np.random.default_rng(inner),
     )
     for rows, columns in ((1, 1), (2, 8), (1, 8), (5, 3), (2, 7)):

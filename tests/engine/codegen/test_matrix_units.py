@@ -193,7 +193,7 @@ def test_float32_matrices_of_several_tiles_are_read_from_global_memory(
     assert (block.tiles, block.groups) == (12, groups)
     source = program.stages.source
     begin = source.index("__local", source.index("imgmlp_"))
-    assert ("far(data" in source[begin:], "_slice_memory" in source[begin:]) == (
+    assert ("global_factor(data" in source[begin:], "_slice_memory" in source[begin:]) == (
         units == 1,
         units > 1,
     )

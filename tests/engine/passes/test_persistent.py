@@ -120,7 +120,7 @@ def test_take_turn_distributes_phases_among_any_number_of_groups(patience: int) 
     """There may be one group, more groups than threads, or groups that do not wait."""
     device = open_pocl()
     source = building_block("persistent") + TURNS
-    kernel = RawKernel(device, source, "t_turns", PATIENCE=patience)
+    kernel = RawKernel(device, source, "t_turns", MAX_IDLE_CHECKS=patience)
     turns = np.zeros(48, np.uint32)
     for groups in (1, 2, 7):
         out, steps = np.zeros(9, np.uint32), 50
