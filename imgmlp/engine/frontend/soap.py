@@ -58,13 +58,8 @@ class SOAP:
         self.shampoo_beta, self.epsilon = shampoo_beta, epsilon
         shapes = [p.shape for p in self.parameters] if shapes is None else list(shapes)
         count = sum(math.prod(p.shape) for p in self.parameters)
-        if sum(map(math.prod, shapes)) != count:
-            text = f"shapes {shapes} have {sum(map(math.prod, shapes))} elements"
-            raise misuse(ValueError, f"SOAP: {text}, and the parameters {count}")
+        _check_shapes(shapes, count)
         self._matrix_shapes = [shape for shape in shapes if _is_small_matrix(shape)]
-        if not self._matrix_shapes:
-            text = f"no matrix of at most {MAX_SIDE} by {MAX_SIDE} among shapes {shapes}"
-            raise misuse(ValueError, f"SOAP: {text}; use Adam")
         squares, others = _flat_positions(shapes)
         # Where each element of the flat update stands after the padded matrices and the others.
         back = np.zeros(count, np.int32)
@@ -158,6 +153,16 @@ class SOAP:
                 1
             ]
         return eigenvectors
+
+
+def _check_shapes(shapes: Sequence[tuple[int, ...]], count: int) -> None:
+    """Refuse shapes that do not have `count` elements together, or with no small matrix."""
+    if sum(map(math.prod, shapes)) != count:
+        text = f"shapes {shapes} have {sum(map(math.prod, shapes))} elements"
+        raise misuse(ValueError, f"SOAP: {text}, and the parameters {count}")
+    if not any(map(_is_small_matrix, shapes)):
+        text = f"no matrix of at most {MAX_SIDE} by {MAX_SIDE} among shapes {shapes}"
+        raise misuse(ValueError, f"SOAP: {text}; use Adam")
 
 
 def _is_small_matrix(shape: tuple[int, ...]) -> bool:

@@ -111,9 +111,9 @@ class Lowering:
     def _gathered(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
         table, index = node.src
         rank = len(index.shape)
-        known = index_value(index, indices[:rank])
-        if known is not None and known.lo >= 0 and known.hi < table.shape[0]:
-            return self.value(table, (known, *indices[rank:]), guard)
+        position = index_value(index, indices[:rank])
+        if position is not None and position.lo >= 0 and position.hi < table.shape[0]:
+            return self.value(table, (position, *indices[rank:]), guard)
         row = self.value(index, indices[:rank], guard)
         name = f"g{row}"
         if name not in self.build.variables:

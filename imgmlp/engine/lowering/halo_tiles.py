@@ -88,10 +88,10 @@ class _LocalReads(Lowering):
     def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
         source, moved = source_and_access(node)
         offset, valid = moved.index(indices)
-        known = source.op is Op.BUFFER and self.local.place(source.arg, offset, self.cell)
-        if not known:
+        local = source.op is Op.BUFFER and self.local.place(source.arg, offset, self.cell)
+        if not local:
             return super()._moved(node, indices, guard)
-        array, place = known
+        array, place = local
         if isinstance(place, Const):  # loaded at each use, as registers cannot hold all of them
             element, guard = self.build.effect(U.GET, (array,), place, f32), all_of(valid, guard)
         else:  # the halo has zeros where `valid` is false

@@ -45,30 +45,48 @@ MAX_LOCAL_TILES = 6  # transposed tiles, of 4 KiB each
 
 def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     """Lower an elementwise kernel; returns the launch's global and local size."""
-    build, shape, units = lower.build, kernel.shape, lower.target.compute_units
-    size = math.prod(shape)
-    if lower.target.lanes == "group":
-        transposed = None if lower.in_block else _transposed_reads(kernel)
-        if transposed is not None:
-            return _map_transposed_on_gpu(kernel, lower, *transposed)
-        many = size >= MIN_ELEMENTS_FOR_SEVERAL_PER_LANE and size % LANES_PER_GROUP == 0
-        if many or (lower.in_block and size > LANES_PER_GROUP):
-            return _map_several_per_lane(kernel, lower, size)
-        local = min(64, size)
-        flat = lower.open_outermost("i", size, "item")
-        lower_stores(lower, kernel.stores, unravel(flat, shape))
-        build.close()
-        return -(-size // local) * local, local
+    return (_map_on_gpu if lower.target.lanes == "group" else _map_on_cpu)(kernel, lower)
+
+
+def _map_on_gpu(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
+    size = math.prod(kernel.shape)
+    transposed = None if lower.in_block else _transposed_reads(kernel)
+    if transposed is not None:
+        return _map_transposed_on_gpu(kernel, lower, *transposed)
+    many = size >= MIN_ELEMENTS_FOR_SEVERAL_PER_LANE and size % LANES_PER_GROUP == 0
+    if many or (lower.in_block and size > LANES_PER_GROUP):
+        return _map_several_per_lane(kernel, lower, size)
+    local = min(64, size)
+    _map_flat(kernel, lower, "item")
+    return -(-size // local) * local, local
+
+
+def _map_on_cpu(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
+    units, size = lower.target.compute_units, math.prod(kernel.shape)
     groups = max(1, min(4 * units, size // MIN_ELEMENTS_PER_GROUP))
     if groups > units:  # equally many for each unit
         groups = groups // units * units
     if _is_flat(kernel):
-        flat = lower.open_outermost("i", size, "share")
-        lower_stores(lower, kernel.stores, unravel(flat, shape))
-        build.close()
+        _map_flat(kernel, lower, "share")
         return groups, 1
     if (transposed := _transposed_reads(kernel)) is not None:
         return _map_transposed_on_cpu(kernel, lower, transposed[0], groups), 1
+    return _map_rows(kernel, lower, groups), 1
+
+
+def _map_flat(kernel: Kernel, lower: Lowering, kind: str) -> None:
+    """One index runs over all elements."""
+    flat = lower.open_outermost("i", math.prod(kernel.shape), kind)
+    lower_stores(lower, kernel.stores, unravel(flat, kernel.shape))
+    lower.build.close()
+
+
+def _map_rows(kernel: Kernel, lower: Lowering, groups: int) -> int:
+    """A loop over rows, or parts of long ones, and one over their elements.
+
+    Returns how many work-groups share the rows.
+    """
+    build, shape, size = lower.build, kernel.shape, math.prod(kernel.shape)
     last = max((a for a, n in enumerate(shape) if n > 1), default=len(shape) - 1)
     parts = _row_parts(size // shape[last], shape[last], groups)
     inner = shape[last] // parts
@@ -80,7 +98,7 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     scattered.at(indices := [*rows, column, *beyond])
     lower_stores(lower, kernel.stores, indices)
     build.close(2)
-    return min(groups, size // inner), 1
+    return min(groups, size // inner)
 
 
 def _row_parts(rows: int, columns: int, groups: int) -> int:
@@ -93,20 +111,8 @@ def _row_parts(rows: int, columns: int, groups: int) -> int:
 def _map_several_per_lane(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     """Each lane computes several elements: neighbours, and again some for each round of lanes."""
     build, stores = lower.build, kernel.stores
-    beside = NEIGHBOURS_PER_LANE if lower.in_block or _reads_aligned_neighbours(kernel) else 1
-    beside = beside if kernel.shape[-1] % beside == 0 else 1
-    most = max(
-        1,
-        (MAX_VALUES_PER_LANE // len(stores) if lower.in_block else MAX_ELEMENTS_PER_LANE) // beside,
-    )
+    beside, rounds, groups = _elements_per_lane(kernel, lower, size)
     parts = size // beside
-    rounds = -(-parts // LANES_PER_GROUP)
-    most = min(most, lower.target.vector_pair_width)  # longer loops are not unrolled: no registers
-    if not lower.in_block:  # all units have groups before a lane has more elements
-        most = max(1, min(most, rounds // (MIN_GROUPS_PER_UNIT * lower.target.compute_units)))
-        most = next(n for n in range(most, 0, -1) if rounds % n == 0)
-    groups = -(-rounds // most)
-    rounds = -(-rounds // groups)
     group = lower.open_outermost("i", groups, "group")
     lane = build.open(Range("l", LANES_PER_GROUP, "lane"))
     deferred = DeferredStores(build, stores, rounds * beside)
@@ -127,6 +133,21 @@ def _map_several_per_lane(kernel: Kernel, lower: Lowering, size: int) -> tuple[i
     deferred.store_values(*each("pyq"))
     build.close(len(build.scopes) - depth + 2)
     return groups * LANES_PER_GROUP, LANES_PER_GROUP
+
+
+def _elements_per_lane(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int, int]:
+    """How many neighbours a lane computes at once, in how many rounds, in how many work-groups."""
+    beside = NEIGHBOURS_PER_LANE if lower.in_block or _reads_aligned_neighbours(kernel) else 1
+    beside = beside if kernel.shape[-1] % beside == 0 else 1
+    most = MAX_VALUES_PER_LANE // len(kernel.stores) if lower.in_block else MAX_ELEMENTS_PER_LANE
+    most = max(1, most // beside)
+    rounds = -(-(size // beside) // LANES_PER_GROUP)
+    most = min(most, lower.target.vector_pair_width)  # longer loops are not unrolled: no registers
+    if not lower.in_block:  # all units have groups before a lane has more elements
+        most = max(1, min(most, rounds // (MIN_GROUPS_PER_UNIT * lower.target.compute_units)))
+        most = next(n for n in range(most, 0, -1) if rounds % n == 0)
+    groups = -(-rounds // most)
+    return beside, -(-rounds // groups), groups
 
 
 def _reads_aligned_neighbours(kernel: Kernel) -> bool:

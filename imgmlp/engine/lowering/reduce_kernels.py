@@ -138,27 +138,20 @@ def _reduce_columns(
 def _reduce_on_lanes(
     kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int
 ) -> tuple[int, int]:
+    """An output by one lane each, by all lanes of a group, or by some of them: few or many terms.
+
+    Returns the launch's global and local size.
+    """
     core, build = kernel.core, lower.build
     assert core is not None
     size, along = math.prod(core.shape), _runs_along_outputs(core, _neighbours(core))
     parts = _lanes_per_output(size, count) if along and not lower.in_block else 1
     if parts > 1:
         return _reduce_in_parts(kernel, lower, term, count, parts)
-    enough = 1024 if along else 16384
-    if lower.in_block:
-        enough = LANES_PER_GROUP
-    one_lane = size >= enough or count < 32
-    local = 64 if one_lane else LANES_PER_GROUP
-    if size == 1 and count >= MIN_LONG_SUM_TERMS and not (lower.in_block or lower.in_fused_launch):
-        local = LONG_SUM_LANES
+    one_lane, local = _lanes_of_output(lower, size, count, along)
     out = lower.open_outermost("i", size, "item" if one_lane else "group")
     sharing = 1 if one_lane else local
-    several, rounds = _terms_per_load(-(-count // sharing))
-    if lower.in_block:  # registers are scarce there
-        several = (
-            MAX_TERMS_LOADED_AT_ONCE if count % (sharing * MAX_TERMS_LOADED_AT_ONCE) == 0 else 1
-        )
-        rounds = count // (sharing * several)
+    several, rounds = _loads_per_lane(lower, count, sharing)
     accumulators = Accumulators(build, core, several)
     depth = len(build.scopes)
     if several == 1:
@@ -174,14 +167,35 @@ def _reduce_on_lanes(
     lower.core_value = accumulators.total(0 if one_lane else 1)
     if lower.in_block and not one_lane:
         build.effect(U.BARRIER, ())  # the next round uses the same local memory
-    if one_lane:
-        lower_stores(lower, kernel.stores, unravel(out, core.shape))
-    else:
+    if not one_lane:
         build.open(Range("first", 1, "lane"))
-        lower_stores(lower, kernel.stores, unravel(out, core.shape))
-        build.close()
-    build.close()
+    lower_stores(lower, kernel.stores, unravel(out, core.shape))
+    build.close(1 if one_lane else 2)
     return (-(-size // local) * local, local) if one_lane else (size * local, local)
+
+
+def _lanes_of_output(lower: Lowering, size: int, count: int, along: bool) -> tuple[bool, int]:
+    """Whether one lane computes a whole output, not a whole work-group; and a group's lanes.
+
+    There are `size` outputs of `count` terms each. `along` says whether neighbouring outputs have
+    neighbouring terms in memory.
+    """
+    is_alone = not (lower.in_block or lower.in_fused_launch)
+    if size == 1 and count >= MIN_LONG_SUM_TERMS and is_alone:
+        return False, LONG_SUM_LANES
+    enough = LANES_PER_GROUP if lower.in_block else 1024 if along else 16384
+    one_lane = size >= enough or count < 32
+    return one_lane, 64 if one_lane else LANES_PER_GROUP
+
+
+def _loads_per_lane(lower: Lowering, count: int, sharing: int) -> tuple[int, int]:
+    """How many terms a lane loads at once, and how often, if `sharing` lanes share all terms."""
+    if not lower.in_block:
+        return _terms_per_load(-(-count // sharing))
+    # Registers are scarce in a block.
+    is_divisible = count % (sharing * MAX_TERMS_LOADED_AT_ONCE) == 0
+    several = MAX_TERMS_LOADED_AT_ONCE if is_divisible else 1
+    return several, count // (sharing * several)
 
 
 def _terms_per_load(terms: int) -> tuple[int, int]:

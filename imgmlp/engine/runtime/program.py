@@ -90,8 +90,8 @@ class Program:
         index_checking: IndexChecking = "under_debug",
     ) -> None:
         if precision not in get_args(Precision):
-            known = " or ".join(map(repr, get_args(Precision)))
-            raise misuse(ValueError, f"precision is {precision!r}; use {known}")
+            choices = " or ".join(map(repr, get_args(Precision)))
+            raise misuse(ValueError, f"precision is {precision!r}; use {choices}")
         self.device = device
         self.general = general
         self._beside = beside
@@ -109,12 +109,7 @@ class Program:
             self.updates = self._with_outputs((outputs, updates))
             self._adopt_graph_buffers()
         elif not self._load_outline(traceable):
-            with separate_bounds(traceable.states):
-                for state, value in self.updates:
-                    check_assigned(state, value, self)
-                limits = export_bounds(traceable.states)
-            self._adopt_graph_buffers()
-            self._store_outline(traceable, limits)
+            self._trace(traceable)
         if isinstance(device, Device | DryRun):
             self.arena = self._reserve_arena(device)
         if not is_deferred:
@@ -126,6 +121,15 @@ class Program:
         self._checks = self._index_checks(index_checking, debug_level > 0)
         if debug_level:
             debug.tell(debug.report(self.stages, debug_level, device.usage))
+
+    def _trace(self, traceable: Traceable) -> None:
+        """Trace a step, check its assignments, and store its outline for later processes."""
+        with separate_bounds(traceable.states):
+            for state, value in self.updates:
+                check_assigned(state, value, self)
+            limits = export_bounds(traceable.states)
+        self._adopt_graph_buffers()
+        self._store_outline(traceable, limits)
 
     def get_ready(self) -> None:
         """Build the kernels and bind the launches, unless that is done already."""
@@ -441,8 +445,8 @@ class Program:
     def storage(self, name: str) -> Buffer:
         """The Buffer of an output. Raises ValueError if there is none of this name."""
         if name not in self.outputs:
-            known = ", ".join(self.outputs) or "none"
-            raise misuse(ValueError, f"{name!r} is no output of the program, which has {known}")
+            names = ", ".join(self.outputs) or "none"
+            raise misuse(ValueError, f"{name!r} is no output of the program, which has {names}")
         return self.outputs[name]
 
     def wait(self) -> None:
@@ -487,5 +491,5 @@ def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
     # Before the run: a state may be moved from Buffers of which the run changes what is known.
     are_from_host = [is_from_host(value) for _, value in updates]
     program.run()
-    for (state, _), known in zip(updates, are_from_host, strict=True):
-        state.is_from_host = known
+    for (state, _), from_host in zip(updates, are_from_host, strict=True):
+        state.is_from_host = from_host

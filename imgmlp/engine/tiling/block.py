@@ -140,10 +140,8 @@ def _schedule_blocks(
     kinds = first_kinds or choose_batch(nodes, {s for s, _ in updates}, min_products)
     if kinds is None:
         return without_block("no axis has large products")
-    if products and not kinds.product_operations():  # such as the columns of a picture
-        return without_block("the busiest axis has no products")
-    if kinds.batch_size() < MIN_BATCH_ROWS:
-        return without_block(f"{kinds.batch_size()} rows are few")
+    if objection := _objection_to_batch(kinds, has_products=products > 0):
+        return without_block(objection)
     plan = _BlockPlan(updates, nodes, kinds, target)
     if plan.block is None:
         return without_block("no value has rows of its own")
@@ -161,6 +159,15 @@ def _schedule_blocks(
     if count + MIN_SAVED_LAUNCHES > general_count:
         return without_block(f"a block would leave {count} of {general_count} launches")
     return procedure
+
+
+def _objection_to_batch(kinds: BatchKinds, has_products: bool) -> str:
+    """Why a batch axis is not worth a block; "" if it is."""
+    if has_products and not kinds.product_operations():  # such as the columns of a picture
+        return "the busiest axis has no products"
+    if kinds.batch_size() < MIN_BATCH_ROWS:
+        return f"{kinds.batch_size()} rows are few"
+    return ""
 
 
 class _BlockPlan:

@@ -82,18 +82,17 @@ def _stage(
     """
     stored = FACTOR_DTYPES.get(product_mode)
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
+    if stored is not None and not all(_lies_as_factor(places[v]) for v in factors & places.keys()):
+        return None
     local_places: dict[Node, Node] = {}
     remaining: TileBuffers = dict(buffers)
     for value, place in places.items():
-        factor = value in factors
-        if factor and stored is None:
-            continue
-        if factor and not _lies_as_factor(place):
-            return None
-        if factor or place.size <= max_elements:
-            lies = factor or (place.size > max_whole_elements and _lies_as_factor(place))
-            kept = stored if lies else None
-            local = LocalBuffer.of(place.shape, place.dtype, kept, value.name)
+        is_factor = value in factors
+        is_staged = stored is not None if is_factor else place.size <= max_elements
+        if is_staged:
+            is_large_matrix = place.size > max_whole_elements and _lies_as_factor(place)
+            dtype = stored if is_factor or is_large_matrix else None
+            local = LocalBuffer.of(place.shape, place.dtype, dtype, value.name)
             local_places[place] = local.place
             remaining[local] = buffer(local)
             del remaining[value]
@@ -114,10 +113,12 @@ def _stage(
     if copied is None:
         return None
     kernels, copies = copied
-    zeros = [b for b in taken if b.is_padded]
-    stores = [Store(buffer(b), const(0, f32, b.shape)) for b in zeros]
-    cleared = [Kernel("clear", s.place.shape, (s,), None) for s in stores]
-    return kernels, [*cleared, *copies]
+    return kernels, [*(_clearing_kernel(b) for b in taken if b.is_padded), *copies]
+
+
+def _clearing_kernel(local: LocalBuffer) -> Kernel:
+    store = Store(buffer(local), const(0, f32, local.shape))
+    return Kernel("clear", store.place.shape, (store,), None)
 
 
 def _lies_as_factor(place: Node) -> bool:
