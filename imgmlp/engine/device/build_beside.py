@@ -69,8 +69,8 @@ class Builders:
     def offer(self, parts: Sequence[str]) -> None:
         """Let the processes begin with parts that will be needed."""
         with self._changed:
-            known = {*self._waiting, *self._in_progress, *self._built}
-            self._waiting.extend(part for part in parts if part not in known)
+            seen = {*self._waiting, *self._in_progress, *self._built}
+            self._waiting.extend(part for part in parts if part not in seen)
             self._changed.notify_all()
 
     def build(self, parts: Sequence[str], own: Callable[[str], object]) -> float:

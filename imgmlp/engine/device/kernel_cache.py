@@ -111,8 +111,8 @@ def processor_digest() -> str:
         lines = CPUINFO.read_text("utf-8", "replace").splitlines()
     except OSError:  # not Linux
         lines = [f"model name: {platform.processor()}"]
-    told = {line for line in lines if line.partition(":")[0].strip() in IDENTIFYING_FIELDS}
-    text = "\n".join([platform.machine(), *sorted(told), *sorted(processor_flags())])
+    identity = {line for line in lines if line.partition(":")[0].strip() in IDENTIFYING_FIELDS}
+    text = "\n".join([platform.machine(), *sorted(identity), *sorted(processor_flags())])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -229,26 +229,26 @@ class Device(KernelBuilding):
 
         Both are empty unless the kernel was built with -cl-kernel-arg-info.
         """
-        own, told = kernel.kernel, cl.kernel_arg_info
+        own, info = kernel.kernel, cl.kernel_arg_info
         ask, places = own.get_arg_info, range(own.num_args)
         local, const = cl.kernel_arg_address_qualifier.LOCAL, cl.kernel_arg_type_qualifier.CONST
 
         def kind(i: int) -> str:
-            before = CONST if ask(i, told.TYPE_QUALIFIER) & const else ""
-            before = LOCAL if ask(i, told.ADDRESS_QUALIFIER) == local else before
-            return before + str(ask(i, told.TYPE_NAME).replace(" ", ""))
+            before = CONST if ask(i, info.TYPE_QUALIFIER) & const else ""
+            before = LOCAL if ask(i, info.ADDRESS_QUALIFIER) == local else before
+            return before + str(ask(i, info.TYPE_NAME).replace(" ", ""))
 
         try:
-            return [(kind(i), ask(i, told.NAME)) for i in places]
+            return [(kind(i), ask(i, info.NAME)) for i in places]
         except cl.Error:
             return [("", "")] * len(places)
 
     def shortage(self, kernel: KernelHandle, lanes: int) -> str | None:
         """What resource a work-group of `lanes` work-items exceeds, in words; None if none."""
-        own, told = kernel.kernel, cl.kernel_work_group_info
+        own, info = kernel.kernel, cl.kernel_work_group_info
         try:
-            local = int(own.get_work_group_info(told.LOCAL_MEM_SIZE, self._handle))
-            most = int(own.get_work_group_info(told.WORK_GROUP_SIZE, self._handle))
+            local = int(own.get_work_group_info(info.LOCAL_MEM_SIZE, self._handle))
+            most = int(own.get_work_group_info(info.WORK_GROUP_SIZE, self._handle))
         except cl.Error:  # unknown until it is launched
             return None
         where, there = self.info.describe(), self.info.local_memory

@@ -128,8 +128,10 @@ def processor_flags() -> frozenset[str]:
         lines = CPUINFO.read_text("utf-8", "replace").splitlines()
     except OSError:
         return frozenset()
-    told = {words for key, _, words in (x.partition(":") for x in lines) if key.strip() == "flags"}
-    flags = set.intersection(*(set(words.split()) for words in told)) if told else set()
+    per_core = {
+        words for key, _, words in (x.partition(":") for x in lines) if key.strip() == "flags"
+    }
+    flags = set.intersection(*(set(words.split()) for words in per_core)) if per_core else set()
     umath = getattr(getattr(np, "_core", None), "_multiarray_umath", None)  # NumPy may move it
     asked: dict[str, bool] = getattr(umath, "__cpu_features__", {})
     return frozenset(f for f in flags if asked.get(NUMPY_FEATURE_NAMES.get(f, ""), True))
@@ -154,10 +156,10 @@ def unsupported_reason(platform: str, name: str) -> str:
     flags = processor_flags()
     if platform != PLATFORM or not flags:
         return ""
-    known = (
+    processor = (
         name if name in LLVM_PROCESSORS else "x86-64-v4" if name in NEWER_AVX512_PROCESSORS else ""
     )
-    lacking = sorted(implied(known) - flags) if known else []
+    lacking = sorted(implied(processor) - flags) if processor else []
     if not lacking:
         return ""
     return f"PoCL compiles for {name}, but this processor has no {', '.join(lacking)}"
@@ -184,10 +186,10 @@ def compiled_for(version: str) -> str:
 
 def vector_width(platform: str, target: str) -> int:
     """Floats of the widest vectors that a compiler for `target` should be given."""
-    known = target in NEWER_AVX512_PROCESSORS or (
+    is_supported = target in NEWER_AVX512_PROCESSORS or (
         target in LLVM_PROCESSORS and "avx512f" in implied(target)
     )
-    wide = platform == PLATFORM and known and "avx512f" in processor_flags()
+    wide = platform == PLATFORM and is_supported and "avx512f" in processor_flags()
     return 16 if wide else 8
 
 
@@ -227,8 +229,8 @@ def name_pointer_address(device: int, driver: str, version: str) -> int | None:
     It is recognised by its content and by the pointer before it, which is to the target's triplet.
     None if there is not exactly one such place.
     """
-    told = compiled_for(version)
-    if driver != WHEEL_VERSION or not told or f"-{TRIPLET}-" not in version:
+    compiled = compiled_for(version)
+    if driver != WHEEL_VERSION or not compiled or f"-{TRIPLET}-" not in version:
         return None
     held = read_memory(device, DESCRIPTION_BYTES)
     words = struct.unpack(f"<{len(held) // 8}Q", held[: len(held) // 8 * 8])
@@ -236,7 +238,7 @@ def name_pointer_address(device: int, driver: str, version: str) -> int | None:
     places = [
         place
         for place, (before, name) in ((device + 8 * n, pair) for n, pair in pairs)
-        if _string(before) == TRIPLET and (place in _names_by_address or _string(name) == told)
+        if _string(before) == TRIPLET and (place in _names_by_address or _string(name) == compiled)
     ]
     return places[0] if len(places) == 1 else None
 

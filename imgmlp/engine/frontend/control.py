@@ -68,18 +68,18 @@ def loop(
             returned = body(*(Tensor(node, device) for node in (index, *carried)))
     finally:
         building.depth -= 1
-    found = _tensors("loop: the body", returned)
-    _check_carried(initial, found)
+    new_values = _tensors("loop: the body", returned)
+    _check_carried(initial, new_values)
     _check_assigned("loop: the body", updates)
     sized = [i for i, t in enumerate(initial) if t.node.size]  # others have nothing to compute
-    starts, values = ([several[i].node for i in sized] for several in (initial, found))
+    starts, values = ([several[i].node for i in sized] for several in (initial, new_values))
     carried = [carried[i] for i in sized]
     if index in graph.toposort(values):
         starts, carried = [graph.const(0, i32), *starts], [index, *carried]
         values = [index + 1, *values]
     loops = control_flow.loop(int(count), depth, starts, carried, values) if sized else []
     final = dict(zip(sized, loops[-len(sized) :], strict=True))
-    device = common_device(*initial, *found)
+    device = common_device(*initial, *new_values)
     results = tuple(Tensor(final.get(i, t.node), device) for i, t in enumerate(initial))
     return results[0] if len(results) == 1 else results
 

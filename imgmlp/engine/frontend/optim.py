@@ -87,8 +87,8 @@ class AdamW:
     ) -> None:
         self.parameters = trainable(parameters, type(self).__name__)
         if form not in get_args(Form):
-            known = " or ".join(map(repr, get_args(Form)))
-            raise misuse(ValueError, f"{type(self).__name__}: form {form!r} is not {known}")
+            choices = " or ".join(map(repr, get_args(Form)))
+            raise misuse(ValueError, f"{type(self).__name__}: form {form!r} is not {choices}")
         decay = {"weight_decay": weight_decay, "epsilon": epsilon}
         check_hyperparameters(type(self).__name__, lr, betas, **decay)
         self.lr, self.betas = lr, betas

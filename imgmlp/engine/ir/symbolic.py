@@ -103,8 +103,8 @@ class Expr(metaclass=_Interned):
 
     def variables(self) -> tuple[Var, ...]:
         """The variables that the expression depends on, in a fixed order."""
-        found = {v for s in self.sources for v in s.variables()}
-        return tuple(sorted(found, key=lambda v: v.key))
+        variables = {v for s in self.sources for v in s.variables()}
+        return tuple(sorted(variables, key=lambda v: v.key))
 
     def render(self, division: Division = "//") -> str:
         """The expression as fully parenthesised text: Python, or with division="/" OpenCL C."""

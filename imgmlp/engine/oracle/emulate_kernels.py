@@ -113,8 +113,8 @@ class _KernelRun:
         key = node, id(indices), id(mask)
         if key not in self.cache:  # which holds the arrays, so that their ids stay valid
             self.cache[key] = self._compute(node, indices, mask), indices, mask
-        found: Array = self.cache[key][0]
-        return found
+        values: Array = self.cache[key][0]
+        return values
 
     def _compute(self, node: Node, indices: Indices, mask: Array | None) -> Array:
         if node.op is Op.CONST:

@@ -282,10 +282,10 @@ def _find_wrong_index(
         return None
     buffers = [source() for source in sources]
     arrays = [array if b is written and b is not None else _host_values(b) for b in buffers]
-    known = {p: a for p, a in zip(_index_parameters(index), arrays, strict=True) if a is not None}
-    if len(known) < len(arrays):
+    values = {p: a for p, a in zip(_index_parameters(index), arrays, strict=True) if a is not None}
+    if len(values) < len(arrays):
         return None
-    (indices,) = _evaluation(index).run({}, known)
+    (indices,) = _evaluation(index).run({}, values)
     if low <= indices.min() and indices.max() < high:
         return None
     return int(indices[(indices < low) | (indices >= high)].flat[0])

@@ -41,11 +41,11 @@ def select(condition: Array, x: Array, y: Array) -> Array:
     bits, shape = np.dtype(f"u{x.itemsize}"), condition.shape
     condition = condition.astype(np.bool_, copy=False)  # the emulators have integers there
     x_bits, y_bits = (_uniform(v, shape).view(bits) for v in (x, y))
-    found = np.asarray(x_bits ^ y_bits)
-    target = found if found.shape == shape else None
-    found = np.multiply(found, condition, out=target, dtype=bits)
-    found ^= y_bits
-    chosen: Array = found.view(x.dtype)
+    difference = np.asarray(x_bits ^ y_bits)
+    target = difference if difference.shape == shape else None
+    difference = np.multiply(difference, condition, out=target, dtype=bits)
+    difference ^= y_bits
+    chosen: Array = difference.view(x.dtype)
     return chosen
 
 
@@ -64,15 +64,15 @@ def multiply_add(x: Array, y: Array, z: Array) -> Array:
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """np.broadcast_to(x, shape) of an array that fits, in a third of the time for small ones."""
     one = np.nditer(x, ("multi_index", "zerosize_ok"), ("readonly",), itershape=shape, order="C")
-    found: Array = one.itviews[0]
-    return found
+    view: Array = one.itviews[0]
+    return view
 
 
 def pad_with_zeros(x: Array, shape: tuple[int, ...], inside: tuple[slice, ...]) -> Array:
     """Zeros around an array. np.pad takes several times as long for small arrays."""
-    found = np.zeros(shape, x.dtype)
-    found[inside] = x
-    return found
+    padded = np.zeros(shape, x.dtype)
+    padded[inside] = x
+    return padded
 
 
 def _pad_interior(node: Node) -> tuple[slice, ...]:
@@ -152,10 +152,10 @@ class Evaluation:
         self._broadcast: Set[Node] = frozenset()
         order = toposort(roots, _unconditional_sources)
         self._uniform = self._uniform_values(order)
-        known = {*self._uniform, *(n for n in order if n.op is Op.PARAMETER)}
+        already_computed = {*self._uniform, *(n for n in order if n.op is Op.PARAMETER)}
         if retained is None:  # otherwise other Evaluations may read any value
-            self._broadcast = _broadcast_by_numpy(order, roots, known)
-        dead = _last_uses(order, roots, known.union(retained or ()))
+            self._broadcast = _broadcast_by_numpy(order, roots, already_computed)
+        dead = _last_uses(order, roots, already_computed.union(retained or ()))
         self._calls = [
             (
                 node,
@@ -165,7 +165,7 @@ class Evaluation:
                 dead.get(node, ()),
             )
             for node in order
-            if node not in known
+            if node not in already_computed
         ]
         self._chosen: dict[Node, Evaluation] = {}  # by the source of a COND
 
@@ -281,7 +281,7 @@ def _identity(x: Array) -> Array:
 
 
 def _broadcast_by_numpy(
-    order: Sequence[Node], roots: Sequence[Node], known: Set[Node]
+    order: Sequence[Node], roots: Sequence[Node], already_computed: Set[Node]
 ) -> Set[Node]:
     """EXPANDs that need not be done, as NumPy broadcasts an operand faster by itself.
 
@@ -290,36 +290,36 @@ def _broadcast_by_numpy(
     """
     if any(node.op is Op.COND for node in order):
         return frozenset()
-    found = {n for n in order if n.op is Op.EXPAND}.difference(roots, known)
+    by_broadcasting = {n for n in order if n.op is Op.EXPAND}.difference(roots, already_computed)
     for node in order:
         if node.op not in BROADCASTING:
-            found.difference_update(node.src)
-        elif found.issuperset(node.src):
-            found.discard(node.src[0])
-    return found
+            by_broadcasting.difference_update(node.src)
+        elif by_broadcasting.issuperset(node.src):
+            by_broadcasting.discard(node.src[0])
+    return by_broadcasting
 
 
 def _last_uses(
-    order: Sequence[Node], roots: Sequence[Node], known: Set[Node]
+    order: Sequence[Node], roots: Sequence[Node], already_computed: Set[Node]
 ) -> dict[Node, list[Node]]:
     """For each Node the values whose last use it is.
 
     Freeing memory early lets it be reused. That saves more time than the arithmetic takes, as the
     system clears all new memory. The result is empty if there is a COND, which may need any value.
     """
-    found: dict[Node, list[Node]] = {}
+    last_uses: dict[Node, list[Node]] = {}
     if any(node.op is Op.COND for node in order):
-        return found
-    retained = {*roots, *known}
+        return last_uses
+    retained = {*roots, *already_computed}
     for node in reversed(order):
-        if node not in known:
+        if node not in already_computed:
             last = [s for s in node.src if s not in retained]
             if len(last) > 1:
                 last = list(dict.fromkeys(last))
             if last:
                 retained.update(last)
-                found[node] = last
-    return found
+                last_uses[node] = last
+    return last_uses
 
 
 def _unconditional_sources(node: Node) -> Sequence[Node]:

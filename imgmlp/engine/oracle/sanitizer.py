@@ -94,11 +94,11 @@ class Sanitizer:
             self._check_race(storage, access)
             self.reads.append((storage, access))
         if mask is None:
-            found = np.asarray(self.memory[storage][offsets])
+            values = np.asarray(self.memory[storage][offsets])
         else:
-            found = np.zeros(offsets.shape, storage.dtype.np)
-            found[mask] = self.memory[storage][taken]
-        return found.astype(register_dtype(storage.dtype), copy=False)
+            values = np.zeros(offsets.shape, storage.dtype.np)
+            values[mask] = self.memory[storage][taken]
+        return values.astype(register_dtype(storage.dtype), copy=False)
 
     def write(
         self, description: str, storage: Buffer, offsets: Array, mask: Array | None,

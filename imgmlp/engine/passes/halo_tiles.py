@@ -192,8 +192,8 @@ class StencilChain:
                 offset, valid = moved.index(indices)
                 same = isinstance(offset, Const) and valid is ONE and source.dtype is f32
                 if source.op is Op.BUFFER and same:
-                    known = ranges.get(source.arg, range(offset.lo, offset.lo + 1))
-                    ends = min(known.start, offset.lo), max(known.stop, offset.lo + 1)
+                    previous = ranges.get(source.arg, range(offset.lo, offset.lo + 1))
+                    ends = min(previous.start, offset.lo), max(previous.stop, offset.lo + 1)
                     ranges[source.arg] = range(*ends)
         return {
             b: elements for b, elements in ranges.items() if len(elements) <= MAX_UNIFORM_ELEMENTS

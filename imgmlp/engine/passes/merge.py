@@ -110,8 +110,8 @@ def _merge_into(first: KernelDraft, second: KernelDraft, graph: DraftGraph) -> N
 def _with_values_in_registers(reader: KernelDraft, stores: list[Store]) -> list[Store]:
     """The reader's stores, which take the values of other stores instead of reading them back."""
     needed = {storage(p) for p in reader.places_read}
-    known = {s.place: s.value for s in stores if s.target in needed}
-    values = substitute([s.value for s in reader.stores], known)
+    values_by_place = {s.place: s.value for s in stores if s.target in needed}
+    values = substitute([s.value for s in reader.stores], values_by_place)
     return [Store(s.place, v) for s, v in zip(reader.stores, values, strict=True)]
 
 

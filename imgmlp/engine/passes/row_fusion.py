@@ -91,11 +91,11 @@ def _can_fuse(first: KernelDraft, last: KernelDraft, full: Shape, graph: DraftGr
 def _stores_with_values(first: KernelDraft, last: KernelDraft) -> list[Store]:
     """The stores of `last`, totals at the end, with the totals of `first` computed, not read."""
     stores = [*last.stores, *last.row_stores]
-    known: dict[Node, Node] = {}
+    replacements: dict[Node, Node] = {}
     for total in _totals(first):
         place = base(total.place, {Op.RESHAPE})  # others may read it in another shape
-        known[place] = move(Op.RESHAPE, total.value, place.shape)
-    values = substitute(_values(stores), known)
+        replacements[place] = move(Op.RESHAPE, total.value, place.shape)
+    values = substitute(_values(stores), replacements)
     return [Store(s.place, v, s.adds) for s, v in zip(stores, values, strict=True)]
 
 
@@ -138,10 +138,10 @@ def _reads_transposed(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
 
     A separate kernel does that in tiles.
     """
-    known = {
+    stored_values = {
         n for keeps in values_to_keep([*([c.src[0]] for c in cores), elements], 0) for n in keeps
     }
-    stack, seen = list(elements), set(known)
+    stack, seen = list(elements), set(stored_values)
     while stack:
         node = stack.pop()
         if node in seen:
@@ -193,8 +193,8 @@ def values_to_keep(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Nod
             if node in seen:
                 continue
             seen.add(node)
-            known = first.get(node, stage) < stage
-            if known and _cost(node, size, loads, costs) >= MIN_COST_TO_KEEP:
+            is_from_earlier_stage = first.get(node, stage) < stage
+            if is_from_earlier_stage and _cost(node, size, loads, costs) >= MIN_COST_TO_KEEP:
                 kept[first[node]].append(node)
             elif node.op in ELEMENTWISE:
                 stack += node.src
@@ -203,19 +203,19 @@ def values_to_keep(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Nod
     return [list(dict.fromkeys(nodes)) for nodes in kept]
 
 
-def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:
+def _cost(node: Node, size: int, loads: int, cached_costs: dict[Node, int]) -> int:
     """Operations for one element of a row; a value that all elements of a row share costs none."""
-    if node not in known:
-        known[node] = 0
+    if node not in cached_costs:
+        cached_costs[node] = 0
         if node.op in ELEMENTWISE:
-            inner = sum(_cost(s, size, loads, known) for s in node.src)
+            inner = sum(_cost(s, size, loads, cached_costs) for s in node.src)
             own = OPERATION_COSTS.get(node.op, 1) if any(_varies(s, size) for s in node.src) else 0
-            known[node] = inner + own
+            cached_costs[node] = inner + own
         elif node.op in MOVEMENT and _varies(node, size):
-            known[node] = _cost(base(node), size, loads, known)
+            cached_costs[node] = _cost(base(node), size, loads, cached_costs)
         elif node.op is Op.GATHER or (node.op in (Op.BUFFER, Op.PART) and node.size >= size):
-            known[node] = loads
-    return known[node]
+            cached_costs[node] = loads
+    return cached_costs[node]
 
 
 def _varies(node: Node, size: int) -> bool:

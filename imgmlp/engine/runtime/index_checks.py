@@ -124,9 +124,9 @@ def _needed(
             ways = (chosen, alu(Op.XOR, chosen, const(True, bool_)))
             conditions[1:] = [w if when is None else alu(Op.AND, when, w) for w in ways]
         for source, condition in zip(node.src, conditions, strict=True):
-            known = when_needed.get(source, condition)
-            both = known is not None and condition is not None
-            when_needed[source] = alu(Op.OR, known, condition) if both else None  # type: ignore[arg-type]
+            previous = when_needed.get(source, condition)
+            both = previous is not None and condition is not None
+            when_needed[source] = alu(Op.OR, previous, condition) if both else None  # type: ignore[arg-type]
     return when_needed
 
 

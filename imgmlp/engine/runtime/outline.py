@@ -59,8 +59,8 @@ class Outline:
         graph, given = identity
         numbers: dict[Buffer, int | str] = {b: name for name, b in outputs.items()}
         numbers |= {b: number for number, b in enumerate(states)}
-        known = {*given, *outputs.values()} <= {*numbers} and reads <= {*states}
-        if not known or limits is None:
+        are_all_numbered = {*given, *outputs.values()} <= {*numbers} and reads <= {*states}
+        if not are_all_numbered or limits is None:
             return None
         output_facts = {
             name: number if isinstance(number := numbers[b], int) else (b.shape, b.dtype.name)

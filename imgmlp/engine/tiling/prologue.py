@@ -29,12 +29,12 @@ def group_buffer(groups: int, node: Node, name: str) -> Node:
     return move(Op.RESHAPE, row, node.shape)
 
 
-def is_available(node: Node, known: dict[Node, bool] | None = None) -> bool:
+def is_available(node: Node, cached: dict[Node, bool] | None = None) -> bool:
     """Whether a WHOLE value can be read, or cheaply computed, wherever it is needed.
 
-    `known` caches the answers.
+    `cached` holds earlier answers, and receives new ones.
     """
-    available = {} if known is None else known
+    available = {} if cached is None else cached
     for n in toposort([node], lambda n: n.src if n not in available and is_cheap(n) else ()):
         if n not in available:
             light = is_cheap(n) and all(available[s] for s in n.src)
