@@ -1,7 +1,6 @@
 """Small pictures of every format and mode that Pillow writes, and hostile ones, all the way.
 
-Each is encoded, looked at, verified and decoded, or refused in words. In one process but for a few,
-with the shortest training that there is.
+Each is encoded with minimal training, inspected, verified and decoded, or refused with a message.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CODECS: tuple[Codec, Codec] = "mlp", "latent"
 
 
 def image(mode: str) -> Image.Image:
-    """9×7 pixels, partly seen through if the mode allows."""
+    """9×7 pixels, partly transparent if the mode allows."""
     colours = small_pixels()[:HEIGHT, :WIDTH]
     opacity = small_pixels(1)[:HEIGHT, :WIDTH] * 3
     if mode == "I;16":
@@ -50,15 +49,15 @@ def image(mode: str) -> Image.Image:
     if mode.endswith(("A", "a")):
         seen_through = Image.fromarray(np.dstack([colours, opacity]))
         return seen_through.convert("LA" if mode in ("LA", "La") else "RGBA").convert(mode)
-    found = Image.fromarray(colours)
-    return (found.convert("L") if mode in ("1", "I", "F") else found).convert(mode)
+    converted = Image.fromarray(colours)
+    return (converted.convert("L") if mode in ("1", "I", "F") else converted).convert(mode)
 
 
 @cache
 def corpus() -> dict[str, bytes]:
-    """What Pillow writes here, by format and mode; our own format is there once imgmlp.pil is."""
+    """Files of all formats and modes that Pillow can write here, by "format-mode"."""
     Image.init()
-    found = {}
+    files = {}
     for kind in sorted(Image.SAVE.keys() - {"IMLP"}):
         for mode in MODES:
             stream = io.BytesIO()
@@ -66,8 +65,8 @@ def corpus() -> dict[str, bytes]:
                 image(mode).save(stream, kind)
             except (OSError, ValueError, KeyError, AttributeError):  # it has no such mode
                 continue
-            found[f"{kind}-{mode}"] = stream.getvalue()
-    return found
+            files[f"{kind}-{mode}"] = stream.getvalue()
+    return files
 
 
 def load(name: str, data: bytes) -> Picture:
@@ -75,11 +74,11 @@ def load(name: str, data: bytes) -> Picture:
 
 
 def as_pillow_reads(data: bytes, channels: int) -> np.ndarray:
-    found = Image.open(io.BytesIO(data))
-    if found.mode.startswith("I"):
-        found = Image.fromarray((np.asarray(found) // 256).astype(np.uint8))
+    image_read = Image.open(io.BytesIO(data))
+    if image_read.mode.startswith("I"):
+        image_read = Image.fromarray((np.asarray(image_read) // 256).astype(np.uint8))
     mode = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[channels]
-    return np.asarray(found.convert(mode)).reshape(HEIGHT, WIDTH, channels)
+    return np.asarray(image_read.convert(mode)).reshape(HEIGHT, WIDTH, channels)
 
 
 def kinds() -> list[str]:
@@ -93,13 +92,13 @@ def test_corpus_covers_the_common_formats() -> None:
 
 @cache
 def encoded(pixels: bytes, shape: tuple[int, ...], codec: Codec) -> Encoded:
-    """Many formats hold the same picture."""
+    """Cached, as many formats hold the same picture."""
     picture = Picture(np.frombuffer(pixels, np.uint8).reshape(shape))
     return encode(picture, Goal("lambda", 1), Workload(1), DEVICE, codec=codec)
 
 
 def check_all_the_way(picture: Picture, path: Path, codec: Codec) -> None:
-    """Encode a picture, and have its file looked at, verified and decoded."""
+    """Encode a picture, then open, verify and decode its file."""
     made = encoded(picture.pixels.tobytes(), picture.pixels.shape, codec)
     stored = open_stored(made.bytes)
     assert (stored.height, stored.width, stored.channels) == picture.pixels.shape
@@ -112,7 +111,7 @@ def check_all_the_way(picture: Picture, path: Path, codec: Codec) -> None:
 
 @pytest.mark.parametrize("kind", kinds())
 def test_every_format_and_mode_is_read_encoded_and_decoded(kind: str, tmp_path: Path) -> None:
-    """Each codec sees every other picture."""
+    """The codecs alternate from picture to picture."""
     for number, (name, data) in enumerate(corpus().items()):
         if not name.startswith(f"{kind}-"):
             continue
@@ -146,7 +145,7 @@ def test_latent_codec_encodes_every_number_of_channels(mode: str, tmp_path: Path
 
 
 def changed(data: bytes) -> Iterator[bytes]:
-    """What is left of a file, and the file with single bytes replaced."""
+    """Truncated versions of a file, and versions with single bytes replaced."""
     for share in (0.1, 0.5, 0.9):
         yield data[: int(share * len(data))]
     for cut in (1, 2, 9):
@@ -163,7 +162,7 @@ def changed(data: bytes) -> Iterator[bytes]:
 def test_damaged_file_gives_pixels_or_an_error_with_a_hint(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within a lower limit of pixels, so that no header makes this test large."""
+    """The limit of pixels is lowered, so that no damaged header makes this test slow."""
     monkeypatch.setattr(refusals, "MAX_PIXELS", 2**16)
     mode = next(m for m in ("RGB", "L", "1", "P") if f"{kind}-{m}" in corpus())
     for data in changed(corpus()[f"{kind}-{mode}"]):

@@ -1,4 +1,4 @@
-"""What is a picture, what is refused and how, and how files are written."""
+"""Pictures that are accepted or refused, and how files are written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_alpha(alpha: np.ndarray | int, pixels: np.ndarray = RGB) -> np.ndarray:
 
 
 def png_header(width: int, height: int, depth: int = 8, colour: int = 2) -> bytes:
-    """A PNG that claims a size and holds a few bytes of pixels."""
+    """A PNG that declares a size and has a few bytes of pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         body = kind + data
@@ -147,15 +147,15 @@ def test_resolution_is_rotated_with_its_picture(tmp_path: Path, orientation: int
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = save(Image.new("RGB", (8, 6)), tmp_path / "a.jpg", exif=exif, dpi=(72, 144))
-    found, turned = pictures.load(path), orientation >= 5
-    assert (found.width, found.height) == ((6, 8) if turned else (8, 6))
-    assert found.metadata.dpi == ((144.0, 72.0) if turned else (72.0, 144.0))
+    picture, turned = pictures.load(path), orientation >= 5
+    assert (picture.width, picture.height) == ((6, 8) if turned else (8, 6))
+    assert picture.metadata.dpi == ((144.0, 72.0) if turned else (72.0, 144.0))
 
 
 def odd_exif(tag: int, value: object) -> Image.Exif:
-    found = Image.Exif()
-    found[tag] = value
-    return found
+    exif = Image.Exif()
+    exif[tag] = value
+    return exif
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_truncated_picture_is_refused(tmp_path: Path, suffix: str) -> None:
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_damaged_file_gives_pixels_or_a_picture_error(data: st.DataObject) -> None:
-    """Any byte of a small file replaced; the property does not depend on the file's name."""
+    """Any byte of a small file is replaced."""
     stream = io.BytesIO()
     kind = data.draw(st.sampled_from(["PNG", "GIF", "TIFF", "BMP", "WEBP", "JPEG"]))
     Image.fromarray(RGB[:7, :5]).save(stream, kind)

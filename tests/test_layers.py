@@ -55,8 +55,8 @@ RESERVED = {
     "typer": "cli",
     "rich": "terminal",
     "PIL": "image_io.png image_io.claimed_size image_io.completeness image_io.colours "
-    "image_io.bit_depth image_io.frames image_io.misread image_io.tiff_exif image_io.refusals "
-    "image_io.files image_io.conversion image report api pil",
+    "image_io.bit_depth image_io.frames image_io.pillow_faults image_io.tiff_exif "
+    "image_io.refusals image_io.files image_io.conversion image report api pil",
     "numpy": "engine codec bench report image_io.colours image_io.conversion image api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

@@ -1,4 +1,4 @@
-"""Colour profile, EXIF, XMP and resolution: from picture files, through .imlp, into others."""
+"""Colour profile, EXIF, XMP and resolution survive from picture files through .imlp to others."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ ORIENTATION, MAKER, LENS = 0x0112, 271, 0xA434
 
 def exif(orientation: int = 1, maker: str = "a maker") -> bytes:
     """EXIF data with an inner directory, as Pillow writes it."""
-    found = Image.Exif()
-    found[MAKER], found[ORIENTATION] = maker, orientation
-    found[0x8769] = {LENS: "a lens"}
-    return found.tobytes()[6:]
+    exif_data = Image.Exif()
+    exif_data[MAKER], exif_data[ORIENTATION] = maker, orientation
+    exif_data[0x8769] = {LENS: "a lens"}
+    return exif_data.tobytes()[6:]
 
 
 ALL = Metadata(ICC, exif(), XMP, (300.0, 150.0))
 
 
-def told(data: bytes | None) -> tuple[object, object, object]:
+def exif_summary(data: bytes | None) -> tuple[object, object, object]:
     """Maker, lens and orientation in EXIF data."""
-    found = Image.Exif()
-    found.load(b"Exif\0\0" + (data or b""))
-    return found.get(MAKER), found.get_ifd(0x8769).get(LENS), found.get(ORIENTATION, 1)
+    exif = Image.Exif()
+    exif.load(b"Exif\0\0" + (data or b""))
+    return exif.get(MAKER), exif.get_ifd(0x8769).get(LENS), exif.get(ORIENTATION, 1)
 
 
 def save(path: Path, suffix: str, orientation: int = 1) -> Path:
-    """A file with all that its format can hold, as other programs write it."""
+    """A file with all metadata that its format can hold, as other programs write it."""
     image, path = Image.fromarray(RGB), path / f"a{suffix}"
     data = b"Exif\0\0" + exif(orientation)
     options: dict[str, object] = {"exif": data, "xmp": XMP, "dpi": (300, 150), "icc_profile": ICC}
@@ -65,11 +65,11 @@ def save(path: Path, suffix: str, orientation: int = 1) -> Path:
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp", ".avif"])
 def test_metadata_of_a_file_are_read(tmp_path: Path, suffix: str) -> None:
-    found = pictures.load(save(tmp_path, suffix)).metadata
-    assert (found.icc, found.xmp) == (ICC, XMP)
-    assert told(found.exif) == ("a maker", "a lens", 1)
+    metadata = pictures.load(save(tmp_path, suffix)).metadata
+    assert (metadata.icc, metadata.xmp) == (ICC, XMP)
+    assert exif_summary(metadata.exif) == ("a maker", "a lens", 1)
     if suffix in (".jpg", ".png", ".tif"):  # which know a resolution
-        assert found.dpi == pytest.approx((300, 150), abs=0.05)
+        assert metadata.dpi == pytest.approx((300, 150), abs=0.05)
     assert pictures.load(save(tmp_path, suffix), strip=True).metadata == NOTHING
 
 
@@ -79,9 +79,9 @@ def test_exif_data_in_a_png_text_chunk_are_kept(tmp_path: Path, damage: bool) ->
     text = f"\nexif\n{len(data):8}\n{data.hex()[: -1 if damage else None]}\n"
     told_by.add_text("Raw profile type exif", text, zip=True)
     Image.fromarray(RGB).save(path, pnginfo=told_by)
-    found = pictures.load(path)
-    assert found.pixels.shape == (RGB.shape if damage else (31, 24, 3))
-    assert found.metadata.exif == (None if damage else exif(1))
+    picture = pictures.load(path)
+    assert picture.pixels.shape == (RGB.shape if damage else (31, 24, 3))
+    assert picture.metadata.exif == (None if damage else exif(1))
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
@@ -90,7 +90,7 @@ def test_orientation_is_applied_and_reset_so_that_it_is_not_applied_twice(
 ) -> None:
     picture = pictures.load(save(tmp_path, suffix, 6))
     assert picture.pixels.shape == (31, 24, 3)
-    assert told(picture.metadata.exif) == ("a maker", "a lens", 1)
+    assert exif_summary(picture.metadata.exif) == ("a maker", "a lens", 1)
     if suffix != ".webp":
         assert picture.metadata.dpi == pytest.approx((150, 300), abs=0.05)
     path = tmp_path / "again.png"
@@ -98,31 +98,35 @@ def test_orientation_is_applied_and_reset_so_that_it_is_not_applied_twice(
     np.testing.assert_array_equal(pictures.load(path).pixels, picture.pixels)
 
 
-SAID = ['tiff:Orientation="6"', "tiff:Orientation = '6'", "<tiff:Orientation>6</tiff:Orientation>"]
+XMP_ORIENTATIONS = [
+    'tiff:Orientation="6"',
+    "tiff:Orientation = '6'",
+    "<tiff:Orientation>6</tiff:Orientation>",
+]
 
 
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("xmp", XMP_ORIENTATIONS)
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".tif"])
 def test_orientation_in_xmp_data_is_applied_and_reset(
-    tmp_path: Path, suffix: str, said: str
+    tmp_path: Path, suffix: str, xmp: str
 ) -> None:
     path, image = tmp_path / f"a{suffix}", Image.fromarray(RGB)
-    pictures.save_picture(RGB, path, Metadata(xmp=f"<a {said}>".encode()))
-    found = pictures.load(path)
-    np.testing.assert_array_equal(found.pixels, np.rot90(RGB, -1))
-    assert b"6" not in found.metadata.xmp
-    image.info["xmp"] = said
-    np.testing.assert_array_equal(pictures.from_image(image).pixels, found.pixels)
+    pictures.save_picture(RGB, path, Metadata(xmp=f"<a {xmp}>".encode()))
+    picture = pictures.load(path)
+    np.testing.assert_array_equal(picture.pixels, np.rot90(RGB, -1))
+    assert b"6" not in picture.metadata.xmp
+    image.info["xmp"] = xmp
+    np.testing.assert_array_equal(pictures.from_image(image).pixels, picture.pixels)
 
 
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("xmp", XMP_ORIENTATIONS)
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_tiff_with_orientation_in_tag_and_xmp_is_rotated_once(
-    tmp_path: Path, said: str, kind: type
+    tmp_path: Path, xmp: str, kind: type
 ) -> None:
     path = tmp_path / "a.tif"
     pixels = (np.arange(12) * np.iinfo(kind).max // 11).astype(kind).reshape(3, 4)
-    tags = {ORIENTATION: 6, 700: said.encode()}
+    tags = {ORIENTATION: 6, 700: xmp.encode()}
     Image.fromarray(pixels).save(path, tiffinfo=tags, compression="tiff_lzw")
     expected = np.rot90(pixels if kind is np.uint8 else pixels >> 8, -1)
     np.testing.assert_array_equal(pictures.load(path).pixels[:, :, 0], expected)
@@ -157,23 +161,23 @@ def test_metadata_that_a_format_holds_are_written_and_others_named(
 ) -> None:
     path = tmp_path / f"a{suffix}"
     assert pictures.save_picture(RGB, path, ALL) == lost
-    found = pictures.load(path).metadata
-    assert set(found.names()) == set(ALL.names()) - set(lost)
-    if found.exif is not None:
-        assert told(found.exif) == ("a maker", "a lens", 1)
-    if found.dpi is not None:
-        assert found.dpi == pytest.approx((300, 150), abs=0.05)
-    assert found.icc in (ICC, None)
-    assert found.xmp in (XMP, None)
+    metadata = pictures.load(path).metadata
+    assert set(metadata.names()) == set(ALL.names()) - set(lost)
+    if metadata.exif is not None:
+        assert exif_summary(metadata.exif) == ("a maker", "a lens", 1)
+    if metadata.dpi is not None:
+        assert metadata.dpi == pytest.approx((300, 150), abs=0.05)
+    assert metadata.icc in (ICC, None)
+    assert metadata.xmp in (XMP, None)
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".png"])
 def test_a_grays_profile_is_lost_where_gray_is_written_as_colour(
     tmp_path: Path, suffix: str
 ) -> None:
-    found = Metadata(icc=colours.profile({"gamma": 1}, gray=True))
+    metadata = Metadata(icc=colours.profile({"gamma": 1}, gray=True))
     lost = ["colour profile"] if suffix == ".webp" else []
-    assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", found) == lost
+    assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", metadata) == lost
     with Image.open(tmp_path / f"a{suffix}") as image:
         assert ("icc_profile" in image.info) is not bool(lost)
     assert pictures.save_picture(RGB[:, :, :1], tmp_path / f"a{suffix}", Metadata(ICC)) == []
@@ -203,7 +207,7 @@ def test_metadata_too_large_to_be_read_from_a_png_are_left_out(tmp_path: Path, n
 
 
 def with_preview(order: str, orientation: int, preview: bytes) -> bytes:
-    """EXIF data of two directories, the second with a preview."""
+    """EXIF data of two directories, the second with a thumbnail."""
     mark = b"II*\0" if order == "<" else b"MM\0*"
     first = struct.pack(f"{order}HHHIHHI", 1, ORIENTATION, 3, 1, orientation, 0, 26)
     place = 8 + len(first) + 2 + 24 + 4
@@ -239,26 +243,26 @@ def test_width_and_height_in_exif_data_are_swapped_with_the_orientation(
     whole = made(orientation, 24, 16)
     for size in range(len(whole)):  # what lacks its end keeps its length, or is left out
         assert len(upright_exif(whole[:size]) or whole[:size]) == size
-    found = Image.Exif()
-    found.load(upright_exif(whole))
-    sides = found.get_ifd(0x8769)
+    upright = Image.Exif()
+    upright.load(upright_exif(whole))
+    sides = upright.get_ifd(0x8769)
     turned = orientation > 4
     assert (sides[0xA002], sides[0xA003]) == ((16, 24) if turned else (24, 16))
-    assert found[ORIENTATION] == 1
+    assert upright[ORIENTATION] == 1
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # of Pillow, which reads them as well
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_exif_data_may_end_with_the_last_entry_of_a_directory(order: str) -> None:
-    """Without the four bytes that say that there is no other one, or with fewer."""
+    """The four bytes of the next directory's offset are missing, completely or in part."""
     mark = b"II*\0" if order == "<" else b"MM\0*"
     entry = struct.pack(f"{order}HHIHH", ORIENTATION, 3, 1, 6, 0)
     data = mark + struct.pack(f"{order}IH", 8, 1) + entry
     for more in (b"", b"\1", b"\0\0\0", bytes(4)):
-        found = upright_exif(data + more)
-        assert found is not None
-        assert told(found)[2] == 1
-        assert len(found) == len(data + more)
+        upright = upright_exif(data + more)
+        assert upright is not None
+        assert exif_summary(upright)[2] == 1
+        assert len(upright) == len(data + more)
     for cut in range(1, 4):
         assert upright_exif(data[:-cut]) is None
 
@@ -267,8 +271,8 @@ def test_exif_data_may_end_with_the_last_entry_of_a_directory(order: str) -> Non
 def test_upright_exif_of_arbitrary_bytes_keeps_their_length_or_is_none(
     data: bytes, mark: bytes
 ) -> None:
-    found = upright_exif(mark + data)
-    assert found is None or len(found) == len(mark + data)
+    upright = upright_exif(mark + data)
+    assert upright is None or len(upright) == len(mark + data)
 
 
 @pytest.mark.parametrize(
@@ -325,32 +329,32 @@ def test_compressed_file_restores_the_metadata(tmp_path: Path, codec: str) -> No
     path = save(tmp_path, ".png", 6)
     expected = pictures.load(path).metadata
     choices = {"quality": 0, "effort": 1, "codec": codec, "device": "numpy"}
-    found = imgmlp.encode(path, **choices)
-    stored = metadata_sections.read(container.parse(found.bytes))
+    encoded = imgmlp.encode(path, **choices)
+    stored = metadata_sections.read(container.parse(encoded.bytes))
     assert stored == expected
-    facts = imgmlp.info(found.bytes)
+    facts = imgmlp.info(encoded.bytes)
     assert facts["exif_bytes"] == len(expected.exif)
     assert facts["xmp_bytes"] == len(XMP)
     assert facts["dpi"] == pytest.approx([150, 300], abs=0.05)
-    image = imgmlp.decode(found.bytes, device="numpy")
+    image = imgmlp.decode(encoded.bytes, device="numpy")
     assert image.info["icc_profile"] == ICC
     assert image.getexif()[MAKER] == "a maker"
     stripped = imgmlp.encode(path, **choices, strip=True)
     assert metadata_sections.read(container.parse(stripped.bytes)) == NOTHING
-    assert len(stripped.bytes) < len(found.bytes) - 300
+    assert len(stripped.bytes) < len(encoded.bytes) - 300
 
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
 def test_target_size_includes_metadata(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them either codec would make use of more bytes than 400."""
+    """Without metadata either codec would use more than 400 bytes."""
     monkeypatch.setattr(passes, "MAX_PASSES", 6)
     monkeypatch.setattr(search, "MAX_TRIALS", 12)
     picture = Picture(RGB[:16, :16], Metadata(xmp=np.random.default_rng(0).bytes(300)))
     image = pictures.to_image(picture.pixels, picture.metadata)
-    found = imgmlp.encode(image, size=700, effort=1, codec=codec, device="numpy")
-    assert found.missed is None
-    assert len(found.bytes) <= 700
+    encoded = imgmlp.encode(image, size=700, effort=1, codec=codec, device="numpy")
+    assert encoded.missed is None
+    assert len(encoded.bytes) <= 700
 
 
 def test_commands_keep_or_strip_metadata_and_report_losses(
@@ -361,7 +365,7 @@ def test_commands_keep_or_strip_metadata_and_report_losses(
     in_process("encode", "a.png", *quick)
     assert "EXIF" in in_process("info", "a.imlp").stdout
     in_process("decode", "a.imlp", "-o", "b.jpg")
-    assert told(pictures.load(picture.parent / "b.jpg").metadata.exif)[0] == "a maker"
+    assert exif_summary(pictures.load(picture.parent / "b.jpg").metadata.exif)[0] == "a maker"
     lost = in_process("decode", "a.imlp", "-o", "b.bmp").stderr
     assert "b.bmp cannot hold the colour profile, EXIF data and XMP data" in lost
     in_process("encode", "a.png", *quick, "--strip", "--force")
@@ -386,5 +390,5 @@ def test_frame_option_chooses_a_frame_by_number(in_process: Command, picture: Pa
 
 def test_files_of_older_versions_have_no_metadata_but_a_profile(tmp_path: Path) -> None:
     for path in {*GOLDEN.glob("*.imlp")} - {GOLDEN / "metadata.imlp"}:
-        found = container.parse(path.read_bytes())
-        assert metadata_sections.read(found) == Metadata(found.get(container.ICC))
+        file = container.parse(path.read_bytes())
+        assert metadata_sections.read(file) == Metadata(file.get(container.ICC))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, small_pixels
 from PIL import Image, UnidentifiedImageError
-from test_misread import psd
+from test_pillow_faults import psd
 from test_public_api import modules_after
 
 import imgmlp.pil

@@ -4,7 +4,7 @@
 Pillow opens a file, `structure` iterates over the parts of container formats, `icons` rebuilds
 those of Windows, `parsing_limits` bounds what is beside the pixels, and `png` checks a PNG's chunks
 and rows; Pillow then reads from a `shared_stream`. Of an open image, `frames` chooses one frame,
-`misread` corrects or refuses what Pillow misreads, `claimed_size` refuses files that are far
+`pillow_faults` corrects or refuses what Pillow misreads, `claimed_size` refuses files that are far
 smaller than they declare, and `completeness` those that lack pixels. `colours` and `bit_depth`
 report what is not kept, `library_messages` captures libtiff's messages, `tiff_exif` converts
 between EXIF data and a TIFF's own tags, and `conversion` makes 8-bit samples. Other packages use

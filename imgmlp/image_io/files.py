@@ -34,8 +34,8 @@ from imgmlp.image_io import (
     completeness,
     frames,
     icons,
-    misread,
     parsing_limits,
+    pillow_faults,
     png,
     refusals,
     shared_stream,
@@ -162,10 +162,12 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     if not is_unloaded or stream is None:
         with refusals.explained(io.BytesIO(), path):
             image.load()
-        misread.check(image, path)
+        pillow_faults.check(image, path)
         if image.format == "TIFF":  # Pillow has rotated it by its orientation tag
             _reset_xmp_orientation(image)
-        return _with_full_range(misread.positive(image), bit_depth.depth(image), notes)
+        return _with_full_range(
+            pillow_faults.without_inversion(image), bit_depth.depth(image), notes
+        )
     lock, limits = _pillow_limits_lock, _limited_to(refusals.MAX_PIXELS)
     with refusals.explained(stream, path), lock, quietly(), limits:
         position = stream.tell()
@@ -201,7 +203,7 @@ def _decoded(
 ) -> Image.Image:
     """Load an open image after all checks; no more pixels are decoded than it declares."""
     refusals.check_size(image, str(path))
-    misread.check(image, path, stream)
+    pillow_faults.check(image, path, stream)
     claimed_size.check(image, stream, path)
     png.check_pixels(image, stream, path, notes)
     if lost_colours := colours.lost(image, stream):
@@ -311,7 +313,7 @@ def _load(
     exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
     is_rotated = _TAG_ORIENTATION in getattr(image, "tag_v2", {})
     _rotate_resolution(image)
-    misread.mend(image, stream)
+    pillow_faults.correct_decoding(image, stream)
     has_key = bits == 16 and not image.mode.startswith("I") and "transparency" in image.info
     if has_key and (image.format != "PNG" or image.tell() > 0):
         problem = f"Pillow misreads {path}, which has 16 bits per sample and a transparent colour"
@@ -319,7 +321,7 @@ def _load(
     if bit_depth.is_misread(image, bits):
         problem = f"{path} has {bits} bits per sample, and Pillow reads some white as black"
         raise PictureError(problem, hint=refusals.convert_hint(path))
-    loaded = misread.mended(_pixels(image, stream, path, notes), stream, path, notes)
+    loaded = pillow_faults.correct_pixels(_pixels(image, stream, path, notes), stream, path, notes)
     if loaded.mode == "P" and loaded.palette is None:  # an image inside an icon
         loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
     if exif:
@@ -370,7 +372,7 @@ def _load_pixels(image: ImageFile.ImageFile) -> None:
 
 def _reopened_by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.ImageFile:
     """The same image; an uncompressed TIFF that Pillow's own reader misreads is read by libtiff."""
-    if not misread.is_for_libtiff(image) or any(tile[0] != "raw" for tile in image.tile):
+    if not pillow_faults.needs_libtiff(image) or any(tile[0] != "raw" for tile in image.tile):
         return image
     page, setting = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True

@@ -1,4 +1,4 @@
-"""Samples of more than 8 bits: the upper 8 are kept, or the file is refused, and it is told."""
+"""Samples of more than 8 bits are reduced to 8 bits with a note, or the file is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_gray_of_16_bits_keeps_its_upper_8_bits(tmp_path: Path, suffix: str) -> 
 
 
 def deep_png(channels: int) -> tuple[bytes, np.ndarray]:
-    """A PNG of 16 bits a sample, 5 × 4, and its samples."""
+    """A PNG of 5×4 pixels with 16 bits per sample, and its samples."""
     values = np.random.default_rng(channels).integers(0, 2**16, (4, 5, channels), np.uint16)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     colour = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
@@ -69,9 +69,9 @@ def test_16_bit_tiff_keeps_its_upper_8_bits_in_colour_and_with_white_as_0(tmp_pa
     values = np.arange(63 * 3, dtype="<u2") * 300
     tags = {256: 9, 257: 7, 259: 1, 262: 2, 273: 0, 277: 3, 278: 7, 279: values.nbytes}
     path.write_bytes(hostile.tiff(tags | {258: 16}, values.tobytes()))
-    found = pictures.load(path)
-    np.testing.assert_array_equal(found.pixels.ravel(), values >> 8)
-    assert found.notes == (UPPER_BITS.format(16),)
+    picture = pictures.load(path)
+    np.testing.assert_array_equal(picture.pixels.ravel(), values >> 8)
+    assert picture.notes == (UPPER_BITS.format(16),)
     tags |= {262: 0, 277: 1, 258: 16, 279: 126}
     path.write_bytes(hostile.tiff(tags, values[:63].tobytes()))
     np.testing.assert_array_equal(
@@ -83,18 +83,18 @@ def test_a_ppm_of_16_bits(tmp_path: Path) -> None:
     path = tmp_path / "a.ppm"
     values = np.random.default_rng(0).integers(0, 2**16, (9, 7, 3), np.uint16)
     path.write_bytes(b"P6 7 9 65535\n" + values.astype(">u2").tobytes())
-    found = pictures.load(path)
-    np.testing.assert_array_equal(found.pixels, values >> 8)
-    assert found.notes == (UPPER_BITS.format(16),)
+    picture = pictures.load(path)
+    np.testing.assert_array_equal(picture.pixels, values >> 8)
+    assert picture.notes == (UPPER_BITS.format(16),)
     path.write_bytes(b"P6 7 9 60000\n" + np.minimum(values, 60_000).astype(">u2").tobytes())
-    found = pictures.load(path)
-    np.testing.assert_allclose(found.pixels, np.minimum(values, 60_000) / 60_000 * 255, atol=0.51)
-    assert found.notes == (ROUNDED.format(16),)
+    picture = pictures.load(path)
+    np.testing.assert_allclose(picture.pixels, np.minimum(values, 60_000) / 60_000 * 255, atol=0.51)
+    assert picture.notes == (ROUNDED.format(16),)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_transparent_colour_of_16_bits(channels: int) -> None:
-    """Of a pixel, of one that differs in its last bit only, and of none."""
+    """The colour is that of a pixel, differs from it in the last bit only, or occurs nowhere."""
     data, values = deep_png(channels)
     at = data.index(b"IDAT") - 4
     for change in (0, 1):
@@ -104,12 +104,12 @@ def test_a_transparent_colour_of_16_bits(channels: int) -> None:
         alpha = np.full((4, 5, 1), 255)
         alpha[2, 1] = 255 * change
         expected = np.concatenate([values >> 8, alpha], axis=2)[..., : channels + 1 - change]
-        found = pictures.load("a.png", alpha=True, data=keyed)
-        np.testing.assert_array_equal(found.pixels, expected)
-        assert UPPER_BITS.format(16) in found.notes
+        picture = pictures.load("a.png", alpha=True, data=keyed)
+        np.testing.assert_array_equal(picture.pixels, expected)
+        assert UPPER_BITS.format(16) in picture.notes
         with Image.open(io.BytesIO(keyed)) as image:
-            found = pictures.from_image(image, alpha=True)
-        np.testing.assert_array_equal(found.pixels, expected)
+            picture = pictures.from_image(image, alpha=True)
+        np.testing.assert_array_equal(picture.pixels, expected)
 
 
 def test_a_transparent_colour_of_16_bits_in_a_later_frame_is_refused(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_jpeg_2000_colours_of_more_than_8_bits_are_refused(tmp_path: Path) -> No
 def test_depth_of_more_than_8_bits_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "a.pgm"
     path.write_bytes(b"P5 2 1 1023\n" + struct.pack(">HH", 1023, 512))
-    found = pictures.load(path)
-    assert found.pixels.ravel().tolist() == [255, 128]
-    assert found.notes == (UPPER_BITS.format(10),)
+    picture = pictures.load(path)
+    assert picture.pixels.ravel().tolist() == [255, 128]
+    assert picture.notes == (UPPER_BITS.format(10),)
     deep = Image.fromarray(GRAY[:, :, 0].astype(np.uint16) * 256)
     assert pictures.load(save(deep, tmp_path / "a.jp2")).notes == (UPPER_BITS.format(16),)
 

@@ -1,4 +1,4 @@
-"""Small pictures in files that say to be large ones are refused, and what is sound is not."""
+"""Files that declare to be far larger than their coded images are refused; sound files are not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def saved(kind: str, frames: int = 1, **options: object) -> bytes:
 
 
 def says(data: bytes, side: int) -> bytes:
-    """An AVIF with another size in its header."""
+    """An AVIF that declares another size."""
     at = data.index(b"ispe") + 8
     return data[:at] + struct.pack(">II", side, side) + data[at + 8 :]
 
@@ -59,7 +59,7 @@ def test_webp_with_tiny_frames_on_a_huge_canvas_is_refused(tmp_path: Path) -> No
 
 
 def in_frame(data: bytes, side: int) -> bytes:
-    """An animated WebP with another size in the head of its first frame."""
+    """An animated WebP with another size in the header of its first frame."""
     at = data.index(b"ANMF") + 14
     return data[:at] + struct.pack("<I", side - 1)[:3] * 2 + data[at + 6 :]
 
@@ -73,7 +73,7 @@ def test_size_in_a_webp_frame_header_is_ignored(tmp_path: Path) -> None:
 
 
 def framed(parts: bytes) -> bytes:
-    """A WebP with these in a frame."""
+    """A WebP with these chunks in a frame."""
     body = bytes(16) + parts
     frame = b"ANMF" + struct.pack("<I", len(body)) + body
     return b"RIFF" + struct.pack("<I", 4 + len(frame)) + b"WEBP" + frame
@@ -85,11 +85,11 @@ def test_chunks_of_a_webp_frame_are_searched_up_to_a_limit() -> None:
 
 
 def test_chunk_of_odd_size_in_a_webp_frame_is_padded() -> None:
-    """As an alpha channel may be, before the picture that it belongs to."""
+    """An alpha chunk before the image may have an odd size."""
     size = b"\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 40, 30)
     parts = b"ALPH" + struct.pack("<I", 3) + bytes(4) + b"VP8 " + struct.pack("<I", 10) + size
-    (found,) = claimed_size._coded_frames(io.BytesIO(framed(parts)))
-    assert (found.width, found.height, found.lossy) == (40, 30, True)
+    (frame,) = claimed_size._coded_frames(io.BytesIO(framed(parts)))
+    assert (frame.width, frame.height, frame.lossy) == (40, 30, True)
 
 
 @pytest.mark.parametrize("frames", [1, 2])

@@ -1,4 +1,4 @@
-"""What files say of their colours without a profile: they look the same, or it is told."""
+"""Colour spaces without an ICC profile are kept, or reported as lost."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ PIXELS = small_pixels()
 
 
 def chunks(gamma: float | None = None, ends: tuple[float, ...] = (), more: bytes = b"") -> bytes:
-    found = b"" if gamma is None else hostile.chunk(b"gAMA", struct.pack(">I", round(gamma * 1e5)))
+    gamma_chunk = (
+        b"" if gamma is None else hostile.chunk(b"gAMA", struct.pack(">I", round(gamma * 1e5)))
+    )
     packed = struct.pack(f">{len(ends)}I", *(round(one * 1e5) for one in ends))
-    return found + (hostile.chunk(b"cHRM", packed) if ends else b"") + more
+    return gamma_chunk + (hostile.chunk(b"cHRM", packed) if ends else b"") + more
 
 
 def png(path: Path, pixels: np.ndarray, added: bytes) -> Path:
@@ -33,7 +35,7 @@ def png(path: Path, pixels: np.ndarray, added: bytes) -> Path:
 
 
 def as_srgb(picture: pictures.Picture) -> np.ndarray:
-    """What is seen of a picture."""
+    """The samples of a picture converted to sRGB by its profile."""
     source = ImageCms.ImageCmsProfile(io.BytesIO(picture.icc or b""))
     image, srgb = pictures.to_image(picture.pixels), ImageCms.createProfile("sRGB")
     intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
@@ -43,7 +45,7 @@ def as_srgb(picture: pictures.Picture) -> np.ndarray:
 
 
 def linear(pixels: np.ndarray) -> np.ndarray:
-    """Light of sRGB's samples (IEC 61966-2-1)."""
+    """Linear light of sRGB samples (IEC 61966-2-1)."""
     share = pixels / 255
     return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
 
@@ -54,11 +56,11 @@ def test_gamma_of_a_png_becomes_an_equivalent_profile(
     tmp_path: Path, gamma: float, channels: int
 ) -> None:
     pixels = PIXELS if channels == 3 else PIXELS[:, :, 0]
-    found = pictures.load(png(tmp_path / "a.png", pixels, chunks(gamma)))
-    np.testing.assert_array_equal(found.pixels.squeeze(), pixels)
-    assert found.notes == (PROFILE_MADE,)
+    picture = pictures.load(png(tmp_path / "a.png", pixels, chunks(gamma)))
+    np.testing.assert_array_equal(picture.pixels.squeeze(), pixels)
+    assert picture.notes == (PROFILE_MADE,)
     expected = (pixels / 255) ** (1 / gamma)
-    seen = linear(as_srgb(found))
+    seen = linear(as_srgb(picture))
     # Half a sample of 8 bits, and a 256th of the exponent that a profile does not say.
     np.testing.assert_allclose(seen if channels == 3 else seen[:, :, 0], expected, atol=0.006)
 
@@ -66,10 +68,10 @@ def test_gamma_of_a_png_becomes_an_equivalent_profile(
 def test_primaries_of_a_png_become_those_of_a_profile(tmp_path: Path) -> None:
     """Samples of P3 are sRGB's after a matrix (SMPTE EG 432-1, IEC 61966-2-1)."""
     pixels = np.array([[[128, 128, 128], [255, 255, 255], [120, 160, 130], [90, 80, 70]]], np.uint8)
-    found = pictures.load(png(tmp_path / "a.png", pixels, chunks(0.45455, P3)))
+    picture = pictures.load(png(tmp_path / "a.png", pixels, chunks(0.45455, P3)))
     matrix = [[1.2249, -0.2247, 0], [-0.042, 1.0419, 0], [-0.0197, -0.0786, 1.0979]]
     expected = (pixels / 255) ** 2.2 @ np.transpose(matrix)
-    np.testing.assert_allclose(linear(as_srgb(found)), expected, atol=0.004)
+    np.testing.assert_allclose(linear(as_srgb(picture)), expected, atol=0.004)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,8 @@ def test_primaries_of_a_png_become_those_of_a_profile(tmp_path: Path) -> None:
 def test_srgb_or_implausible_gamma_and_primaries_make_no_profile(
     tmp_path: Path, added: bytes
 ) -> None:
-    found = pictures.load(png(tmp_path / "a.png", PIXELS, added))
-    assert (found.icc, found.notes) == (None, ())
+    picture = pictures.load(png(tmp_path / "a.png", PIXELS, added))
+    assert (picture.icc, picture.notes) == (None, ())
 
 
 @pytest.mark.parametrize("value", [None, "x", float("nan"), float("inf"), (1, 2), -1])
@@ -116,14 +118,14 @@ def test_embedded_profile_has_priority_over_gamma_and_strip_leaves_out_both(tmp_
 LINES = [(1, 13, False), (2, 2, False), (1, 6, False), (9, 16, True), (12, 13, True), (1, 8, True)]
 
 
-@pytest.mark.parametrize(("primaries", "transfer", "told"), LINES)
+@pytest.mark.parametrize(("primaries", "transfer", "is_lost"), LINES)
 def test_colour_space_given_by_code_points_is_reported_as_lost(
-    tmp_path: Path, primaries: int, transfer: int, told: bool
+    tmp_path: Path, primaries: int, transfer: int, is_lost: bool
 ) -> None:
     words = f"primaries {primaries} and transfer {transfer}"
     added = hostile.chunk(b"cICP", bytes([primaries, transfer, 0, 1]))
     notes = pictures.load(png(tmp_path / "a.png", PIXELS, added)).notes
-    assert [words in note for note in notes] == [True] * told
+    assert [words in note for note in notes] == [True] * is_lost
     for profiled in (False, True):
         options = {"icc_profile": profile({"gamma": 1}, False)}
         image = Image.fromarray(PIXELS)
@@ -131,4 +133,4 @@ def test_colour_space_given_by_code_points_is_reported_as_lost(
         head, mark, rest = stream.getvalue().partition(b"nclx")
         numbers = struct.pack(">HH", primaries, transfer)
         notes = pictures.load("a.avif", data=head + mark + numbers + rest[4:]).notes
-        assert [words in note for note in notes] == [True] * (told and not profiled)
+        assert [words in note for note in notes] == [True] * (is_lost and not profiled)

@@ -1,4 +1,4 @@
-"""JPEGs, JPEG 2000 and PCX files lack no pixels, or are refused."""
+"""JPEG, JPEG 2000 and PCX files that lack pixels are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RGB, GRAY = small_pixels(), small_pixels(1)
 
 
 def test_jpeg_with_too_many_markers_is_refused(tmp_path: Path) -> None:
-    """Of those without a size, in a scan, where an encoder has none of them."""
+    """The markers have no length and are in a scan, where encoders write none."""
     path = save(Image.fromarray(RGB), tmp_path / "a.jpg")
     data = path.read_bytes()
     path.write_bytes(data[:-2] + b"\xff\x01" * 20_000 + data[-2:])
@@ -36,11 +36,11 @@ def test_jpeg_with_too_many_markers_is_refused(tmp_path: Path) -> None:
 
 def test_surplus_restart_markers_take_no_memory(tmp_path: Path) -> None:
     data = noisy("RGB", restart_marker_blocks=2)
-    found = completeness.parse_jpeg(data + b"\xff\xd0" * 500_000)
-    (scan,) = found._scans()
+    jpeg = completeness.parse_jpeg(data + b"\xff\xd0" * 500_000)
+    (scan,) = jpeg._scans()
     tracemalloc.start()
     try:
-        assert not found._lacks_restarts(scan)
+        assert not jpeg._lacks_restarts(scan)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
@@ -122,9 +122,9 @@ def test_jpeg_that_lacks_only_its_eoi_marker_is_read(tmp_path: Path, progressive
     data, whole = path.read_bytes(), pictures.load(path)
     for count in (1, 2):
         path.write_bytes(data[:-count])
-        found = pictures.load(path)
-        np.testing.assert_array_equal(found.pixels, whole.pixels)
-        assert ["end is missing" in note for note in found.notes] == [True]
+        picture = pictures.load(path)
+        np.testing.assert_array_equal(picture.pixels, whole.pixels)
+        assert ["end is missing" in note for note in picture.notes] == [True]
     path.write_bytes(data[:-2])
     for count in (5, 20, 200):
         path.write_bytes(data[:-count])
@@ -142,7 +142,7 @@ WAYS = [  # of writing a JPEG
 
 
 def noisy(mode: str, **way: object) -> bytes:
-    """A JPEG of noise without its end."""
+    """A JPEG of noise without its EOI marker."""
     noise = np.random.default_rng(5).integers(0, 256, (90, 120, 3), np.uint8)
     stream = io.BytesIO()
     Image.fromarray(noise).convert(mode).save(stream, "JPEG", **way)
@@ -150,7 +150,7 @@ def noisy(mode: str, **way: object) -> bytes:
 
 
 def begins(data: bytes) -> list[int]:
-    """Where the scans of a JPEG do."""
+    """The offsets of the SOS markers of a JPEG."""
     return [one.marker_offset for one in segments(data) if one.marker == JPEG_SOS]
 
 
@@ -176,13 +176,13 @@ def test_complete_jpeg_without_eoi_is_read_whatever_follows(
     whole = pictures.load("a.jpg", data=data + b"\xff\xd9")
     comment = b"\xff\xfe\0\4ab"
     for tail in (b"", b"\xff", b"\xff\0a\xff", bytes(99), b"\xff\xd3", comment, comment[:-1]):
-        found = pictures.load("a.jpg", data=data + tail)
-        np.testing.assert_array_equal(found.pixels, whole.pixels)
-        assert sum("end is missing" in note for note in found.notes) == 1
+        picture = pictures.load("a.jpg", data=data + tail)
+        np.testing.assert_array_equal(picture.pixels, whole.pixels)
+        assert sum("end is missing" in note for note in picture.notes) == 1
 
 
 def test_jpeg_without_eoi_that_lacks_a_scan_is_refused(tmp_path: Path) -> None:
-    """With an end, its encoder has left it out."""
+    """With an EOI marker, the encoder may have omitted the scan on purpose."""
     data = noisy("RGB", progressive=True)
     path, scans = tmp_path / "a.jpg", begins(data)
     assert len(scans) == 10
@@ -199,10 +199,10 @@ def test_jpeg_with_a_scan_per_component_needs_the_last_scan(tmp_path: Path) -> N
     three = b"\0\x11\x08" + gray[frame + 5 : frame + 9] + b"\3\1\x11\0\2\x11\0\3\x11\0"
     head = gray[: frame + 2] + three + gray[frame + 13 : scan]
     data = head + b"".join(gray[scan : scan + 5] + bytes([n]) + gray[scan + 6 :] for n in (1, 2, 3))
-    found = pictures.load("a.jpg", data=data)
-    assert ["end is missing" in note for note in found.notes] == [True]
+    picture = pictures.load("a.jpg", data=data)
+    assert ["end is missing" in note for note in picture.notes] == [True]
     whole = pictures.load("a.jpg", data=data + b"\xff\xd9")
-    np.testing.assert_array_equal(found.pixels, whole.pixels)
+    np.testing.assert_array_equal(picture.pixels, whole.pixels)
     path = tmp_path / "a.jpg"
     for cut in (begins(data)[2], begins(data)[1], len(data) - 40):
         path.write_bytes(data[:cut])
@@ -226,7 +226,7 @@ def test_jpeg_without_eoi_needs_all_restart_markers(
     data = noisy(mode, progressive=progressive, subsampling=subsampling, **marks)
     path, last = tmp_path / "a.jpg", begins(data)[-1]
     places = [
-        found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", data) if found.start() > last
+        match.start() for match in re.finditer(rb"\xff[\xd0-\xd7]", data) if match.start() > last
     ]
     assert len(places) > 1
     for at in places:
@@ -240,10 +240,10 @@ def test_jpeg_without_eoi_needs_all_restart_markers(
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_jpeg_that_lacks_a_restart_interval_is_refused(tmp_path: Path, progressive: bool) -> None:
-    """Without one, without eight, after which the markers count on, and with two exchanged."""
+    """Without one interval, without eight (the markers still count on), and with two exchanged."""
     data = noisy("RGB", progressive=progressive, restart_marker_blocks=2) + b"\xff\xd9"
     path, first = tmp_path / "a.jpg", begins(data)[0]
-    marks = [found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", data[first:])]
+    marks = [match.start() for match in re.finditer(rb"\xff[\xd0-\xd7]", data[first:])]
     one, two, three, ten = (first + marks[at] for at in (1, 2, 3, 9))
     exchanged = data[:one] + data[two:three] + data[one:two] + data[three:]
     for spoiled in (data[:one] + data[two:], data[:one] + data[ten:], exchanged):
@@ -293,7 +293,7 @@ def test_jpeg_2000_truncated_within_its_pixels_is_refused_undecoded(
 
 
 def test_jpeg_2000_that_lacks_tiles_is_refused(tmp_path: Path) -> None:
-    """Pillow takes anything for them, and a long time."""
+    """Pillow fills them with arbitrary pixels, slowly."""
     data = save(Image.fromarray(RGB), tmp_path / "a.jp2").read_bytes()
     codestream, header = data.index(CODESTREAM_START), data.index(b"ihdr") + 4
     for width, height, count in ((2 * RGB.shape[1], 3 * RGB.shape[0], 5), (16_000, 16_000, 0)):
@@ -301,15 +301,15 @@ def test_jpeg_2000_that_lacks_tiles_is_refused(tmp_path: Path) -> None:
         larger[header : header + 8] = struct.pack(">II", height, width)
         larger[codestream + 8 : codestream + 16] = struct.pack(">II", width, height)
         (tmp_path / "b.jp2").write_bytes(larger)
-        said = f"{count} of its tiles are missing" if count else "of its tiles are missing"
-        assert said in str(refusal(tmp_path / "b.jp2"))
+        problem = f"{count} of its tiles are missing" if count else "of its tiles are missing"
+        assert problem in str(refusal(tmp_path / "b.jp2"))
     tiled = {"tile_size": (5, 4), "offset": (3, 2), "tile_offset": (1, 2)}
     path = save(Image.fromarray(RGB), tmp_path / "c.jp2", **tiled)
     np.testing.assert_array_equal(pictures.load(path).pixels, RGB)
 
 
 def test_pcx_that_lacks_its_palette_is_refused(tmp_path: Path) -> None:
-    """Pillow takes their numbers for gray."""
+    """Pillow takes the palette indices for gray."""
     path = save(Image.fromarray(RGB).resize((64, 64)).quantize(20), tmp_path / "a.pcx")
     sound = path.read_bytes()
     assert len(np.unique(pictures.load(path).pixels.reshape(-1, 3), axis=0)) > 1

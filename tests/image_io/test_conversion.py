@@ -1,4 +1,4 @@
-"""Every mode of Pillow becomes gray or RGB of 8 bits, with alpha where something is transparent."""
+"""Every Pillow mode becomes 8-bit gray or RGB, with alpha if something is transparent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RGB, GRAY = small_pixels(), small_pixels(1)[:, :, 0]
 
 
 def converted(image: Image.Image, alpha: bool = True) -> tuple[np.ndarray, tuple[str, ...]]:
-    found = pictures.from_image(image, alpha=alpha)
-    return found.pixels, found.notes
+    picture = pictures.from_image(image, alpha=alpha)
+    return picture.pixels, picture.notes
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_each_mode_is_converted_to_its_visible_channels(mode: str, channels: int
 def test_alpha_is_the_last_channel(mode: str, channels: int) -> None:
     pixels = np.dstack([RGB, np.where(GRAY > 90, 255, 200).astype(np.uint8)])
     image = Image.fromarray(pixels).convert("LA" if channels == 2 else "RGBA")
-    found, notes = converted(image.convert(mode))
-    np.testing.assert_array_equal(found[:, :, -1], pixels[:, :, 3])
-    assert found.shape[2] == channels
+    samples, notes = converted(image.convert(mode))
+    np.testing.assert_array_equal(samples[:, :, -1], pixels[:, :, 3])
+    assert samples.shape[2] == channels
     assert notes == ()
 
 
@@ -50,10 +50,10 @@ def test_bilevel_image_with_transparency_becomes_gray_and_alpha(tmp_path: Path) 
     for key in (0, 255):
         path = tmp_path / "a.png"
         bits.save(path, transparency=key)
-        found = pictures.load(path, alpha=True).pixels
+        pixels = pictures.load(path, alpha=True).pixels
         white = np.asarray(bits)
-        np.testing.assert_array_equal(found[:, :, 0], np.where(white, 255, 0))
-        np.testing.assert_array_equal(found[:, :, 1] == 0, white == (key == 255))
+        np.testing.assert_array_equal(pixels[:, :, 0], np.where(white, 255, 0))
+        np.testing.assert_array_equal(pixels[:, :, 1] == 0, white == (key == 255))
 
 
 def test_conversion_in_bands_of_rows_equals_that_of_the_whole(
@@ -127,10 +127,10 @@ def test_cmyk_without_a_profile_is_converted_roughly_with_a_note(tmp_path: Path)
     np.testing.assert_array_equal(picture.pixels, np.asarray(image.convert("RGB")))
     assert ["roughly" in note for note in picture.notes] == [True]
     image.info["icc_profile"] = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    found = pictures.from_image(image)  # a profile of another kind
-    np.testing.assert_array_equal(found.pixels, picture.pixels)
-    assert "cannot be used" in found.notes[0]
-    assert found.icc is None
+    loaded = pictures.from_image(image)  # a profile of another kind
+    np.testing.assert_array_equal(loaded.pixels, picture.pixels)
+    assert "cannot be used" in loaded.notes[0]
+    assert loaded.icc is None
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
@@ -141,17 +141,17 @@ def test_samples_of_an_unknown_range_are_refused(mode: str) -> None:
 
 
 def test_cielab_is_converted_to_srgb_with_a_note(tmp_path: Path) -> None:
-    """And do not keep a profile, which would be that of CIELab."""
+    """The profile is dropped: it would be that of CIELab."""
     image = Image.new("LAB", (9, 7), (200, 128, 128))
-    found = pictures.load(save(image, tmp_path / "a.tif", icc_profile=b"of CIELab"))
-    assert found.icc is None
-    assert found.notes == ("CIELab is converted to sRGB",)
-    assert np.ptp(found.pixels.astype(int), axis=2).max() <= 3  # gray, but for rounding
+    picture = pictures.load(save(image, tmp_path / "a.tif", icc_profile=b"of CIELab"))
+    assert picture.icc is None
+    assert picture.notes == ("CIELab is converted to sRGB",)
+    assert np.ptp(picture.pixels.astype(int), axis=2).max() <= 3  # gray, but for rounding
 
 
 @pytest.mark.parametrize("adobe", [False, True])
 def test_cmyk_jpeg_is_inverted_with_and_without_an_adobe_marker(adobe: bool) -> None:
-    """As browsers and ImageMagick have it, also where no marker of Adobe's says so."""
+    """Browsers and ImageMagick invert the inks as well, even without Adobe's marker."""
     Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(stream := io.BytesIO(), "JPEG", quality=100)
     data = stream.getvalue()
     segment = next(one for one in segments(data) if one.marker == 0xEE)

@@ -1,4 +1,4 @@
-"""Files of strangers: what they may take, and that images are read as their files are."""
+"""Untrusted files take limited resources, and opened images are read like their files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(peak() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others count memory in other units")
 def test_decompression_bombs_are_refused_in_little_memory(tmp_path: Path) -> None:
-    """In a process of its own, whose limits only see to it that nothing else is harmed."""
+    """Runs in a process of its own with a memory limit, so that a failure harms nothing else."""
     for name, make in hostile.BOMBS.items():
         (tmp_path / name).write_bytes(make())
 
@@ -104,7 +104,7 @@ def test_bomb_inside_an_icon_is_refused_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_offsets_of_pixels_beyond_the_file_are_reported(tmp_path: Path) -> None:
-    """Those of a large TIFF, whose places have 64 bits, where a file system goes no further."""
+    """The 64-bit offsets of a BigTIFF exceed what the file system supports."""
     tags = {256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 273: 2**63 - 1, 277: 1, 278: 1, 279: 1}
     entries = b"".join(struct.pack("<HHQQ", tag, 16, 1, value) for tag, value in tags.items())
     head = b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, len(tags))
@@ -174,7 +174,7 @@ def test_pixel_count_ignores_pillows_own_limit(tmp_path: Path, side: int, counte
 
 
 def deep_files(folder: Path) -> list[Path]:
-    """Files of which Pillow does not tell all once they are loaded."""
+    """Files of which Pillow forgets some properties once they are loaded."""
     values = np.arange(63, dtype="<u2") * 1000
     tags = {256: 9, 257: 7, 259: 1, 273: 0, 277: 1, 278: 7}
     inverted = hostile.tiff(tags | {258: 16, 262: 0, 279: 126}, values.tobytes())
@@ -191,13 +191,13 @@ def test_from_image_equals_load_of_its_file_also_when_repeated(tmp_path: Path) -
         whole = pictures.load(path, alpha=True)
         with Image.open(path) as image:
             for _ in range(2):
-                found = pictures.from_image(image, alpha=True)
-                np.testing.assert_array_equal(found.pixels, whole.pixels)
-                assert (found.notes, found.metadata) == (whole.notes, whole.metadata)
+                picture = pictures.from_image(image, alpha=True)
+                np.testing.assert_array_equal(picture.pixels, whole.pixels)
+                assert (picture.notes, picture.metadata) == (whole.notes, whole.metadata)
             image.load()
             if path.suffix == ".tif":  # which tells its depth for ever
-                found = pictures.from_image(image)
-                np.testing.assert_array_equal(found.pixels, whole.pixels)
+                picture = pictures.from_image(image)
+                np.testing.assert_array_equal(picture.pixels, whole.pixels)
 
 
 def test_from_image_uses_the_images_frame_size_and_metadata(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_from_image_uses_the_images_frame_size_and_metadata(tmp_path: Path) -> N
     with Image.open(path) as image:
         image.seek(1)
         del image.info["icc_profile"]
-        found = pictures.from_image(image)
-        np.testing.assert_array_equal(found.pixels, GRAY // 2)
-        assert found.icc is None
+        picture = pictures.from_image(image)
+        np.testing.assert_array_equal(picture.pixels, GRAY // 2)
+        assert picture.icc is None
     large = save(Image.fromarray(RGB).resize((310, 240)), tmp_path / "a.jpg")
     with Image.open(large) as image:
         image.draft("RGB", (155, 120))
@@ -220,9 +220,9 @@ def test_from_image_of_a_sideways_tiff_keeps_its_resolution(tmp_path: Path) -> N
     whole = pictures.load(path)
     assert whole.metadata.dpi == (150, 300)
     with Image.open(path) as image:
-        found = pictures.from_image(image)
-    assert found.metadata == whole.metadata
-    np.testing.assert_array_equal(found.pixels, whole.pixels)
+        picture = pictures.from_image(image)
+    assert picture.metadata == whole.metadata
+    np.testing.assert_array_equal(picture.pixels, whole.pixels)
 
 
 def test_from_image_refuses_an_image_of_a_damaged_file(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_from_image_refuses_an_image_of_a_damaged_file(tmp_path: Path) -> None:
 
 
 def test_from_image_checks_icons_and_webps_as_load_does(tmp_path: Path) -> None:
-    """Pillow does not tell of these where the pixels are before it loads them."""
+    """Pillow sets `tile` of these formats only when it loads them."""
     pixels = np.random.default_rng(0).integers(1, 256, (256, 256, 3), dtype=np.uint8)
     Image.new("RGB", (9, 7)).save(stream := io.BytesIO(), "WEBP")
     large = bytearray(stream.getvalue())
@@ -262,7 +262,7 @@ def test_from_image_checks_icons_and_webps_as_load_does(tmp_path: Path) -> None:
 def test_image_closed_before_it_was_read_is_reported(
     tmp_path: Path, suffix: str, ours: bool
 ) -> None:
-    """But a WebP, whose bytes Pillow has by then."""
+    """Except for a WebP: Pillow reads its bytes when it opens it."""
     path = save(Image.fromarray(RGB).resize((32, 32)), tmp_path / f"a{suffix}")
     with path.open("rb") as stream, Image.open(stream if ours else path) as image:
         pass
@@ -285,7 +285,7 @@ def test_a_compression_that_libtiff_may_lack_is_named(tmp_path: Path) -> None:
 
 
 def test_a_tiff_without_some_of_its_strips_is_refused(tmp_path: Path) -> None:
-    """Pillow takes them for black, or the file's first bytes for their pixels."""
+    """Pillow would make them black, or read their pixels from the file's first bytes."""
     pixels = np.random.default_rng(0).integers(1, 256, (32, 9, 3), dtype=np.uint8)
     path = save(Image.fromarray(pixels), tmp_path / "a.tif", tiffinfo={278: 8})
     np.testing.assert_array_equal(pictures.load(path).pixels, pixels)

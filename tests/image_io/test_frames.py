@@ -1,4 +1,4 @@
-"""Which frame or page of a file is the picture, and which may be asked for."""
+"""Which frame or page of a file is read by default, and which can be chosen."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_first_frame_is_read_unless_another_is_chosen(tmp_path: Path, suffix: st
     np.testing.assert_array_equal(first.pixels[:, :, :1], GRAY)
     assert [note for note in first.notes if "--frame" in note]
     for number in (1, 2, 3):
-        found = pictures.load(path, frame=number)
-        np.testing.assert_array_equal(found.pixels[:, :, :1], GRAY // number)
-        assert not [note for note in found.notes if "--frame" in note]
+        picture = pictures.load(path, frame=number)
+        np.testing.assert_array_equal(picture.pixels[:, :, :1], GRAY // number)
+        assert not [note for note in picture.notes if "--frame" in note]
 
 
 @pytest.mark.parametrize("frame", [0, 4, -1])
@@ -93,7 +93,7 @@ def test_frame_numbers_skip_reduced_copies_of_tiff_pages(tmp_path: Path) -> None
 
 
 def test_unreadable_tiff_pages_do_not_prevent_reading_others(tmp_path: Path) -> None:
-    """Among pages of which the second holds the filters of a camera's sensor, and a mask."""
+    """The pages include one with a camera's colour filter array, and a mask."""
     path = tiff_pages(tmp_path / "a.tif", 0, 0, 0, 4)
     data = bytearray(path.read_bytes())
     for page, photometric in ((1, 32803), (3, 4)):
@@ -102,8 +102,8 @@ def test_unreadable_tiff_pages_do_not_prevent_reading_others(tmp_path: Path) -> 
     path.write_bytes(data)
     sound = tiff_pages(tmp_path / "b.tif", 0, 0, 0)
     for number in (1, 3):
-        found, expected = (pictures.load(one, frame=number).pixels for one in (path, sound))
-        np.testing.assert_array_equal(found, expected)
+        pixels, expected = (pictures.load(one, frame=number).pixels for one in (path, sound))
+        np.testing.assert_array_equal(pixels, expected)
     assert pictures.load(path).notes == (ONLY_FIRST,)
     with pytest.raises(PictureError, match="unknown pixel mode"):
         pictures.load(path, frame=2)
@@ -141,19 +141,21 @@ def test_a_frame_before_a_damaged_one_is_read(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [(0x020002, True), (0, True), (0x010001, False), (0x010002, False)]
+    ("kind", "is_noted"), [(0x020002, True), (0, True), (0x010001, False), (0x010002, False)]
 )
-def test_second_image_of_an_mpo_is_noted_unless_it_is_a_reduced_copy(kind: int, told: bool) -> None:
-    """One of a pair of eyes, or an unknown one, and copies of two sizes."""
+def test_second_image_of_an_mpo_is_noted_unless_it_is_a_reduced_copy(
+    kind: int, is_noted: bool
+) -> None:
+    """Types: a stereo image, an unknown one, and reduced copies of two sizes."""
     images = [Image.new("L", (8, 8), value) for value in (10, 200)]
     images[0].save(stream := io.BytesIO(), "MPO", save_all=True, append_images=images[1:])
     data = stream.getvalue()
     size = data.index(b"\xff\xd8", 2)
     at = data.index(struct.pack("<II", 0x030000, size)) + 16  # of the second picture
     data = data[:at] + struct.pack("<I", kind) + data[at + 4 :]
-    found = pictures.load("a.jpg", data=data)
-    assert found.pixels[0, 0] == 10
-    assert found.notes == (ONLY_FIRST,) * told
+    picture = pictures.load("a.jpg", data=data)
+    assert picture.pixels[0, 0] == 10
+    assert picture.notes == (ONLY_FIRST,) * is_noted
     assert pictures.load("a.jpg", data=data, frame=2).pixels[0, 0] == 200
 
 
@@ -165,7 +167,7 @@ def test_frame_beyond_the_limit_is_not_searched(tmp_path: Path) -> None:
 
 
 def layered_psd(layers: int) -> bytes:
-    """A PSD of 9×7 pixels with so many empty layers; its merged picture is gray."""
+    """A PSD of 9×7 pixels with empty layers; its merged image is gray."""
     record = struct.pack(">4iH", 0, 0, 0, 0, 1) + struct.pack(">hI", 0, 2)
     record += b"8BIMnorm" + bytes(4) + struct.pack(">I", 0)
     inner = struct.pack(">h", layers) + record * layers + bytes(2 * layers)
@@ -187,7 +189,7 @@ def test_merged_image_of_a_layered_psd_is_read(tmp_path: Path, layers: int) -> N
 
 
 def tiff_field(data: bytearray, tag: int, page: int = 0) -> tuple[int, int]:
-    """Where an entry of a TIFF's page is, and what it tells of its value."""
+    """The offset of an entry of a TIFF's page, and the fields that describe its value."""
     at = int.from_bytes(data[4:8], "little") + 2
     for _ in range(page):
         then = at + 12 * int.from_bytes(data[at - 2 : at], "little")

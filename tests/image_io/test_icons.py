@@ -1,4 +1,4 @@
-"""Icons and cursors of Windows have the pixels and the masks that are in them."""
+"""Windows icons and cursors are read with the pixels and masks that are in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hostile import refusal
 from PIL import Image
-from test_misread import pixels
+from test_pillow_faults import pixels
 
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError
@@ -19,22 +19,22 @@ BLACK_WHITE, RED_GREEN = bytes([0] * 4 + [255] * 3 + [0]), bytes([0, 0, 255, 0, 
 
 
 def icon_picture(bits: int, row: bytes, colours: bytes = b"") -> bytes:
-    """Two pixels, of which a mask hides the second."""
+    """A bitmap of two pixels; its mask hides the second."""
     head = struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, bits, 0, 0, 0, 0, len(colours) // 4, 0)
     return head + colours + row.ljust(4 * -(-bits // 16), b"\0") + b"\x40\0\0\0"
 
 
 def icon(kind: int, *ones: tuple[int, bytes]) -> bytes:
-    """An icon, kind 1, or a cursor, whose list tells of each picture so many bits."""
+    """An icon (kind 1) or a cursor, with these bits per pixel and images in its directory."""
     data, place = struct.pack("<HHH", 0, kind, len(ones)), 6 + 16 * len(ones)
-    for told, body in ones:
-        data += struct.pack("<4B2H2I", 2, 1, 0, 0, 1, told, len(body), place)
+    for listed_bits, body in ones:
+        data += struct.pack("<4B2H2I", 2, 1, 0, 0, 1, listed_bits, len(body), place)
         place += len(body)
     return data + b"".join(body for _, body in ones)
 
 
 @pytest.mark.parametrize("kind", [1, 2])
-@pytest.mark.parametrize("told", [0, 24, 32])
+@pytest.mark.parametrize("listed_bits", [0, 24, 32])
 @pytest.mark.parametrize(
     ("bits", "row", "colours", "first", "second"),
     [
@@ -48,12 +48,18 @@ def icon(kind: int, *ones: tuple[int, bytes]) -> bytes:
     ],
 )
 def test_masks_of_icons_and_cursors_become_alpha(
-    kind: int, told: int, bits: int, row: bytes, colours: bytes, first: list[int], second: list[int]
+    kind: int,
+    listed_bits: int,
+    bits: int,
+    row: bytes,
+    colours: bytes,
+    first: list[int],
+    second: list[int],
 ) -> None:
-    """Also where the list of pictures is wrong in how many bits there are, or bytes."""
+    """Even if the directory has wrong bits per pixel or a wrong size."""
     picture = icon_picture(bits, row, colours)
     for body in (picture, picture + bytes(9)):
-        assert pixels(icon(kind, (told, body))) == [[first, second]]
+        assert pixels(icon(kind, (listed_bits, body))) == [[first, second]]
 
 
 @pytest.mark.parametrize("kind", [1, 2])
@@ -72,12 +78,12 @@ def test_an_icon_of_32_bits_needs_no_mask(alpha: int) -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
 @pytest.mark.parametrize("size", [(9, 7), (16, 16), (32, 32)])
 def test_icon_without_png_written_by_pillow_is_read(mode: str, size: tuple[int, int]) -> None:
-    """Of two pictures; the rows of its masks are not filled up, as they should be."""
+    """Pillow writes two images, and does not pad the rows of their masks as it should."""
     noise = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
     image = Image.fromarray(noise).convert(mode)
     image.save(stream := io.BytesIO(), "ICO", bitmap_format="bmp", sizes=[size, (2, 2)])
-    found = pictures.load("a.ico", data=stream.getvalue()).pixels
-    np.testing.assert_array_equal(np.broadcast_to(found, noise.shape), image.convert("RGB"))
+    pixels = pictures.load("a.ico", data=stream.getvalue()).pixels
+    np.testing.assert_array_equal(np.broadcast_to(pixels, noise.shape), image.convert("RGB"))
 
 
 def test_incomplete_or_rare_icon_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What libtiff writes to the terminal by itself is not seen there, and told if it matters."""
+"""Messages that libtiff writes to stderr are hidden, and noted if they report damage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_libtiff_does_not_write_to_the_terminal(
 
 
 def test_stderr_of_other_threads_is_forwarded(capfd: pytest.CaptureFixture[str]) -> None:
-    """Threads, while a TIFF is decoded; but not what libtiff does."""
+    """Another thread writes while a TIFF is decoded; libtiff's messages are hidden."""
     with silent_libraries(True) as first:
         os.write(2, b"one\nFax4Decode: Bad code word.\ntempfile.tif: Too short.\nKeyError: 5\nlast")
         assert first() == "Fax4Decode: Bad code word."

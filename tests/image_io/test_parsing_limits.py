@@ -1,4 +1,4 @@
-"""What is beside a picture has limits, which are looked at before Pillow reads the file."""
+"""Limits on what files hold beside the pixels are checked before Pillow reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEBI = 2**20
 
 
 def jpeg(*parts: bytes) -> bytes:
-    """A JPEG with these before everything else."""
+    """A JPEG with these bytes behind its SOI marker."""
     stream = io.BytesIO()
     Image.fromarray(PIXELS).save(stream, "JPEG")
     data = stream.getvalue()
@@ -38,15 +38,15 @@ def exif(count: int) -> list[bytes]:
 
 
 def tiff(large: int, order: str = "<", big: bool = False, inner: bool = False) -> bytes:
-    """A TIFF of 9×7 pixels with XMP data of so many bytes, or EXIF data with such a tag."""
+    """A TIFF of 9×7 pixels with `large` bytes of XMP data, or of a tag in its EXIF data."""
     kind, head, place = ("HHQQ", 16, 8) if big else ("HHII", 8, 4)
     mark = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}H", 43 if big else 42)
     counted = "Q" if big else "H"
 
     def directory(entries: dict[int, tuple[int, int, int]]) -> bytes:
-        found = [struct.pack(f"{order}{kind}", tag, *of) for tag, of in sorted(entries.items())]
+        packed = [struct.pack(f"{order}{kind}", tag, *of) for tag, of in sorted(entries.items())]
         count = struct.pack(f"{order}{counted}", len(entries))
-        return count + b"".join(found) + bytes(place)
+        return count + b"".join(packed) + bytes(place)
 
     usual = {256: 9, 257: 7, 258: 8, 259: 1, 262: 1, 277: 1, 278: 7, 279: 63, 273: head}
     tags = {tag: (4, 1, value) for tag, value in usual.items()}
@@ -70,12 +70,12 @@ def webp(size: int) -> bytes:
 
 
 def with_size(data: bytes) -> bytes:
-    """A WebP that says to end where these bytes do."""
+    """A WebP with its RIFF size set to that of the data."""
     return data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
 
 
 def overlapping(pages: int, entries: int) -> bytes:
-    """A TIFF whose directories lie over each other: each begins an entry behind the one before."""
+    """A TIFF of overlapping directories: each begins one entry behind the previous one."""
     held = bytearray()
     for number in range(entries + pages):
         held += struct.pack("<HHIHH", 1000 + number % 50, 3, 1, 0, entries)
@@ -86,7 +86,7 @@ def overlapping(pages: int, entries: int) -> bytes:
 
 
 def shared(pages: int, size: int) -> bytes:
-    """A TIFF whose pages have the same bytes beside them."""
+    """A TIFF whose pages share the bytes of their XMP data."""
     data = b""
     for page in range(pages):
         then = (8 + 18 * (page + 1)) * (page + 1 < pages)
@@ -95,7 +95,7 @@ def shared(pages: int, size: int) -> bytes:
 
 
 def pages(count: int) -> bytes:
-    """A sound TIFF of so many pages of a pixel each, with as many tags as pages usually have."""
+    """A sound TIFF of `count` pages of one pixel, with a usual number of tags."""
     tags = {256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 1}
     tags |= dict.fromkeys(range(65_000, 65_011), 1)
     size, data = 2 + 12 * len(tags) + 4, b"II*\0" + struct.pack("<I", 12) + b"\x80\0\0\0"
@@ -107,7 +107,7 @@ def pages(count: int) -> bytes:
 
 
 def gif(before: bytes = b"", between: bytes = b"", data: bytes = b"\2\x44\1") -> bytes:
-    """A GIF of a pixel, with these before its frame, and behind it."""
+    """A GIF of one pixel with these blocks before and behind its frame."""
     head = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + bytes(6)
     frame = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\2"
     return head + before + frame + data + b"\0" + between + b";"
@@ -174,9 +174,9 @@ def test_file_with_excessive_non_pixel_data_is_refused_unread(
     path = tmp_path / name
     path.write_bytes(HELD[name]())
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("Pillow has read it"))
-    found = refusal(path)
-    assert "has more than" in str(found)
-    assert "-strip stripped.png" in found.hint
+    error = refusal(path)
+    assert "has more than" in str(error)
+    assert "-strip stripped.png" in error.hint
     assert files.pixel_count(path) == 0
 
 
@@ -221,8 +221,8 @@ def test_large_non_pixel_data_of_other_formats_are_read(name: str, tmp_path: Pat
 def test_chunk_that_declares_more_than_the_file_has_is_damage(
     wrap: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    found = hostile.with_chunks(hostile.png(16, 16), struct.pack(">I", 2**31 - 1) + b"abCd")
-    (tmp_path / "a").write_bytes(wrap(found))
+    data = hostile.with_chunks(hostile.png(16, 16), struct.pack(">I", 2**31 - 1) + b"abCd")
+    (tmp_path / "a").write_bytes(wrap(data))
     assert "damaged or truncated" in str(refusal(tmp_path / "a"))
 
 
@@ -235,7 +235,7 @@ def test_page_2000_of_a_tiff_is_read(tmp_path: Path) -> None:
 def test_tiff_with_too_many_small_strips_is_refused(
     kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a row each, whose places are told in bytes, or in words; but large ones may be many."""
+    """Strips of one row, with offsets of type BYTE or LONG; more large ones are accepted."""
     monkeypatch.setattr(parsing_limits, "MAX_TIFF_STRIPS", 50)
     image = Image.new("L", (9, 60), 7)
     image.save(stream := io.BytesIO(), "TIFF", tiffinfo={278: 1})
@@ -243,9 +243,9 @@ def test_tiff_with_too_many_small_strips_is_refused(
     at = data.index(struct.pack("<HHI", 273, 4, 60)) + 2
     data[at : at + 2] = struct.pack("<H", kind)
     path.write_bytes(data)
-    found = refusal(path)
-    assert "has more than 50 strips or tiles" in str(found)
-    assert "converted.png" in found.hint
+    error = refusal(path)
+    assert "has more than 50 strips or tiles" in str(error)
+    assert "converted.png" in error.hint
     monkeypatch.setattr(parsing_limits, "MIN_PIXELS_PER_STRIP", 9)
     parsing_limits.check(io.BytesIO(data), path)
 
@@ -261,7 +261,7 @@ def test_data_after_the_end_of_a_picture_are_ignored(
 
 @pytest.mark.parametrize("last", [b"\0", b"\xd3", b""])
 def test_fill_bytes_of_a_jpeg_are_skipped_in_linear_time(last: bytes) -> None:
-    """By each of them once: a megabyte took an hour, as each began a search through the rest."""
+    """Formerly each fill byte began a search through the rest: a megabyte took an hour."""
     data = b"\xff\xd8" + b"\xff" * MEBI + last
     parsing_limits.check(io.BytesIO(data), Path("a.jpg"))
 

@@ -1,4 +1,4 @@
-"""PNGs, and those in icons, hold all of their pixels, and as they were, or are refused."""
+"""PNGs, also those in icons, that lack pixels or have wrong checksums are refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_png_whose_checksum_is_wrong_is_refused(tmp_path: Path) -> None:
 def png_of(
     pixels: np.ndarray, rows: int, kind: int = 2, before: bytes = b"", more: int = 0
 ) -> bytes:
-    """A PNG of 8 bits a sample that ends its data after so many rows, soundly."""
+    """A PNG of 8 bits per sample whose zlib stream ends after `rows` rows, with valid checksums."""
     height, width = pixels.shape[:2]
     header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     data = b"".join(b"\0" + row.tobytes() for row in pixels[:rows]) + bytes(more)
@@ -114,7 +114,7 @@ def png_of(
 def test_a_png_whose_data_end_before_its_last_row_is_refused(
     tmp_path: Path, wrap: Callable[[bytes], bytes]
 ) -> None:
-    """Pillow takes the rows that are missing for black, checksums and all."""
+    """Pillow makes the missing rows black; all checksums are valid."""
     side = {bytes: 33, hostile.icns: 256, hostile.ico: 16}[wrap]
     pixels = np.random.default_rng(0).integers(1, 256, (side, side, 3), dtype=np.uint8)
     path = tmp_path / "a"
@@ -129,7 +129,7 @@ def test_a_png_whose_data_end_before_its_last_row_is_refused(
 def test_pngs_searched_in_an_icon_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Starts of PNGs without end, and one that claims more pixels than the icon has."""
+    """A PNG that declares more pixels than the icon has, and a flood of PNG signatures."""
     pixels = np.random.default_rng(0).integers(1, 256, (16, 16, 3), dtype=np.uint8)
     icon, path = hostile.ico(png_of(pixels, 16)), tmp_path / "a.ico"
     path.write_bytes(icon + hostile.png(20_000, 20_000, rows=3))
@@ -147,7 +147,7 @@ def test_pngs_searched_in_an_icon_are_limited(
 
 
 def adam7(pixels: np.ndarray) -> list[bytes]:
-    """The rows of gray pixels, with their filters, in the order of interlaced passes."""
+    """The rows of gray pixels with their filter types, in the order of the Adam7 passes."""
     passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)]
     passes += [(0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
     parts = [pixels[top::down, left::across] for left, top, across, down in passes]
@@ -192,7 +192,7 @@ def test_apng_frames_up_to_the_chosen_one_must_be_complete(tmp_path: Path) -> No
 
 
 def test_indexed_png_without_a_palette_is_refused(tmp_path: Path) -> None:
-    """Pillow takes all of them for black."""
+    """Pillow makes all pixels black."""
     numbers, path = np.arange(64, dtype=np.uint8).reshape(8, 8), tmp_path / "a.png"
     path.write_bytes(png_of(numbers, 8, kind=3))
     assert "its colours are missing" in str(refusal(path))
@@ -207,6 +207,6 @@ def test_png_without_iend_is_read_with_a_note(tmp_path: Path) -> None:
     assert pictures.load(path).notes == ()
     for cut in (5, 8, 12, 16):
         path.write_bytes(sound[:-cut])
-        found = pictures.load(path)
-        np.testing.assert_array_equal(found.pixels, RGB)
-        assert found.notes == (END_MISSING,)
+        picture = pictures.load(path)
+        np.testing.assert_array_equal(picture.pixels, RGB)
+        assert picture.notes == (END_MISSING,)

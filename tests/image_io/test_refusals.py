@@ -1,4 +1,4 @@
-"""What is told of files that cannot be read: what is wrong, and what to do."""
+"""Messages about unreadable files say what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_unreadable_file_of_a_known_format_is_named(tmp_path: Path) -> None:
 
 
 def test_format_of_a_damaged_file_is_that_of_its_extension_if_it_begins_so(tmp_path: Path) -> None:
-    """As an XBM may begin with any comment."""
+    """An XBM may begin with any comment."""
     for name in ("XPM", "XBM"):
         path = tmp_path / f"a.{name.lower()}"
         path.write_bytes(b"/* XPM */\nstatic char *a[] = {\n")

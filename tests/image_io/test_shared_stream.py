@@ -1,4 +1,4 @@
-"""Formats that Pillow reads on from where it stopped, or from a stream that it closes."""
+"""Formats for which Pillow relies on the stream's position or closes the stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEN_THROUGH = np.dstack([OPAQUE, OPAQUE[:, :, :1]])
 
 
 def gbr(pixels: np.ndarray) -> bytes:
-    """A brush of GIMP."""
+    """A GIMP brush."""
     height, width, channels = pixels.shape
     name = b"brush\0"
     head = struct.pack(">5I4sI", 28 + len(name), 2, width, height, channels, b"GIMP", 10)
@@ -28,7 +28,7 @@ def gbr(pixels: np.ndarray) -> bytes:
 
 
 def ftex(pixels: np.ndarray) -> bytes:
-    """A texture of Independence War 2."""
+    """A texture of the game Independence War 2."""
     height, width, _ = pixels.shape
     head = struct.pack("<4s7i", b"FTEX", 1, width, height, 1, 1, 1, 32)
     return head + struct.pack("<i", pixels.nbytes) + pixels.tobytes()
@@ -54,12 +54,12 @@ FILES = {
 def test_pixels_equal_those_that_pillow_reads(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(FILES[name])
-    found = pictures.load(path, alpha=True).pixels
+    pixels = pictures.load(path, alpha=True).pixels
     with Image.open(path) as image:
-        np.testing.assert_array_equal(pictures.from_image(image, alpha=True).pixels, found)
-    mode = {1: "L", 3: "RGB", 4: "RGBA"}[found.shape[2]]
+        np.testing.assert_array_equal(pictures.from_image(image, alpha=True).pixels, pixels)
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[pixels.shape[2]]
     theirs = np.asarray(Image.open(path).convert(mode))
-    np.testing.assert_array_equal(found.reshape(theirs.shape), theirs)
+    np.testing.assert_array_equal(pixels.reshape(theirs.shape), theirs)
 
 
 def test_readers_of_one_stream_have_independent_positions() -> None:

@@ -1,4 +1,4 @@
-"""Where the parts of JPEG, JPEG 2000, PNG and WebP files are."""
+"""Iterators over the parts of JPEG, JPEG 2000, PNG and WebP files."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def segments_end(data: bytes) -> int:
 
 def test_chunks_end_with_iend_or_the_riff_size() -> None:
     png = hostile.png(9, 7, rows=7)
-    found = list(chunks(io.BytesIO(png + b"abcd" * 9), png=True))
-    assert [one.type for one in found] == [b"IHDR", b"IDAT", b"IEND"]
-    assert found[0] == Chunk(b"IHDR", 13, 8 + 12 + 13)
+    png_chunks = list(chunks(io.BytesIO(png + b"abcd" * 9), png=True))
+    assert [one.type for one in png_chunks] == [b"IHDR", b"IDAT", b"IEND"]
+    assert png_chunks[0] == Chunk(b"IHDR", 13, 8 + 12 + 13)
     webp = b"RIFF\x16\0\0\0WEBP" + b"odd \1\0\0\0x\0" + b"even\0\0\0\0" + b"more\0\0\0\0"
     stream = io.BytesIO(webp)
     walk = chunks(stream, png=False)
@@ -53,8 +53,8 @@ def test_chunks_end_with_iend_or_the_riff_size() -> None:
 
 def test_box_that_ends_beyond_the_file_is_the_last() -> None:
     data = b"\0\0\0\x08oneb" + b"\0\0\0\1last" + b"\xff" * 8 + b"more"
-    found = [(b"oneb", 8, 8), (b"last", 24, 8 + 2**64 - 1)]
-    assert list(boxes(io.BytesIO(data), 0, len(data))) == found
+    expected = [(b"oneb", 8, 8), (b"last", 24, 8 + 2**64 - 1)]
+    assert list(boxes(io.BytesIO(data), 0, len(data))) == expected
 
 
 def test_tile_parts_are_found_behind_boxes_and_segments() -> None:

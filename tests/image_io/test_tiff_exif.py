@@ -1,4 +1,4 @@
-"""EXIF data among a TIFF's own tags, whose pixels stay where they are, compressed."""
+"""EXIF data are added to a TIFF's tags without moving its compressed pixels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAKER, WIDTH, LENS, LATITUDE = 271, 256, 0xA434, 2
 
 
 def data(order: str, odd: bool = False) -> bytes:
-    """EXIF data with directories inside, and a tag that says where pixels would be."""
-    found = Image.Exif()
-    found.endian = order
-    found[MAKER], found[WIDTH] = "a maker" + "!" * odd, 5
-    found[ExifTags.IFD.Exif] = {LENS: "a lens", 0x829A: 0.004}
-    found[ExifTags.IFD.GPSInfo] = {LATITUDE: (48.0, 8.0, 30.0)}
-    return found.tobytes().removeprefix(b"Exif\0\0")
+    """EXIF data with inner directories, and a tag with an offset of pixels."""
+    exif = Image.Exif()
+    exif.endian = order
+    exif[MAKER], exif[WIDTH] = "a maker" + "!" * odd, 5
+    exif[ExifTags.IFD.Exif] = {LENS: "a lens", 0x829A: 0.004}
+    exif[ExifTags.IFD.GPSInfo] = {LATITUDE: (48.0, 8.0, 30.0)}
+    return exif.tobytes().removeprefix(b"Exif\0\0")
 
 
 def tiff(pixels: np.ndarray, **options: object) -> bytes:
@@ -56,7 +56,7 @@ def test_exif_data_are_added_to_the_tags_of_a_tiff(
 
 @pytest.mark.parametrize("own", [None, "a lens"])
 def test_exif_tags_in_the_image_directory_are_kept(own: str | None) -> None:
-    """Two of them, of which the right directory may have one as well, and a program's layers."""
+    """Two EXIF tags, one of them possibly in the EXIF directory as well, and a tag of layers."""
     stream, tags = io.BytesIO(), TiffImagePlugin.ImageFileDirectory_v2()
     for tag, kind, value in ((0x829A, 5, 0.25), (LENS, 2, "a wrong one"), (37724, 7, b"layers")):
         tags.tagtype[tag] = kind
@@ -66,15 +66,15 @@ def test_exif_tags_in_the_image_directory_are_kept(own: str | None) -> None:
         tags[ExifTags.IFD.Exif] = {LENS: own}
     Image.fromarray(PIXELS).save(stream, "TIFF", tiffinfo=tags)
     with Image.open(stream) as image:
-        kept = tiff_exif.of_image(image)
-    found = Image.Exif()
-    found.load(kept or b"")
-    assert dict(found.get_ifd(ExifTags.IFD.Exif)) == {0x829A: 0.25, LENS: own or "a wrong one"}
-    assert 37724 not in found
+        data_of_image = tiff_exif.of_image(image)
+    exif = Image.Exif()
+    exif.load(data_of_image or b"")
+    assert dict(exif.get_ifd(ExifTags.IFD.Exif)) == {0x829A: 0.25, LENS: own or "a wrong one"}
+    assert 37724 not in exif
 
 
 def test_interoperability_directory_is_left_out() -> None:
-    """Pillow would have its place in the file that it was in."""
+    """Pillow represents it by its offset in the original file."""
     found = Image.Exif()
     found[ExifTags.IFD.Exif] = {LENS: "a lens", ExifTags.IFD.Interop: {1: "R98"}}
     exif = found.tobytes().removeprefix(b"Exif\0\0")
@@ -82,16 +82,16 @@ def test_interoperability_directory_is_left_out() -> None:
     assert dict(found.get_ifd(ExifTags.IFD.Interop)) == {1: "R98"}
     for made in (tiff_exif.inserted(tiff(PIXELS), exif), tiff(PIXELS, exif=found)):
         with Image.open(io.BytesIO(made)) as image:
-            kept = tiff_exif.of_image(image)
-        found.load(kept or b"")
+            data_of_image = tiff_exif.of_image(image)
+        found.load(data_of_image or b"")
         assert dict(found.get_ifd(ExifTags.IFD.Exif)) == {LENS: "a lens"}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of what is damaged
 def test_empty_or_damaged_exif_data_do_not_fit_in_a_tiff() -> None:
-    found = Image.Exif()
-    found[WIDTH] = 5
-    assert tiff_exif.that_fits(found.tobytes()) is None
+    exif = Image.Exif()
+    exif[WIDTH] = 5
+    assert tiff_exif.that_fits(exif.tobytes()) is None
     assert tiff_exif.that_fits(b"II*\0\xff\xff\xff\xff") is None
     for cut in range(len(data("<"))):  # any of it, or None, and nothing else
         fits = tiff_exif.that_fits(data("<")[:cut])

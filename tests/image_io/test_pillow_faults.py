@@ -1,4 +1,4 @@
-"""Sound files of which Pillow would read other pixels: they are read rightly, or refused."""
+"""Sound files that Pillow misreads are read correctly or refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError
 from imgmlp.image_io.bit_depth import UPPER_BITS
-from imgmlp.image_io.misread import (
+from imgmlp.image_io.pillow_faults import (
     NOTE_ALPHA_DROPPED,
     NOTE_BEYOND_PALETTE,
     NOTE_PCX_COLOURS_IGNORED,
@@ -24,9 +24,9 @@ from imgmlp.image_io.misread import (
 
 
 def pixels(data: bytes, frame: int | None = None) -> list[object]:
-    """Of a file, row by row."""
-    found: list[object] = pictures.load("a", alpha=True, data=data, frame=frame).pixels.tolist()
-    return found
+    """The pixels of a file as nested lists."""
+    rows: list[object] = pictures.load("a", alpha=True, data=data, frame=frame).pixels.tolist()
+    return rows
 
 
 # PNG
@@ -46,12 +46,12 @@ def test_transparent_gray_of_png_with_few_bits_is_scaled_like_its_samples(
     assert pixels(data) == [[[0, 255 * key], [step, 255 * (1 - key)]]]
     for times in range(2):
         with Image.open(io.BytesIO(data)) as image:
-            found = [pictures.from_image(image, alpha=True) for _ in range(times + 1)][-1]
-            assert found.pixels.tolist() == [[[0, 255 * key], [step, 255 * (1 - key)]]]
+            picture = [pictures.from_image(image, alpha=True) for _ in range(times + 1)][-1]
+            assert picture.pixels.tolist() == [[[0, 255 * key], [step, 255 * (1 - key)]]]
 
 
 def test_apng_with_a_default_image_is_refused_unless_frames_replace_it(tmp_path: Path) -> None:
-    """Two pixels of gray, and frames over the first one, or over both."""
+    """Two gray pixels, and frames over the first one or both."""
 
     def frame(number: int, *values: int, back: int = 0, over: int = 0) -> bytes:
         control = struct.pack(">5I2H2B", number, len(values), 1, 0, 0, 1, 10, back, over)
@@ -62,8 +62,8 @@ def test_apng_with_a_default_image_is_refused_unless_frames_replace_it(tmp_path:
     begin += chunk(b"acTL", bytes(8)[:3] + b"\2" + bytes(4))
     begin += chunk(b"IDAT", zlib.compress(b"\0\x07\x07"))
     sound = begin + frame(0, 8, 9) + frame(2, 5) + chunk(b"IEND", b"")
-    found = [pixels(sound, number) for number in (1, 2, 3)]
-    assert found == [[[[7], [7]]], [[[8], [9]]], [[[5], [9]]]]
+    frames = [pixels(sound, number) for number in (1, 2, 3)]
+    assert frames == [[[[7], [7]]], [[[8], [9]]], [[[5], [9]]]]
     path = tmp_path / "a.png"
     for first in (frame(0, 8), frame(0, 8, 9, back=2), frame(0, 8, 9, over=1)):
         path.write_bytes(begin + first + frame(2, 5) + chunk(b"IEND", b""))
@@ -74,7 +74,7 @@ def test_apng_with_a_default_image_is_refused_unless_frames_replace_it(tmp_path:
 
 
 def listed_png(colours: bytes, alpha: bytes = b"") -> bytes:
-    """Two pixels, of the first colour and of the second."""
+    """A PNG of two pixels, with palette indices 0 and 1."""
     header = struct.pack(">IIBBBBB", 2, 1, 8, 3, 0, 0, 0)
     parts = [(b"IHDR", header), (b"PLTE", colours), (b"IDAT", zlib.compress(b"\0\0\1"))]
     parts[2:2] = [(b"tRNS", alpha)] if alpha else []
@@ -84,13 +84,13 @@ def listed_png(colours: bytes, alpha: bytes = b"") -> bytes:
 def test_palette_indices_beyond_the_palette_are_noted() -> None:
     both, first = bytes([9, 8, 7, 99, 88, 77]), bytes([9, 8, 7])
     for data in (listed_png(both), bmp(8, b"\0\1", bytes([7, 8, 9, 0, 77, 88, 99, 0]))):
-        found = pictures.load("a", data=data)
-        assert found.pixels.tolist() == [[[9, 8, 7], [99, 88, 77]]]
-        assert found.notes == ()
+        picture = pictures.load("a", data=data)
+        assert picture.pixels.tolist() == [[[9, 8, 7], [99, 88, 77]]]
+        assert picture.notes == ()
     for data in (listed_png(first), bmp(8, b"\0\1", bytes([7, 8, 9, 0]))):
-        found = pictures.load("a", data=data)
-        assert found.pixels.tolist() == [[[9, 8, 7], [0, 0, 0]]]
-        assert found.notes == (NOTE_BEYOND_PALETTE,)
+        picture = pictures.load("a", data=data)
+        assert picture.pixels.tolist() == [[[9, 8, 7], [0, 0, 0]]]
+        assert picture.notes == (NOTE_BEYOND_PALETTE,)
     unseen = pictures.load("a", alpha=True, data=listed_png(first, b"\xff\0"))
     assert unseen.pixels[0, :, 3].tolist() == [255, 0]
     assert unseen.notes == ()
@@ -100,7 +100,7 @@ def test_palette_indices_beyond_the_palette_are_noted() -> None:
 
 
 def bmp(bits: int, row: bytes, colours: bytes = b"", masks: tuple[int, ...] = ()) -> bytes:
-    """A row of two pixels, of listed colours or with masks, of which 4 make the header longer."""
+    """A BMP of two pixels, with a palette or with bit masks; 4 masks need a longer header."""
     size = 56 if len(masks) == 4 else 40
     kind = 3 if masks else 0
     head = struct.pack("<IiiHHIIiiII", size, 2, 1, 1, bits, kind, 4, 0, 0, len(colours) // 4, 0)
@@ -110,12 +110,12 @@ def bmp(bits: int, row: bytes, colours: bytes = b"", masks: tuple[int, ...] = ()
 
 @pytest.mark.parametrize(("bits", "row"), [(1, b"\x40"), (4, b"\x01"), (8, b"\0\1")])
 def test_bmp_with_a_gray_palette_is_read_at_any_index_size(bits: int, row: bytes) -> None:
-    """Black and white, or as many grays as there may be."""
+    """The palette is black and white, or has all grays of the index size."""
     grays = [0, 0, 0, 0, 255, 255, 255, 0], [n for gray in range(2**bits) for n in [gray] * 3 + [0]]
     for listed in grays:
-        found = np.array(pixels(bmp(bits, row, bytes(listed))))
-        assert found[0, :, 0].tolist() == [0, listed[4]]
-        assert (found == found[..., :1]).all()
+        samples = np.array(pixels(bmp(bits, row, bytes(listed))))
+        assert samples[0, :, 0].tolist() == [0, listed[4]]
+        assert (samples == samples[..., :1]).all()
 
 
 def test_bmp_of_5_bits_per_colour_has_alpha_if_a_mask_declares_it() -> None:
@@ -129,7 +129,7 @@ def test_bmp_of_5_bits_per_colour_has_alpha_if_a_mask_declares_it() -> None:
 
 
 def gif(*frames: tuple[int, int, int | None, bytes]) -> bytes:
-    """Three pixels of gray, red, green or blue; frames have a place, a way to leave, and a key."""
+    """A GIF of three pixels; frames have a position, a disposal method and a transparent index."""
     data = b"GIF89a" + struct.pack("<HHBBB", 3, 1, 0x91, 0, 0) + bytes([10] * 3)
     data += b"\xff\0\0\0\xff\0\0\0\xff"
     for left, way, key, values in frames:
@@ -152,12 +152,12 @@ def test_frames_of_a_gif_that_pillow_clears_wrongly_are_refused(tmp_path: Path) 
     with pytest.raises(PictureError, match="not all say how they are disposed of"):
         pictures.load(path, frame=3, alpha=True)
     path.write_bytes(gif(clear, (0, 1, 3, b"\3\2"), grey))
-    found = pictures.load(path, frame=3, alpha=True).pixels
-    assert found[..., 3].tolist() == [[0, 255, 255]]
-    assert found[0, 1:, :3].tolist() == [[0, 255, 0], [10, 10, 10]]
+    pixels = pictures.load(path, frame=3, alpha=True).pixels
+    assert pixels[..., 3].tolist() == [[0, 255, 255]]
+    assert pixels[0, 1:, :3].tolist() == [[0, 255, 0], [10, 10, 10]]
     path.write_bytes(gif(clear, (0, 2, 3, b"\3\2"), grey))
-    found = pictures.load(path, frame=3, alpha=True).pixels
-    assert found[..., 3].tolist() == [[0, 0, 255]]
+    pixels = pictures.load(path, frame=3, alpha=True).pixels
+    assert pixels[..., 3].tolist() == [[0, 0, 255]]
 
 
 # TIFF
@@ -166,7 +166,7 @@ def test_frames_of_a_gif_that_pillow_clears_wrongly_are_refused(tmp_path: Path) 
 def tiff(
     size: tuple[int, int], photometric: int, *blocks: bytes, samples: int = 1, **tags: list[int]
 ) -> bytes:
-    """A TIFF of 8 bits a sample, not compressed, with these strips; tags are named _284."""
+    """An uncompressed TIFF with these strips; tags are keyword arguments such as _284."""
     width, height = size
     data, places = bytearray(8), []
     for block in blocks:
@@ -201,7 +201,7 @@ COLOURS = [value * 257 for value in range(256)] * 3
 def test_tiff_with_separate_planes_that_pillow_swaps_is_refused(
     tmp_path: Path, photometric: int, planes: tuple[bytes, ...], tags: dict[str, list[int]]
 ) -> None:
-    """Alpha beside gray, also multiplied by it, or listed colours, and CIELab."""
+    """Gray with straight or premultiplied alpha, a palette with alpha, and CIELab."""
     path = tmp_path / "a.tif"
     count = len(planes)
     path.write_bytes(tiff((2, 1), photometric, *planes, samples=count, _284=[2], **tags))
@@ -221,7 +221,7 @@ def test_loaded_image_of_a_tiff_with_separate_planes_is_refused(tmp_path: Path) 
 
 
 def planes(bits: int, photometric: int, *channels: np.ndarray) -> bytes:
-    """A TIFF of 9×7 pixels, not compressed, whose channels stand one after the other."""
+    """An uncompressed TIFF of 9×7 pixels with separate planes."""
     data = b"".join(channel.tobytes() for channel in channels)
     places, size = 8 + 2 + 12 * 10 + 4, len(data) // len(channels)
     tags = {256: 9, 257: 7, 258: bits, 259: 1, 262: photometric, 277: len(channels), 278: 7, 284: 2}
@@ -240,11 +240,11 @@ def test_uncompressed_tiff_with_separate_planes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     deep = np.random.default_rng(0).integers(0, 2**16, (3, 7, 9), np.uint16)
     path.write_bytes(planes(16, 2, *deep))
-    found = pictures.load(path)
-    np.testing.assert_array_equal(found.pixels, deep.transpose(1, 2, 0) >> 8)
-    assert found.notes == (UPPER_BITS.format(16),)
+    picture = pictures.load(path)
+    np.testing.assert_array_equal(picture.pixels, deep.transpose(1, 2, 0) >> 8)
+    assert picture.notes == (UPPER_BITS.format(16),)
     with Image.open(path) as image:
-        np.testing.assert_array_equal(pictures.from_image(image).pixels, found.pixels)
+        np.testing.assert_array_equal(pictures.from_image(image).pixels, picture.pixels)
         image.load()  # into something else
         with pytest.raises(PictureError, match="separate"):
             pictures.from_image(image)
@@ -253,12 +253,16 @@ def test_uncompressed_tiff_with_separate_planes_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pictures.load(path).pixels[:, :, 0], 255 - gray)
 
 
-@pytest.mark.parametrize("said", [{"_530": [2, 2]}, {}])
+@pytest.mark.parametrize("subsampling", [{"_530": [2, 2]}, {}])
 def test_uncompressed_tiff_with_subsampled_ycbcr_is_read(
-    said: dict[str, list[int]],
+    subsampling: dict[str, list[int]],
 ) -> None:
     data = tiff(
-        (2, 4), 6, bytes([9, 99, 199, 30, 128, 128, 40, 50, 60, 70, 128, 128]), samples=3, **said
+        (2, 4),
+        6,
+        bytes([9, 99, 199, 30, 128, 128, 40, 50, 60, 70, 128, 128]),
+        samples=3,
+        **subsampling,
     )
     gray = np.array([[9, 99], [199, 30], [40, 50], [60, 70]])
     np.testing.assert_allclose(np.array(pixels(data)), gray[:, :, None].repeat(3, 2), atol=1)
@@ -318,32 +322,32 @@ def test_a_fits_of_16_bits_is_signed_and_refused(tmp_path: Path, bits: int) -> N
 # PCX
 
 
-def pcx(width: int, bits: int, planes: int, said: int, *rows: bytes) -> bytes:
-    """A PCX whose rows, of all planes, are filled up to so many bytes a plane."""
+def pcx(width: int, bits: int, planes: int, row_bytes: int, *rows: bytes) -> bytes:
+    """A PCX whose rows are padded to `row_bytes` per plane."""
     head = struct.pack("<4B6H", 10, 5, 1, bits, 0, 0, width - 1, len(rows) - 1, 72, 72)
-    head += bytes(range(48)) + struct.pack("<BBHH", 0, planes, said, 1) + bytes(58)
+    head += bytes(range(48)) + struct.pack("<BBHH", 0, planes, row_bytes, 1) + bytes(58)
     count = -(-width * bits // 8)
     parts = [
-        row[at : at + count].ljust(said, b"\xff")
+        row[at : at + count].ljust(row_bytes, b"\xff")
         for row in rows
         for at in range(0, len(row), count)
     ]
     return head + b"".join(bytes([0xC1, value]) for part in parts for value in part)
 
 
-@pytest.mark.parametrize("said", [2, 3, 4, 7, 60_000])
-def test_pcx_with_padded_rows_is_read(said: int) -> None:
+@pytest.mark.parametrize("row_bytes", [2, 3, 4, 7, 60_000])
+def test_pcx_with_padded_rows_is_read(row_bytes: int) -> None:
     rows = bytes([1, 2, 3, 4, 5, 6]), bytes([11, 12, 13, 14, 15, 16])
-    found = [[[1, 3, 5], [2, 4, 6]], [[11, 13, 15], [12, 14, 16]]]
-    assert pixels(pcx(2, 8, 3, said, *rows)) == found
-    black = pcx(9, 1, 1, said, b"\x80\x80", b"\x7f\x00")
+    expected = [[[1, 3, 5], [2, 4, 6]], [[11, 13, 15], [12, 14, 16]]]
+    assert pixels(pcx(2, 8, 3, row_bytes, *rows)) == expected
+    black = pcx(9, 1, 1, row_bytes, b"\x80\x80", b"\x7f\x00")
     assert pixels(black) == [[[255], *[[0]] * 7, [255]], [[0], *[[255]] * 7, [0]]]
-    listed = pcx(8, 1, 4, said, b"\x80\x80\x80\x80", b"\1\0\1\0")
+    listed = pcx(8, 1, 4, row_bytes, b"\x80\x80\x80\x80", b"\1\0\1\0")
     assert pixels(listed) == [[[45, 46, 47], *[[0, 1, 2]] * 7], [*[[0, 1, 2]] * 7, [15, 16, 17]]]
 
 
 @pytest.mark.parametrize(
-    ("version", "colours", "told"),
+    ("version", "colours", "is_noted"),
     [
         (5, b"\xff\xff\xff\0\0\0", True),
         (2, b"\0\0\0\xff\0\0", True),
@@ -352,19 +356,21 @@ def test_pcx_with_padded_rows_is_read(said: int) -> None:
         (3, b"\0\0\0\xff\0\0", False),  # which says that it has none
     ],
 )
-def test_ignored_colours_of_a_1_bit_pcx_are_noted(version: int, colours: bytes, told: bool) -> None:
+def test_ignored_colours_of_a_1_bit_pcx_are_noted(
+    version: int, colours: bytes, is_noted: bool
+) -> None:
     data = bytearray(pcx(2, 1, 1, 2, b"\x40"))
     data[1], data[16:22] = version, colours
-    found = pictures.load("a", data=bytes(data))
-    assert found.pixels.tolist() == [[[0], [255]]]
-    assert found.notes == (NOTE_PCX_COLOURS_IGNORED,) * told
+    picture = pictures.load("a", data=bytes(data))
+    assert picture.pixels.tolist() == [[[0], [255]]]
+    assert picture.notes == (NOTE_PCX_COLOURS_IGNORED,) * is_noted
 
 
 # Targa, PSD, Sun, X11
 
 
 def targa(alpha: int, bits: int, *values: int, listed: bool = False) -> bytes:
-    """A row of pixels of 16 or 32 bits, or of colours that are listed."""
+    """A Targa of one row of pixels of 16 or 32 bits, or of colour map indices."""
     data, count = b"".join(value.to_bytes(bits // 8, "little") for value in values), len(values)
     kinds = (1, 1, 0, count, bits) if listed else (0, 2, 0, 0, 0)
     head = struct.pack("<3B2HB4H2B", 0, *kinds, 0, 0, count, 1, 8 if listed else bits, 32 | alpha)
@@ -390,13 +396,13 @@ def test_targa_with_a_varying_alpha_bit_is_refused(tmp_path: Path, listed: bool)
 def test_targa_of_32_bits_has_alpha_if_its_header_declares_it() -> None:
     assert pixels(targa(0, 32, 0x00010203, 0x00040506)) == [[[1, 2, 3], [4, 5, 6]]]
     assert pixels(targa(8, 32, 0x00010203, 0x70040506)) == [[[1, 2, 3, 0], [4, 5, 6, 112]]]
-    found = pictures.load("a", data=targa(0, 32, 0x00010203, 0x70040506))
-    assert found.pixels.tolist() == [[[1, 2, 3], [4, 5, 6]]]
-    assert found.notes == (NOTE_ALPHA_DROPPED,)
+    picture = pictures.load("a", data=targa(0, 32, 0x00010203, 0x70040506))
+    assert picture.pixels.tolist() == [[[1, 2, 3], [4, 5, 6]]]
+    assert picture.notes == (NOTE_ALPHA_DROPPED,)
 
 
 def psd(channels: int, mode: int, data: bytes, width: int = 1, bits: int = 8) -> bytes:
-    """A row of pixels, channel by channel."""
+    """A PSD of one row of pixels, channel by channel."""
     return b"8BPS" + struct.pack(">H6xHIIHH", 1, channels, 1, width, bits, mode) + bytes(14) + data
 
 
@@ -416,10 +422,10 @@ def test_a_psd_of_several_inks_is_refused(tmp_path: Path) -> None:
     ("mode", "channels", "taken"), [(1, 2, 1), (8, 3, 1), (3, 5, 3), (1, 1, 1), (3, 3, 3)]
 )
 def test_ignored_extra_channels_of_a_psd_are_noted(mode: int, channels: int, taken: int) -> None:
-    found = pictures.load("a.psd", data=psd(channels, mode, bytes(range(channels))))
-    assert found.pixels.tolist() == [[[*range(taken)]]]
-    told = f"only the first {taken} of its {channels} channels are used"
-    assert found.notes == (told,) * (channels > taken)
+    picture = pictures.load("a.psd", data=psd(channels, mode, bytes(range(channels))))
+    assert picture.pixels.tolist() == [[[*range(taken)]]]
+    note = f"only the first {taken} of its {channels} channels are used"
+    assert picture.notes == (note,) * (channels > taken)
 
 
 def sun(width: int, bits: int, kind: int, data: bytes) -> bytes:

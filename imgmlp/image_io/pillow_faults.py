@@ -1,6 +1,6 @@
 """Files whose pixels Pillow silently misreads: corrected where that is simple, else refused.
 
-This module knows the file formats, but not what the pixels are used for.
+Each function handles one format; fields are named by its specification.
 """
 
 from __future__ import annotations
@@ -59,15 +59,19 @@ def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> Non
     if image.format == "CUR":  # files are read as rebuilt icons instead
         hint = "give the file's name instead"
         raise PictureError(f"Pillow misreads {path}, a cursor with a mask", hint=hint)
-    why = _of_tiff(image) if image.format == "TIFF" else ""
-    if stream is not None and isinstance(image, ImageFile.ImageFile) and image.format in _FAULTS:
+    fault = _tiff_fault(image) if image.format == "TIFF" else ""
+    if (
+        stream is not None
+        and isinstance(image, ImageFile.ImageFile)
+        and image.format in _FAULT_BY_FORMAT
+    ):
         stream.seek(0)
-        why = _FAULTS[image.format](image, stream)
-    if why:
-        raise PictureError(f"Pillow misreads {path}, {why}", hint=convert_hint(path))
-    if stream is None and (late := _of_loaded_tiff(image)):
+        fault = _FAULT_BY_FORMAT[image.format](image, stream)
+    if fault:
+        raise PictureError(f"Pillow misreads {path}, {fault}", hint=convert_hint(path))
+    if stream is None and (fault := _loaded_tiff_fault(image)):
         hint = "give the file's name instead, or the image before it is loaded"
-        raise PictureError(f"Pillow misreads {path}, {late}", hint=hint)
+        raise PictureError(f"Pillow misreads {path}, {fault}", hint=hint)
     if _is_signed(image):
         hint = "convert it to unsigned samples of 8 or 16 bits first"
         problem = f"{path} has signed samples, whose range is unknown"
@@ -76,48 +80,50 @@ def check(image: Image.Image, path: Path, stream: BinaryIO | None = None) -> Non
 
 def _is_signed(image: Image.Image) -> bool:
     """Whether samples are signed, but Pillow reads them as unsigned: 8-bit TIFF, 16-bit FITS."""
-    formats = _tag(image, _TIFF_SAMPLE_FORMAT)
+    formats = _tiff_tag(image, _TIFF_SAMPLE_FORMAT)
     signed = image.mode == "L" and isinstance(formats, tuple) and _TIFF_SIGNED_INTEGER in formats
     return signed or (image.format == "FITS" and image.mode == "I;16")
 
 
-def mend(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
-    """Change how Pillow will decode an open image, where it would misread it."""
+def correct_decoding(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
+    """Change how Pillow decodes an open, unloaded image, where it would misread it."""
     if image.format == "PNG":
-        _scale_key(image)
+        _scale_transparent_gray(image)
     elif image.format in ("BMP", "DIB"):
-        _bmp(image, stream)
+        _correct_bmp(image, stream)
     elif image.format == "PCX":
-        _widen_rows(image, stream)
+        _use_header_row_length(image, stream)
     elif image.format == "SUN":
         _move_padding_first(image)
-    elif image.format == "TIFF" and (colours := _palette_of_8_bits(image)):
+    elif image.format == "TIFF" and (colours := _narrow_tiff_palette(image)):
         image.palette = ImagePalette.raw("RGB;L", colours)
 
 
-def mended(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) -> Image.Image:
-    """Correct a loaded image. Appends to `notes` what was left out. Raises PictureError."""
-    if loaded.mode == "P" and _has_unlisted(loaded):
+def correct_pixels(
+    loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]
+) -> Image.Image:
+    """A loaded image with correct pixels. Appends losses to `notes`. Raises PictureError."""
+    if loaded.mode == "P" and _has_indices_beyond_palette(loaded):
         notes.append(NOTE_BEYOND_PALETTE)
     if loaded.format == "PNG" and isinstance(loaded.info.get("transparency"), tuple):
-        _compare_all_bits(loaded, stream)
+        _apply_16_bit_transparency(loaded, stream)
     if loaded.format == "TGA":
-        return _targa(loaded, stream, path, notes)
+        return _without_undeclared_alpha(loaded, stream, path, notes)
     if loaded.format == "PSD":
-        _psd_left_out(loaded, stream, notes)
+        _note_ignored_psd_channels(loaded, stream, notes)
     if loaded.format == "PCX" and loaded.mode == "1":
-        _pcx_left_out(stream, notes)
-    return positive(loaded)
+        _note_ignored_pcx_colours(stream, notes)
+    return without_inversion(loaded)
 
 
-def positive(loaded: Image.Image) -> Image.Image:
+def without_inversion(loaded: Image.Image) -> Image.Image:
     """A loaded image, inverted if Pillow reads a negative of it: in 1-bit XBM and PSD, 1 is
     black."""
     negative = loaded.mode == "1" and loaded.format in ("PSD", "XBM")
     return ImageOps.invert(loaded) if negative else loaded
 
 
-def _has_unlisted(loaded: Image.Image) -> bool:
+def _has_indices_beyond_palette(loaded: Image.Image) -> bool:
     """Whether visible pixels have an index beyond the end of the palette."""
     counts, key = loaded.histogram(), loaded.info.get("transparency")
     if isinstance(key, int):
@@ -128,7 +134,7 @@ def _has_unlisted(loaded: Image.Image) -> bool:
 # --- PNG ---
 
 
-def _scale_key(image: ImageFile.ImageFile) -> None:
+def _scale_transparent_gray(image: ImageFile.ImageFile) -> None:
     """Scale the transparent value of gray PNGs of 2 or 4 bits: Pillow scales the samples only."""
     key, args = image.info.get("transparency"), image.tile[0].args if image.tile else ""
     if isinstance(key, int) and args in _WHITE_BY_RAW_MODE:
@@ -136,37 +142,36 @@ def _scale_key(image: ImageFile.ImageFile) -> None:
         image.info["transparency"] = (key & white) * (255 // white)
 
 
-def _compare_all_bits(loaded: Image.Image, stream: BinaryIO) -> None:
+def _apply_16_bit_transparency(loaded: Image.Image, stream: BinaryIO) -> None:
     """Compare all 16 bits of samples with the transparent colour: Pillow compares only 8."""
     stream.seek(_PNG_BIT_DEPTH_OFFSET)
     if stream.read(1) != b"\x10":
         return
     lower = Image.open(stream, formats=["PNG"])
-    lower.tile = [
-        one._replace(args="RGB;16L") for one in lower.tile
-    ]  # reads the lower bytes as if they were the upper
+    # "L" for little endian: takes the lower bytes of the samples for the upper ones
+    lower.tile = [tile._replace(args="RGB;16L") for tile in lower.tile]
     lower.load()
     key = loaded.info.pop("transparency")
-    wanted = (*(value >> 8 for value in key), *(value & 255 for value in key))
-    alike = (
-        band.point([255 * (value == sought) for value in range(256)])
-        for band, sought in zip((*loaded.split(), *lower.split()), wanted, strict=True)
+    key_bytes = (*(value >> 8 for value in key), *(value & 255 for value in key))
+    matches = (
+        band.point([255 * (value == key_byte) for value in range(256)])
+        for band, key_byte in zip((*loaded.split(), *lower.split()), key_bytes, strict=True)
     )
-    loaded.putalpha(ImageOps.invert(reduce(ImageChops.darker, alike)))
+    loaded.putalpha(ImageOps.invert(reduce(ImageChops.darker, matches)))
 
 
-def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
+def _png_fault(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Refuse an animation with a default picture: Pillow draws the frames over it.
 
     This does no harm if the first frame replaces the whole picture for good.
     """
     if image.tell() == 0 or not getattr(image, "default_image", False):
         return ""
-    whole = struct.pack(">4I", *image.size, 0, 0)
-    firsts = (stream.read(26) for chunk in chunks(stream, png=True) if chunk.type == b"fcTL")
-    first = next(firsts, b"").ljust(26)
+    whole_image = struct.pack(">4I", *image.size, 0, 0)  # width, height, x and y offset
+    controls = (stream.read(26) for chunk in chunks(stream, png=True) if chunk.type == b"fcTL")
+    first = next(controls, b"").ljust(26)
     replaces = (
-        first[4:20] == whole
+        first[4:20] == whole_image
         and first[24] != _APNG_DISPOSE_TO_PREVIOUS
         and first[25] == _APNG_BLEND_SOURCE
     )
@@ -176,7 +181,7 @@ def _png(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
 # --- BMP ---
 
 
-def _bmp(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
+def _correct_bmp(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
     """Correct the index size of gray palettes, and keep alpha in pixels of 16 bits.
 
     If the palette is gray, Pillow ignores how many bits an index has. Of 16 bits with 5 per colour
@@ -185,18 +190,18 @@ def _bmp(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
     stream.seek(14 if image.format == "BMP" else 0)
     head = stream.read(56)
     size = int.from_bytes(head[:4], "little")
-    (one,) = image.tile
-    kind, *how = one.args if isinstance(one.args, tuple) else (one.args,)
+    (tile,) = image.tile
+    raw_mode, *others = tile.args if isinstance(tile.args, tuple) else (tile.args,)
     if image.mode in ("1", "L"):
         bits = int.from_bytes(head[10:12] if size == 12 else head[14:16], "little")
         if bits != (1 if image.mode == "1" else 8):
             grays = (0, 255) if image.mode == "1" else range(2**bits)
             image._mode = "P"
             image.palette = ImagePalette.raw("RGB", bytes(n for gray in grays for n in 3 * [gray]))
-            image.tile = [one._replace(args=(_RAW_MODE_BY_INDEX_BITS[bits], *how))]
-    elif kind == "BGR;15" and size >= len(head) and _has_alpha_bit(head):
+            image.tile = [tile._replace(args=(_RAW_MODE_BY_INDEX_BITS[bits], *others))]
+    elif raw_mode == "BGR;15" and size >= len(head) and _has_alpha_bit(head):
         image._mode = "RGBA"
-        image.tile = [one._replace(args=("BGRA;15", *how))]
+        image.tile = [tile._replace(args=("BGRA;15", *others))]
 
 
 def _has_alpha_bit(head: bytes) -> bool:
@@ -207,13 +212,13 @@ def _has_alpha_bit(head: bytes) -> bool:
 # --- GIF ---
 
 
-def _gif(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
+def _gif_fault(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Refuse frames whose disposal Pillow gets wrong.
 
     If the first frame has no alpha, Pillow has none to clear later frames with. It takes the
     disposal "unspecified" for that of the frame before.
     """
-    first, *others = [*islice(_disposals(stream), image.tell())] or [(0, False)]
+    first, *others = [*islice(_gif_frame_controls(stream), image.tell())] or [(0, False)]
     methods = [method for method, _ in (first, *others)]
     if any(
         before >= _GIF_DISPOSE_TO_BACKGROUND and method == 0 for before, method in pairwise(methods)
@@ -226,27 +231,28 @@ def _gif(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     return ""
 
 
-def _disposals(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
+def _gif_frame_controls(stream: BinaryIO) -> Iterator[tuple[int, bool]]:
     """Each frame's disposal method, and whether it has a transparent colour (GIF89a, 23)."""
     flags = 0
     skip_gif_colour_table(stream, stream.read(13)[10:11])
-    while kind := stream.read(1):
-        if kind == b"!":
-            control, blocks = stream.read(1) == b"\xf9", _blocks(stream)
-            said = next(blocks, b"")
-            flags = said[0] if control and said else flags
-            deque(blocks, 0)
-        elif kind == b",":
+    while introducer := stream.read(1):
+        if introducer == b"!":
+            is_graphic_control, blocks = stream.read(1) == b"\xf9", _gif_sub_blocks(stream)
+            control = next(blocks, b"")
+            flags = control[0] if is_graphic_control and control else flags
+            deque(blocks, 0)  # skips the rest
+        elif introducer == b",":
             yield flags >> 2 & 7, bool(flags & 1)
             flags = 0
             skip_gif_colour_table(stream, stream.read(9)[8:])
             stream.read(1)
-            deque(_blocks(stream), 0)
-        elif kind != b"\0":
+            deque(_gif_sub_blocks(stream), 0)
+        elif introducer != b"\0":
             return
 
 
-def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+def _gif_sub_blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """The data sub-blocks at the stream's position (GIF89a, 15)."""
     while (size := stream.read(1)) not in (b"", b"\0"):
         yield stream.read(size[0])
 
@@ -254,52 +260,54 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 # --- PCX ---
 
 
-def _widen_rows(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
+def _use_header_row_length(image: ImageFile.ImageFile, stream: BinaryIO) -> None:
     """Use the row length of the header: Pillow assumes the shortest even number of bytes."""
     stream.seek(0)
     head = stream.read(68)
     row_bytes, min_bytes = int.from_bytes(head[66:], "little"), -(-image.width * head[3] // 8)
     if row_bytes > min_bytes:
-        (one,) = image.tile
-        mode = one.args[0] if isinstance(one.args, tuple) else one.args
-        image.tile = [one._replace(args=(mode, head[65] * row_bytes))]
+        (tile,) = image.tile
+        mode = tile.args[0] if isinstance(tile.args, tuple) else tile.args
+        image.tile = [tile._replace(args=(mode, head[65] * row_bytes))]
 
 
-def _pcx_left_out(stream: BinaryIO, notes: list[str]) -> None:
+def _note_ignored_pcx_colours(stream: BinaryIO, notes: list[str]) -> None:
     """Note that the two colours of a 1-bit PCX are ignored, as they are by some programs."""
     stream.seek(0)
     head = stream.read(22)
     black, white = head[16:19], head[19:]
-    given = head[1] in _PCX_VERSIONS_WITH_PALETTE and black != white
-    if given and (black, white) != (b"\0\0\0", b"\xff\xff\xff"):
+    has_palette = head[1] in _PCX_VERSIONS_WITH_PALETTE and black != white
+    if has_palette and (black, white) != (b"\0\0\0", b"\xff\xff\xff"):
         notes.append(NOTE_PCX_COLOURS_IGNORED)
 
 
 # --- Sun ---
 
 
-def _sun(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
+def _sun_fault(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Refuse run-length encoded rows with a padding byte, which Pillow does not skip."""
     head = stream.read(24)
-    bits, kind = int.from_bytes(head[12:16]), int.from_bytes(head[20:])
-    odd = -(-image.width * bits // 8) % 2
-    return "whose rows are padded" if odd and kind == _SUN_RUN_LENGTH_ENCODED else ""
+    bits, image_type = int.from_bytes(head[12:16]), int.from_bytes(head[20:])
+    is_padded = -(-image.width * bits // 8) % 2  # to an even number of bytes
+    return "whose rows are padded" if is_padded and image_type == _SUN_RUN_LENGTH_ENCODED else ""
 
 
 def _move_padding_first(image: ImageFile.ImageFile) -> None:
     """Take the first 8 of a pixel's 32 bits for padding: Pillow takes the last 8."""
-    for number, one in enumerate(image.tile):
-        several = isinstance(one.args, tuple)
-        args = one.args if isinstance(one.args, tuple) else (one.args,)
+    for number, tile in enumerate(image.tile):
+        is_tuple = isinstance(tile.args, tuple)
+        args = tile.args if isinstance(tile.args, tuple) else (tile.args,)
         if args[0] in _SUN_PADDING_FIRST:
             order = _SUN_PADDING_FIRST[args[0]]
-            image.tile[number] = one._replace(args=(order, *args[1:]) if several else order)
+            image.tile[number] = tile._replace(args=(order, *args[1:]) if is_tuple else order)
 
 
 # --- Targa ---
 
 
-def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) -> Image.Image:
+def _without_undeclared_alpha(
+    loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]
+) -> Image.Image:
     """Drop alpha that the header denies: Pillow takes unrelated bits for it.
 
     Pictures with one bit of alpha are refused with a PictureError: programs disagree on its
@@ -307,12 +315,14 @@ def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
     """
     stream.seek(0)
     head = stream.read(18)
-    kind, alpha = head[2] & 7, head[17] & 15
-    bits = {1: head[7], 2: head[16]}.get(kind)  # of a listed colour, or of a pixel
-    if bits != 16 and (bits != 32 or kind == 1 or alpha):  # Pillow lists 32 bits with alpha 0
+    # 1: colour-mapped, 2: true colour
+    image_type, alpha_bits = head[2] & 7, head[17] & 15
+    bits = {1: head[7], 2: head[16]}.get(image_type)  # of a colour map entry, or of a pixel
+    # Colour maps of 32 bits keep their alpha: Pillow writes them with a header that denies it.
+    if bits != 16 and (bits != 32 or image_type == 1 or alpha_bits):
         return loaded
     least, most = loaded.convert("RGBA").getchannel("A").getextrema()
-    if least != most and alpha:
+    if least != most and alpha_bits:
         problem = f"Pillow misreads {path}, whose pixels of 16 bits have one bit of alpha"
         raise PictureError(problem, hint=convert_hint(path))
     if least != most and bits == 32:
@@ -323,29 +333,29 @@ def _targa(loaded: Image.Image, stream: BinaryIO, path: Path, notes: list[str]) 
 # --- PSD ---
 
 
-def _psd(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
+def _psd_fault(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Refuse several inks without a colour model, of which Pillow reads only the first."""
-    channels, mode = _psd_head(stream)
+    channels, mode = _psd_channels_and_mode(stream)
     return f"which has {channels} inks" if mode == _PSD_MULTICHANNEL and channels > 1 else ""
 
 
-def _psd_head(stream: BinaryIO) -> tuple[int, int]:
+def _psd_channels_and_mode(stream: BinaryIO) -> tuple[int, int]:
     """The number of channels and the colour mode."""
     stream.seek(0)
     head = stream.read(26)
     return int.from_bytes(head[12:14]), int.from_bytes(head[24:])
 
 
-def _psd_left_out(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> None:
-    channels, taken = _psd_head(stream)[0], len(loaded.getbands())
-    if channels > taken:
-        notes.append(f"only the first {taken} of its {channels} channels are used")
+def _note_ignored_psd_channels(loaded: Image.Image, stream: BinaryIO, notes: list[str]) -> None:
+    channels, used = _psd_channels_and_mode(stream)[0], len(loaded.getbands())
+    if channels > used:
+        notes.append(f"only the first {used} of its {channels} channels are used")
 
 
 # --- XPM ---
 
 
-def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
+def _xpm_fault(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Refuse colours of other than 6 digits, of which Pillow reads the last 24 bits."""
     head = stream.read(image.tile[0].offset)
     digits = {len(colour) for colour in _XPM_COLOUR.findall(head)} - {6}
@@ -355,14 +365,14 @@ def _xpm(image: ImageFile.ImageFile, stream: BinaryIO) -> str:
 # --- JPEG 2000 ---
 
 
-def _jpeg2000(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
+def _jpeg2000_fault(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
     """Refuse CIELab, which Pillow takes for RGB, and reordered channels (ITU T.800, I.5.3)."""
     head = stream.read(_JP2_HEADER_BYTES).partition(CODESTREAM_START)[0]
     if _JP2_LAB.search(head):
         return "whose colours are CIELab"
-    said = head.partition(b"cdef")[2]
-    count = min(int.from_bytes(said[:2]), max(0, len(said) - 2) // 6)
-    channels = list(struct.iter_unpack(">3H", said[2 : 2 + 6 * count]))
+    definition = head.partition(b"cdef")[2]
+    count = min(int.from_bytes(definition[:2]), max(0, len(definition) - 2) // 6)
+    channels = list(struct.iter_unpack(">3H", definition[2 : 2 + 6 * count]))
     colours = [number for number, kind, _ in channels if kind == 0]
     moved = any(kind == 0 and place not in (0, number + 1) for number, kind, place in channels)
     before = any(
@@ -374,63 +384,63 @@ def _jpeg2000(_: ImageFile.ImageFile, stream: BinaryIO) -> str:
 # --- TIFF ---
 
 
-def is_for_libtiff(image: Image.Image) -> bool:
+def needs_libtiff(image: Image.Image) -> bool:
     """Whether libtiff must read an uncompressed TIFF, as Pillow's own reader takes it for
     interleaved samples: its planes are separate, or its colours are subsampled."""
     return _has_separate_planes(image) or _is_subsampled(image)
 
 
 def _has_separate_planes(image: Image.Image) -> bool:
-    return _tag(image, _TIFF_PLANAR_CONFIGURATION) == 2
+    return _tiff_tag(image, _TIFF_PLANAR_CONFIGURATION) == 2
 
 
 def _is_subsampled(image: Image.Image) -> bool:
     """Whether YCbCr is subsampled, by the tag for it or, without the tag, by the number of
     bytes."""
-    if _tag(image, _TIFF_PHOTOMETRIC) != _TIFF_IS_YCBCR:
+    if _tiff_tag(image, _TIFF_PHOTOMETRIC) != _TIFF_IS_YCBCR:
         return False
-    if (factors := _tag(image, _TIFF_YCBCR_SUBSAMPLING)) is not None:
+    if (factors := _tiff_tag(image, _TIFF_YCBCR_SUBSAMPLING)) is not None:
         return factors != (1, 1)
-    counts = _tag(image, _TIFF_STRIP_BYTE_COUNTS)
+    counts = _tiff_tag(image, _TIFF_STRIP_BYTE_COUNTS)
     return isinstance(counts, tuple) and sum(counts) < 3 * image.width * image.height
 
 
-def _of_tiff(image: Image.Image) -> str:
+def _tiff_fault(image: Image.Image) -> str:
     if _has_separate_planes(image) and image.mode in _MODES_WITH_SWAPPED_PLANES:
         return f"whose planes are separate ({image.mode})"
-    coded = image.info.get("compression")
-    factors = _tag(image, _TIFF_YCBCR_SUBSAMPLING)
-    if _is_subsampled(image) and factors == (4, 4) and coded != "jpeg":
+    compression = image.info.get("compression")
+    factors = _tiff_tag(image, _TIFF_YCBCR_SUBSAMPLING)
+    if _is_subsampled(image) and factors == (4, 4) and compression != "jpeg":
         return "whose colours are subsampled 4×4"  # read correctly at some sizes only
     return ""
 
 
-def _of_loaded_tiff(image: Image.Image) -> str:
+def _loaded_tiff_fault(image: Image.Image) -> str:
     """What is wrong with a loaded image that could have been read correctly from its file."""
-    if is_for_libtiff(image) and image.info.get("compression") == "raw":
+    if needs_libtiff(image) and image.info.get("compression") == "raw":
         return "whose planes are separate or whose colours are subsampled"
-    return "whose palette has 8 bits per sample" if _palette_of_8_bits(image) else ""
+    return "whose palette has 8 bits per sample" if _narrow_tiff_palette(image) else ""
 
 
-def _palette_of_8_bits(image: Image.Image) -> bytes:
+def _narrow_tiff_palette(image: Image.Image) -> bytes:
     """A TIFF's palette if its samples have 8 bits instead of 16, by libtiff's rule; else b""."""
-    palette = _tag(image, _TIFF_COLOUR_MAP)
+    palette = _tiff_tag(image, _TIFF_COLOUR_MAP)
     if not isinstance(palette, tuple) or image.mode not in ("P", "PA"):
         return b""
     narrow = all(isinstance(one, int) and 0 <= one < 256 for one in palette)
     return bytes(palette) if narrow and any(palette) else b""
 
 
-def _tag(image: Image.Image, tag: int) -> object:
+def _tiff_tag(image: Image.Image, tag: int) -> object:
     value: object = getattr(image, "tag_v2", {}).get(tag)
     return value
 
 
-_FAULTS: dict[str, Callable[[ImageFile.ImageFile, BinaryIO], str]] = {  # by format
-    "GIF": _gif,
-    "JPEG2000": _jpeg2000,
-    "PNG": _png,
-    "PSD": _psd,
-    "SUN": _sun,
-    "XPM": _xpm,
+_FAULT_BY_FORMAT: dict[str, Callable[[ImageFile.ImageFile, BinaryIO], str]] = {  # by format
+    "GIF": _gif_fault,
+    "JPEG2000": _jpeg2000_fault,
+    "PNG": _png_fault,
+    "PSD": _psd_fault,
+    "SUN": _sun_fault,
+    "XPM": _xpm_fault,
 }
