@@ -158,9 +158,9 @@ def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> 
     refusals.check_size(image, str(name))
     notes: list[str] = []
     try:
-        whole = files.reread(image, Path(os.fsdecode(name)), notes)
+        loaded = files.reread(image, Path(os.fsdecode(name)), notes)
         with _sound_info(str(name)):
-            return _picture(whole, str(name), alpha, strip, notes)
+            return _picture(loaded, str(name), alpha, strip, notes)
     except MemoryError:
         problem = f"{name} does not fit in memory"
         raise OutOfMemoryError(problem, hint="use a smaller picture") from None
@@ -191,15 +191,15 @@ def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
         hint = "replace the masked samples, for example with array.filled(0)"
         raise PictureError("a masked array is not a picture", hint=hint)
     pixels = np.asarray(pixels)  # slices of an np.matrix would be matrices
-    shaped = pixels[:, :, None] if pixels.ndim == 2 else pixels
-    good = shaped.ndim == 3 and shaped.shape[2] in (1, 2, 3, 4) and shaped.dtype == np.uint8
-    if not good or not 0 < shaped.shape[0] * shaped.shape[1] <= MAX_PIXELS:
+    samples = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    is_valid = samples.ndim == 3 and samples.shape[2] in (1, 2, 3, 4) and samples.dtype == np.uint8
+    if not is_valid or not 0 < samples.shape[0] * samples.shape[1] <= MAX_PIXELS:
         problem = f"an array of {pixels.dtype}{list(pixels.shape)} is not a picture"
         raise PictureError(problem, hint="give uint8 [height, width, 1 to 4]")
     notes: list[str] = []
-    shaped = conversion.without_opaque_alpha(shaped, notes)
-    _check_alpha(shaped, "the array", alpha)
-    return Picture(shaped, notes=tuple(notes))
+    samples = conversion.without_opaque_alpha(samples, notes)
+    _check_alpha(samples, "the array", alpha)
+    return Picture(samples, notes=tuple(notes))
 
 
 def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: list[str]) -> Picture:
@@ -207,14 +207,14 @@ def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: lis
     _check_alpha(pixels, name, alpha)
     orientation = _orientation(image)
     pixels = conversion.upright(pixels, orientation)
-    found = NOTHING if strip else metadata.checked(_metadata(image), notes)
+    picture_metadata = NOTHING if strip else metadata.checked(_metadata(image), notes)
     if not strip and image.info.get("icc_profile") is None:
-        made = colours.profile(image.info, gray=pixels.shape[2] < 3)
-        found = replace(found, icc=made)
-        notes += [colours.PROFILE_MADE] if made else []
-    if found.dpi is not None and orientation in (5, 6, 7, 8):
-        found = replace(found, dpi=found.dpi[::-1])
-    return Picture(pixels, found, tuple(notes))
+        profile = colours.profile(image.info, gray=pixels.shape[2] < 3)
+        picture_metadata = replace(picture_metadata, icc=profile)
+        notes += [colours.PROFILE_MADE] if profile else []
+    if picture_metadata.dpi is not None and orientation in (5, 6, 7, 8):
+        picture_metadata = replace(picture_metadata, dpi=picture_metadata.dpi[::-1])
+    return Picture(pixels, picture_metadata, tuple(notes))
 
 
 def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
@@ -227,8 +227,8 @@ def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
 def _orientation(image: Image.Image) -> int:
     try:
         with files.quietly():
-            given = image.info.get("exif")  # getexif() would expect bytes here
-            exif = given if isinstance(given, Image.Exif) else image.getexif()
+            stored_exif = image.info.get("exif")  # getexif() would expect bytes here
+            exif = stored_exif if isinstance(stored_exif, Image.Exif) else image.getexif()
             if _EXIF_TAG_ORIENTATION in exif:
                 return int(exif[_EXIF_TAG_ORIENTATION])
     except MemoryError:
@@ -243,8 +243,8 @@ def _metadata(image: Image.Image) -> Metadata:
     info = image.info
     icc = info.get("icc_profile") if image.mode not in ("CMYK", "LAB") else None
     fields = {"icc": icc, "exif": _exif(image), "xmp": _xmp(image)}
-    kept = {name: data for name, data in fields.items() if isinstance(data, bytes) and data}
-    return Metadata(**kept, dpi=_pair(info.get("dpi")))
+    present = {name: data for name, data in fields.items() if isinstance(data, bytes) and data}
+    return Metadata(**present, dpi=_pair(info.get("dpi")))
 
 
 def _exif(image: Image.Image) -> bytes | None:
@@ -467,16 +467,18 @@ def check_extension(
     try:
         name, options = FORMATS[path.suffix.lower()]
     except KeyError:
-        known = " ".join(FORMATS)
+        extensions = " ".join(FORMATS)
         what = f"the extension {path.suffix!r}" if path.suffix else "no extension"
-        raise UsageError(f"{path} has {what}", hint=f"use one of {known}") from None
+        raise UsageError(f"{path} has {what}", hint=f"use one of {extensions}") from None
     if channels in (2, 4) and name not in FORMATS_WITH_ALPHA:
         problem = f"{path} cannot hold transparency"
         raise UsageError(problem, hint="use .png, .tif or .webp")
     if channels == 3 and path.suffix.lower() == ".pgm":
         raise UsageError(f"{path} can hold gray pictures only", hint="use .ppm")
-    most = limits_of(name).max_side
-    if max(size) > most:
+    max_side = limits_of(name).max_side
+    if max(size) > max_side:
         problem = f"{path} cannot hold {size[0]}×{size[1]} pixels"
-        raise UsageError(problem, hint=f"a {name} has at most {most:,} pixels per side; use .png")
+        raise UsageError(
+            problem, hint=f"a {name} has at most {max_side:,} pixels per side; use .png"
+        )
     return name, options

@@ -30,7 +30,7 @@ HEIGHT, WIDTH = 7, 9
 MODES = ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr"]
 MODES += ["LAB", "HSV", "I;16", "I", "F"]
 LOSSLESS = {"BMP", "DIB", "PCX", "PNG", "PPM", "QOI", "SGI", "TGA", "TIFF"}
-REFUSED = {  # formats that Pillow writes but that are no pictures to read, and what is said of them
+REFUSED = {  # formats that Pillow writes but that are refused, and why
     "EPS": "drawing",
     "PDF": "not a picture",
     "PALM": "not a picture",
@@ -63,7 +63,7 @@ def corpus() -> dict[str, bytes]:
             stream = io.BytesIO()
             try:
                 image(mode).save(stream, kind)
-            except (OSError, ValueError, KeyError, AttributeError):  # it has no such mode
+            except (OSError, ValueError, KeyError, AttributeError):  # the format has no such mode
                 continue
             files[f"{kind}-{mode}"] = stream.getvalue()
     return files
@@ -103,7 +103,7 @@ def check_all_the_way(picture: Picture, path: Path, codec: Codec) -> None:
     stored = open_stored(made.bytes)
     assert (stored.height, stored.width, stored.channels) == picture.pixels.shape
     assert stored.facts["bytes"] == len(made.bytes)
-    pixels = stored.decode(DEVICE)  # which compares the digest
+    pixels = stored.decode(DEVICE)  # compares the digest
     np.testing.assert_array_equal(pixels, made.pixels)
     pictures.save_picture(pixels, path, stored.metadata)
     np.testing.assert_array_equal(pictures.load(path, alpha=True).pixels.shape[:2], (HEIGHT, WIDTH))
@@ -117,7 +117,7 @@ def test_every_format_and_mode_is_read_encoded_and_decoded(kind: str, tmp_path: 
             continue
         mode = name.removeprefix(f"{kind}-")
         if kind in REFUSED or (mode in ("F", "I") and kind in ("IM", "PPM", "TIFF")):
-            if (kind, mode) == ("PPM", "I"):  # of 16 bits
+            if (kind, mode) == ("PPM", "I"):  # it has 16 bits
                 assert load(name, data).notes
                 continue
             with pytest.raises(PictureError, match=REFUSED.get(kind, "32 bits")) as caught:
@@ -125,14 +125,14 @@ def test_every_format_and_mode_is_read_encoded_and_decoded(kind: str, tmp_path: 
             assert caught.value.hint
             continue
         picture = load(name, data)
-        if kind == "ICNS":  # whose sizes are fixed
+        if kind == "ICNS":  # its sizes are fixed
             assert picture.pixels.shape[:2] == (1024, 1024)
             continue
         assert picture.pixels.shape[:2] == (HEIGHT, WIDTH)
         if kind in LOSSLESS and mode in ("L", "RGB"):
             expected = np.asarray(image(mode)).reshape(picture.pixels.shape)
             np.testing.assert_array_equal(picture.pixels, expected)
-        if kind != "XBM":  # whose black Pillow takes for white
+        if kind != "XBM":  # Pillow reads a negative of it
             theirs = as_pillow_reads(data, picture.channels)
             np.testing.assert_array_equal(picture.pixels, theirs)
         check_all_the_way(picture, tmp_path / "a.png", CODECS[number % 2])

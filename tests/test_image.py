@@ -55,7 +55,7 @@ def test_a_lossless_file_gives_its_pixels_back(
 ) -> None:
     path = tmp_path / f"a{suffix}"
     pictures.save_picture(pixels, path)
-    channels = 3 if suffix in (".webp", ".ppm") else pixels.shape[2]  # which know RGB only
+    channels = 3 if suffix in (".webp", ".ppm") else pixels.shape[2]  # formats of RGB only
     np.testing.assert_array_equal(
         pictures.load(path).pixels, np.broadcast_to(pixels, (*pixels.shape[:2], channels))
     )
@@ -105,7 +105,7 @@ def test_alpha_is_kept_if_requested(tmp_path: Path, pixels: np.ndarray, suffix: 
     path = tmp_path / f"a{suffix}"
     pictures.save_picture(pixels, path, Metadata(ICC))
     picture = pictures.load(path, alpha=True)
-    if suffix == ".webp" and pixels.shape[2] == 2:  # it knows no gray
+    if suffix == ".webp" and pixels.shape[2] == 2:  # it has no gray
         pixels = pixels[:, :, [0, 0, 0, 1]]
     np.testing.assert_array_equal(picture.pixels, pixels)
     assert (picture.notes, picture.icc) == ((), ICC)
@@ -137,7 +137,7 @@ def test_saving_never_drops_alpha(tmp_path: Path, suffix: str) -> None:
 
 def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise by a quarter
+    exif[0x0112] = 6  # rotate clockwise by 90 degrees
     path = save(Image.fromarray(RGB), tmp_path / "a.png", exif=exif)
     np.testing.assert_array_equal(pictures.load(path).pixels, np.rot90(RGB, -1))
 
@@ -365,7 +365,7 @@ def test_picture_too_large_for_its_output_format_is_refused(
         assert ".png" in caught.value.hint
     pictures.save_picture(np.zeros((1, side - 1, 3), np.uint8), tmp_path / f"b{suffix}")
     assert [path.name for path in tmp_path.iterdir()] == [f"b{suffix}"]
-    assert capfd.readouterr() == ("", "")  # libjpeg has a line of its own for it
+    assert capfd.readouterr() == ("", "")  # libjpeg would print a message
 
 
 def test_an_unknown_extension_is_a_usage_error() -> None:

@@ -68,7 +68,7 @@ def test_metadata_of_a_file_are_read(tmp_path: Path, suffix: str) -> None:
     metadata = pictures.load(save(tmp_path, suffix)).metadata
     assert (metadata.icc, metadata.xmp) == (ICC, XMP)
     assert exif_summary(metadata.exif) == ("a maker", "a lens", 1)
-    if suffix in (".jpg", ".png", ".tif"):  # which know a resolution
+    if suffix in (".jpg", ".png", ".tif"):  # formats that store a resolution
         assert metadata.dpi == pytest.approx((300, 150), abs=0.05)
     assert pictures.load(save(tmp_path, suffix), strip=True).metadata == NOTHING
 
@@ -203,7 +203,7 @@ def test_metadata_too_large_to_be_read_from_a_png_are_left_out(tmp_path: Path, n
     assert pictures.load(path, data=stream.getvalue()).metadata.names() == []
 
 
-# What is kept of EXIF and XMP
+# EXIF and XMP data
 
 
 def with_preview(order: str, orientation: int, preview: bytes) -> bytes:
@@ -241,7 +241,7 @@ def test_width_and_height_in_exif_data_are_swapped_with_the_orientation(
         return head + first + bytes(4) + inner + bytes(4)
 
     whole = made(orientation, 24, 16)
-    for size in range(len(whole)):  # what lacks its end keeps its length, or is left out
+    for size in range(len(whole)):  # truncated data keep their length, or are left out
         assert len(upright_exif(whole[:size]) or whole[:size]) == size
     upright = Image.Exif()
     upright.load(upright_exif(whole))
@@ -251,7 +251,7 @@ def test_width_and_height_in_exif_data_are_swapped_with_the_orientation(
     assert upright[ORIENTATION] == 1
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # of Pillow, which reads them as well
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # Pillow's warning
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_exif_data_may_end_with_the_last_entry_of_a_directory(order: str) -> None:
     """The four bytes of the next directory's offset are missing, completely or in part."""
@@ -320,7 +320,7 @@ def test_metadata_that_are_left_out_are_noted() -> None:
     assert "damaged EXIF" in " ".join(notes)
 
 
-# Through a file
+# Through a compressed file
 
 
 @pytest.mark.usefixtures("brief")

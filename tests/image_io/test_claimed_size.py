@@ -54,7 +54,7 @@ def test_webp_with_tiny_frames_on_a_huge_canvas_is_refused(tmp_path: Path) -> No
     data = saved("WEBP", 2, lossless=True)
     path.write_bytes(on_canvas(data, 16_383))
     assert "16383×16383 pixels but holds a far smaller" in str(refusal(path))
-    path.write_bytes(on_canvas(data, 300))  # as an animation may well be
+    path.write_bytes(on_canvas(data, 300))  # allowed for an animation
     assert pictures.load(path, alpha=True).pixels.shape[:2] == (300, 300)
 
 
@@ -146,7 +146,7 @@ def header(*fields: tuple[int, int]) -> bytes:
 def test_av1_sequence_header_is_read_in_each_form() -> None:
     size = [(9, 4), (9, 4), (639, 10), (479, 10)]
     reduced = header((0, 3), (1, 1), (1, 1), (4, 5), *size)
-    point = [(0, 12), (9, 5), (0, 1), (1, 1), (5, 4)]  # of a high level, and with a delay
+    point = [(0, 12), (9, 5), (0, 1), (1, 1), (5, 4)]  # a high level and a display delay
     whole = header((0, 3), (0, 1), (0, 1), (0, 1), (1, 1), (1, 5), *point, *point, *size)
     for form in (reduced, whole):
         assert claimed_size._sequence_pixels(claimed_size._BitReader(form)) == 640 * 480

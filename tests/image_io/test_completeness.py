@@ -112,7 +112,7 @@ def test_jpeg_with_its_eoi_marker_before_the_last_pixels_is_refused(
     for share in (0.7, 0.9):
         path.write_bytes(data[: int(share * len(data))] + data[-2:])
         assert "damaged or truncated" in str(refusal(path))
-    path.write_bytes(data + bytes(99))  # behind its end there may be anything
+    path.write_bytes(data + bytes(99))  # data behind the end are ignored
     assert pictures.load(path).notes == ()
 
 
@@ -131,7 +131,7 @@ def test_jpeg_that_lacks_only_its_eoi_marker_is_read(tmp_path: Path, progressive
         assert "truncated" in str(refusal(path))
 
 
-WAYS = [  # of writing a JPEG
+WAYS = [  # encoder options
     {},
     {"progressive": True},
     {"progressive": True, "subsampling": 0},
@@ -267,7 +267,7 @@ def test_missing_pixels_are_found_without_pillows_private_decoder(
 
 def test_coding_process_is_that_of_the_first_frame_header(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
-    arithmetic = b"\xff\xc9\0\x0b\x08\0\1\0\1\1\1\x11\0"  # its pixels may take no bytes
+    arithmetic = b"\xff\xc9\0\x0b\x08\0\1\0\1\1\1\x11\0"  # arithmetic coding may take no bytes
     path.write_bytes(hostile.jpeg(hostile.SIDE)[:-2] + arithmetic + b"\xff\xd9")
     assert "cannot hold 16384×16384 pixels" in str(refusal(path))
 
@@ -285,9 +285,9 @@ def test_jpeg_2000_truncated_within_its_pixels_is_refused_undecoded(
         path.write_bytes(data[:-3])
         assert "truncated: its last byte is missing" in str(refusal(path))
         behind = b"\0\x02\xff\x90\0\x0a\0\0" + (1 << 30).to_bytes(4) + bytes(20)
-        path.write_bytes(data + behind)  # what is behind its end is nobody's
+        path.write_bytes(data + behind)  # data behind the end are ignored
         np.testing.assert_array_equal(pictures.load(path).pixels, RGB)
-    head = b"\0\0\0\1free" + (20).to_bytes(8) + b"1234"  # a box that tells its size in 8 bytes
+    head = b"\0\0\0\1free" + (20).to_bytes(8) + b"1234"  # a box with a 64-bit size
     path.write_bytes(data[:12] + head + data[12:-9])
     assert "7 bytes of its pixels are missing" in str(refusal(path))
 
@@ -317,7 +317,7 @@ def test_pcx_that_lacks_its_palette_is_refused(tmp_path: Path) -> None:
         path.write_bytes(sound[:-cut])
         assert "its colours, which should be its end, are missing" in str(refusal(path))
     gray = bytearray(save(Image.fromarray(GRAY[..., 0]), tmp_path / "b.pcx").read_bytes()[:-769])
-    gray[68] = 2  # says so
+    gray[68] = 2  # the palette type: gray
     path.write_bytes(gray)
     np.testing.assert_array_equal(pictures.load(path).pixels, GRAY)
     tiny = save(Image.new("L", (1, 1), 9), tmp_path / "c.pcx").read_bytes()[:-769]

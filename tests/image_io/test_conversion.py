@@ -113,7 +113,7 @@ def test_cmyk_is_converted_to_srgb_by_its_profile(tmp_path: Path, suffix: str) -
     image.save(path, icc_profile=gray_inks())
     picture = pictures.load(path)
     assert picture.notes == ("CMYK is converted to sRGB by its colour profile",)
-    assert picture.icc is None  # it was of the inks
+    assert picture.icc is None  # the profile was that of the inks
     levels = picture.pixels.astype(int)
     assert np.ptp(levels, axis=2).max() <= 2  # gray, but for rounding
     assert np.ptp(levels) > 100

@@ -25,7 +25,7 @@ from imgmlp.errors import PictureError
 from imgmlp.image_io import files
 
 RGB, GRAY = small_pixels(), small_pixels(1)
-MOST = 64  # MiB that refusing all of them may take
+MAX_MEBIBYTES = 64  # of memory in which all of them are refused
 CHILD = """
 import resource, sys
 from imgmlp import image
@@ -48,7 +48,7 @@ print(peak() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others count memory in other units")
 def test_decompression_bombs_are_refused_in_little_memory(tmp_path: Path) -> None:
-    """Runs in a process of its own with a memory limit, so that a failure harms nothing else."""
+    """Runs in a process of its own with limits of memory and time, to contain a failure."""
     for name, make in hostile.BOMBS.items():
         (tmp_path / name).write_bytes(make())
 
@@ -65,7 +65,7 @@ def test_decompression_bombs_are_refused_in_little_memory(tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < MOST * 1024  # KiB
+    assert int(done.stdout) < MAX_MEBIBYTES * 1024  # KiB
     assert done.stderr == ""
 
 
@@ -79,7 +79,7 @@ def test_eps_is_refused_before_pillow_reads_its_lines(
     assert "is a vector drawing (EPS)" in str(refusal(path))
 
 
-@pytest.mark.filterwarnings("ignore:IM image format")  # which Pillow is about to give up
+@pytest.mark.filterwarnings("ignore:IM image format")  # Pillow deprecates the format
 def test_long_text_is_not_read_as_an_im_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +195,7 @@ def test_from_image_equals_load_of_its_file_also_when_repeated(tmp_path: Path) -
                 np.testing.assert_array_equal(picture.pixels, whole.pixels)
                 assert (picture.notes, picture.metadata) == (whole.notes, whole.metadata)
             image.load()
-            if path.suffix == ".tif":  # which tells its depth for ever
+            if path.suffix == ".tif":  # Pillow keeps the tag of its depth
                 picture = pictures.from_image(image)
                 np.testing.assert_array_equal(picture.pixels, whole.pixels)
 

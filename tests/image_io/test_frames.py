@@ -67,7 +67,7 @@ def test_reduced_copies_in_a_tiff_do_not_count_as_frames(tmp_path: Path) -> None
     np.testing.assert_array_equal(picture.pixels, RGB)
     assert picture.notes == ()
     assert pictures.load(tiff_pages(tmp_path / "b.tif", 0, 1, 0)).notes
-    older = tiff_pages(tmp_path / "c.tif", 1, 2, tag=255)  # 1 is a picture of its own, 2 a copy
+    older = tiff_pages(tmp_path / "c.tif", 1, 2, tag=255)  # 1: full resolution, 2: reduced
     assert pictures.load(older).notes == ()
 
 
@@ -151,7 +151,7 @@ def test_second_image_of_an_mpo_is_noted_unless_it_is_a_reduced_copy(
     images[0].save(stream := io.BytesIO(), "MPO", save_all=True, append_images=images[1:])
     data = stream.getvalue()
     size = data.index(b"\xff\xd8", 2)
-    at = data.index(struct.pack("<II", 0x030000, size)) + 16  # of the second picture
+    at = data.index(struct.pack("<II", 0x030000, size)) + 16  # the entry of the second image
     data = data[:at] + struct.pack("<I", kind) + data[at + 4 :]
     picture = pictures.load("a.jpg", data=data)
     assert picture.pixels[0, 0] == 10

@@ -47,7 +47,7 @@ def test_libtiffs_report_of_damage_that_pillow_ignores_is_noted(
     with Image.open(path) as again:
         (begin,), (count,) = again.tag_v2[273], again.tag_v2[279]
     data = bytearray(path.read_bytes())
-    data[begin + 20 : begin + count] = bytes(count - 20)  # which is no code
+    data[begin + 20 : begin + count] = bytes(count - 20)  # an invalid code
     path.write_bytes(data)
     (note,) = pictures.load(path).notes
     assert "damaged" in note

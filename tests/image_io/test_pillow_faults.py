@@ -245,11 +245,11 @@ def test_uncompressed_tiff_with_separate_planes_is_read(tmp_path: Path) -> None:
     assert picture.notes == (UPPER_BITS.format(16),)
     with Image.open(path) as image:
         np.testing.assert_array_equal(pictures.from_image(image).pixels, picture.pixels)
-        image.load()  # into something else
+        image.load()  # Pillow misreads it
         with pytest.raises(PictureError, match="separate"):
             pictures.from_image(image)
     gray = (deep[0] >> 8).astype(np.uint8)
-    path.write_bytes(planes(8, 0, gray))  # whose white is 0
+    path.write_bytes(planes(8, 0, gray))  # WhiteIsZero
     np.testing.assert_array_equal(pictures.load(path).pixels[:, :, 0], 255 - gray)
 
 
@@ -353,7 +353,7 @@ def test_pcx_with_padded_rows_is_read(row_bytes: int) -> None:
         (2, b"\0\0\0\xff\0\0", True),
         (5, b"\0\0\0\xff\xff\xff", False),
         (5, b"\7\7\7\7\7\7", False),
-        (3, b"\0\0\0\xff\0\0", False),  # which says that it has none
+        (3, b"\0\0\0\xff\0\0", False),  # this version has no palette
     ],
 )
 def test_ignored_colours_of_a_1_bit_pcx_are_noted(

@@ -65,13 +65,13 @@ def test_png_truncated_within_its_pixels_is_refused_undecoded(
     noise = np.random.default_rng(3).integers(0, 256, (300, 200, 3), np.uint8)
     path = save(Image.fromarray(noise), tmp_path / "a.png")
     data = path.read_bytes()
-    for count in (12, 16):  # its end, and the checksum of its pixels
+    for count in (12, 16):  # IEND; IEND and the checksum of IDAT
         path.write_bytes(data[:-count])
         np.testing.assert_array_equal(pictures.load(path).pixels, noise)
     for count in (16 + MAX_MISSING_BYTES + 1, len(data) // 2):
         path.write_bytes(data[:-count])
         assert "bytes of its pixels are missing" in str(refusal(path))
-    path.write_bytes(data[: -16 - MAX_MISSING_BYTES])  # which only decoding tells
+    path.write_bytes(data[: -16 - MAX_MISSING_BYTES])  # only decoding shows that pixels are missing
     assert "truncated" in str(refusal(path))
 
 
@@ -172,7 +172,10 @@ def test_interlaced_png_that_lacks_a_pass_is_refused(
 
 def test_apng_frames_up_to_the_chosen_one_must_be_complete(tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(1, 256, (3, 12, 10, 3), dtype=np.uint8)
-    frames[1, :5], frames[2, :, :3] = frames[0, :5], frames[1, :, :3]  # so that each is a part
+    frames[1, :5], frames[2, :, :3] = (
+        frames[0, :5],
+        frames[1, :, :3],
+    )  # each differs from the previous one in a part
     first, *others = map(Image.fromarray, frames)
     first.save(stream := io.BytesIO(), "PNG", save_all=True, append_images=others)
     sound, path = stream.getvalue(), tmp_path / "a.png"

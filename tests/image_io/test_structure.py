@@ -23,7 +23,7 @@ from imgmlp.image_io.structure import (
 
 
 def test_jpeg_segments_are_found_behind_gaps_and_fill_bytes() -> None:
-    scan = b"\xff\xda\0\3s" + b"abc\xff\0\xff\xd3d"  # whose pixels hold no marker
+    scan = b"\xff\xda\0\3s" + b"abc\xff\0\xff\xd3d"  # its data contain no marker
     data = b"\xff\xd8" + b"\xff\xff\xe1\0\4xy" + b"?" + scan + b"\xff\xd9"
     assert list(segments(data)) == [
         Segment(0xD8, 0, 2, 0),
