@@ -15,13 +15,13 @@ from imgmlp.report.classic import CODECS, SizeSearch, encode, usable
 PIXELS = np.tile(small_pixels(), (3, 3, 1))
 
 
-def test_the_extra_brings_all_of_them() -> None:
+def test_all_codecs_are_usable_with_the_optional_dependencies() -> None:
     assert usable() == CODECS
 
 
 @pytest.mark.parametrize("key", CODECS)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_more_quality_is_more_bytes_and_decibels(key: str, channels: int) -> None:
+def test_higher_quality_gives_more_bytes_and_a_higher_psnr(key: str, channels: int) -> None:
     codec, pixels = usable()[key], PIXELS[:, :, :channels]
     low, high = (encode(codec, pixels, q) for q in (codec.sweep[0], codec.sweep[-1]))
     assert low.pixels.shape == pixels.shape
@@ -31,36 +31,38 @@ def test_more_quality_is_more_bytes_and_decibels(key: str, channels: int) -> Non
 
 
 @pytest.mark.parametrize("key", CODECS)
-def test_there_is_a_file_however_many_bytes_are_wanted(key: str) -> None:
-    sized = SizeSearch(usable()[key], PIXELS)
-    few, many = sized.nearest(1), sized.nearest(10**9)
+def test_size_search_gives_a_file_for_any_target_size(key: str) -> None:
+    search = SizeSearch(usable()[key], PIXELS)
+    few, many = search.nearest(1), search.nearest(10**9)
     assert len(few.bytes) < 1000 < len(many.bytes)
     assert many.quality >= 99
 
 
 @pytest.mark.parametrize("key", ["jpeg420", "webp", "avif"])
-def test_the_longest_side_is_that_of_the_limits(key: str) -> None:
+def test_longest_side_that_a_codec_encodes_is_the_limit(key: str) -> None:
     codec = CODECS[key]
-    most = limits_of(codec.format).max_side
-    assert encode(codec, np.zeros((1, most, 3), np.uint8), 10).pixels.shape[1] == most
+    max_side = limits_of(codec.format).max_side
+    assert encode(codec, np.zeros((1, max_side, 3), np.uint8), 10).pixels.shape[1] == max_side
     with pytest.raises((OSError, ValueError)):
-        encode(codec, np.zeros((1, most + 1, 3), np.uint8), 10)
+        encode(codec, np.zeros((1, max_side + 1, 3), np.uint8), 10)
 
 
 @pytest.mark.parametrize("key", ["jpeg420", "webp"])
-def test_the_file_is_the_nearest_that_there_is(key: str) -> None:
+def test_size_search_finds_the_file_nearest_to_the_target(key: str) -> None:
     codec = CODECS[key]
     low, high = codec.qualities
     every = [len(encode(codec, PIXELS, q).bytes) for q in range(low, high + 1)]
-    sized = SizeSearch(codec, PIXELS)
+    search = SizeSearch(codec, PIXELS)
     for wanted in (200, 900, 1500, 3000, 10**6):
-        found = len(sized.nearest(wanted).bytes)
-        best = min(abs(math.log(size / wanted)) for size in every)
-        assert abs(math.log(found / wanted)) == pytest.approx(best, abs=0.02), wanted
+        size = len(search.nearest(wanted).bytes)
+        best = min(abs(math.log(other_size / wanted)) for other_size in every)
+        assert abs(math.log(size / wanted)) == pytest.approx(best, abs=0.02), wanted
 
 
-def test_sizes_need_not_rise_with_quality(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of settings near to each other, and of equal sizes the file that differs the least."""
+def test_size_search_copes_with_sizes_that_do_not_rise_with_quality(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neighbouring qualities are encoded too. Of equal sizes, the smallest error decides."""
     sizes = {50: 60, 25: 20, 37: 30, 43: 38, 46: 42, 44: 39, 45: 41, 47: 40, 48: 40}
 
     def made_up(_codec: classic.Classic, pixels: np.ndarray, quality: int) -> classic.Coded:
@@ -71,21 +73,21 @@ def test_sizes_need_not_rise_with_quality(monkeypatch: pytest.MonkeyPatch) -> No
     assert SizeSearch(CODECS["webp"], PIXELS).nearest(40).quality == 48
 
 
-def test_a_setting_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+def test_size_search_encodes_each_quality_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    qualities = []
 
     def counted(codec: classic.Classic, pixels: np.ndarray, quality: int) -> classic.Coded:
-        tried.append(quality)
+        qualities.append(quality)
         return encode(codec, pixels, quality)
 
     monkeypatch.setattr(classic, "encode", counted)
-    sized = SizeSearch(CODECS["jpeg420"], PIXELS)
+    search = SizeSearch(CODECS["jpeg420"], PIXELS)
     for wanted in (900, 901, 1500, 900):
-        sized.nearest(wanted)
-    assert len(tried) == len(set(tried)) <= 28
+        search.nearest(wanted)
+    assert len(qualities) == len(set(qualities)) <= 28
 
 
-def test_what_pillow_cannot_do_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codecs_that_pillow_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classic, "JXL_PLUGIN", "no_such_plugin")
     old = {"tune": "unheard-of"}
     codec = classic.Classic("AVIF", "AVIF", "", {"advanced": old}, (50,))

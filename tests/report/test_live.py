@@ -1,4 +1,4 @@
-"""The live view of a training: a picture, a page beside it, and no harm to the training."""
+"""The live view of a training: its preview and page, and errors that do not end training."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def progress(
     step: int, loss: float = 0.01, pixels: np.ndarray = PIXELS, **others: float
 ) -> Progress:
     first, last = (0, 0.0), (step, step / 100)
-    found = Progress.between(first, last, 1000, loss, lambda: pixels)
-    return Progress(**{**vars(found), **others})
+    default = Progress.between(first, last, 1000, loss, lambda: pixels)
+    return Progress(**{**vars(default), **others})
 
 
 @pytest.fixture
-def told() -> list[str]:
+def notes() -> list[str]:
     return []
 
 
 @pytest.fixture
-def view(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> LiveView:
-    """One that writes whenever it is told something."""
+def view(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> LiveView:
+    """A view that writes its files at every update."""
     monkeypatch.setattr(live, "MIN_INTERVAL", 0.0)
     monkeypatch.setattr(live, "MIN_INTERVAL_FACTOR", 0.0)
-    return LiveView(tmp_path / "a b#.png", "photo <1>.png", NOTHING, told.append)
+    return LiveView(tmp_path / "a b#.png", "photo <1>.png", NOTHING, notes.append)
 
 
 def page_of(view: LiveView) -> str:
@@ -49,7 +49,7 @@ def page_of(view: LiveView) -> str:
     return path.read_text("utf-8")
 
 
-def test_the_page_says_where_the_training_is(view: LiveView, tmp_path: Path) -> None:
+def test_page_shows_the_progress_of_training(view: LiveView, tmp_path: Path) -> None:
     with view:
         assert "Preparing" in Document(page_of(view)).text()
         assert "The picture follows" in page_of(view)
@@ -71,7 +71,7 @@ def test_the_page_says_where_the_training_is(view: LiveView, tmp_path: Path) -> 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a b#.html", "a b#.png"]
 
 
-def test_it_loads_itself_again_until_the_training_ended(view: LiveView, tmp_path: Path) -> None:
+def test_page_reloads_itself_until_training_ends(view: LiveView, tmp_path: Path) -> None:
     with view:
         view.update(progress(10))
         refreshing = [m for m in Document(page_of(view)).all("meta") if "http-equiv" in m]
@@ -92,7 +92,9 @@ def test_it_loads_itself_again_until_the_training_ended(view: LiveView, tmp_path
         (KeyboardInterrupt(), "Ended early: interrupted"),
     ],
 )
-def test_an_early_end_is_told_as_well(view: LiveView, error: BaseException, shown: str) -> None:
+def test_page_shows_why_training_ended_early(
+    view: LiveView, error: BaseException, shown: str
+) -> None:
     def train() -> None:
         with view:
             view.update(progress(10))
@@ -104,7 +106,7 @@ def test_an_early_end_is_told_as_well(view: LiveView, error: BaseException, show
     assert "refresh" not in page_of(view)
 
 
-def test_what_codecs_estimate_has_a_curve_of_its_own(view: LiveView) -> None:
+def test_estimated_bits_per_pixel_have_a_second_chart(view: LiveView) -> None:
     with view:
         for step in (10, 20):
             view.update(progress(step, bpp=0.5, cost=0.02))
@@ -131,64 +133,64 @@ def test_ticks_of_short_runs_are_whole_steps(
 
 
 @pytest.mark.parametrize("error", [OutputError("disk full"), OutOfMemoryError("no room")])
-def test_what_fails_is_told_once_and_the_training_goes_on(
-    view: LiveView, told: list[str], error: Exception
+def test_failing_preview_is_noted_once_and_training_goes_on(
+    view: LiveView, notes: list[str], error: Exception
 ) -> None:
-    tried = []
+    attempts = []
 
     def decode() -> np.ndarray:
-        tried.append(1)
+        attempts.append(1)
         raise error
 
     with view:
         for step in (10, 20, 30):
             view.update(Progress.between((0, 0.0), (step, 1.0), 100, 0.1, decode))
-    assert len(tried) == 1
-    assert told == [f"no more previews: {error}"]
+    assert len(attempts) == 1
+    assert notes == [f"no more previews: {error}"]
     assert "Ended" in page_of(view)
 
 
-def test_a_folder_that_is_gone_is_told_once(tmp_path: Path, told: list[str]) -> None:
-    with LiveView(tmp_path / "gone" / "a.png", "a", NOTHING, told.append) as view:
+def test_missing_folder_is_noted_once(tmp_path: Path, notes: list[str]) -> None:
+    with LiveView(tmp_path / "gone" / "a.png", "a", NOTHING, notes.append) as view:
         view.update(progress(10))
-    assert len(told) == 1
-    assert "gone" in told[0]
+    assert len(notes) == 1
+    assert "gone" in notes[0]
 
 
-def test_previews_leave_the_training_most_of_the_time(
-    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+def test_previews_take_at_most_a_tenth_of_the_time(
+    tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
-    made = []
+    preview_times = []
 
     def decode() -> np.ndarray:
-        clock[0] += 2.0  # that it takes
-        made.append(clock[0])
+        clock[0] += 2.0  # seconds that the preview takes
+        preview_times.append(clock[0])
         return PIXELS
 
-    with LiveView(tmp_path / "a.png", "a", NOTHING, told.append) as view:
+    with LiveView(tmp_path / "a.png", "a", NOTHING, notes.append) as view:
         for step in range(1, 101):
             clock[0] += 0.5
             view.update(Progress.between((0, 0.0), (step, 1.0), 100, 0.1, decode))
-    assert made == [105.0, 127.0, 149.0]
+    assert preview_times == [105.0, 127.0, 149.0]
 
 
-def test_no_picture_is_no_view(told: list[str]) -> None:
-    heard = []
-    with LiveView(None, "a", NOTHING, told.append) as view:
-        view.after(heard.append)(progress(10))
+def test_view_without_a_path_writes_and_notes_nothing(notes: list[str]) -> None:
+    received = []
+    with LiveView(None, "a", NOTHING, notes.append) as view:
+        view.after(received.append)(progress(10))
         view.end("Done", PIXELS)
-    assert len(heard) == 1
-    assert told == []
+    assert len(received) == 1
+    assert notes == []
 
 
-def test_a_pipe_has_no_page_beside_it(tmp_path: Path) -> None:
+def test_live_view_in_a_pipe_has_no_page(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert live.files_of(tmp_path / "pipe") == [tmp_path / "pipe"]
 
 
-def test_a_history_keeps_its_shape_and_not_all_points() -> None:
+def test_history_keeps_a_limited_number_of_evenly_spaced_points() -> None:
     history = History()
     for step in range(1, 5001):
         history.add(progress(step))
@@ -200,15 +202,15 @@ def test_a_history_keeps_its_shape_and_not_all_points() -> None:
     assert [part.moments[0][0] for part in history.parts] == [1, 3]
 
 
-def test_pictures_that_browsers_do_not_show_are_linked(tmp_path: Path, told: list[str]) -> None:
-    with LiveView(tmp_path / "a.tif", "a", NOTHING, told.append) as view:
+def test_page_links_a_preview_that_browsers_do_not_show(tmp_path: Path, notes: list[str]) -> None:
+    with LiveView(tmp_path / "a.tif", "a", NOTHING, notes.append) as view:
         view.end("Done", PIXELS)
     document = Document(page_of(view))
     assert document.all("img") == []
     assert [a["href"] for a in document.all("a")] == ["a.tif"]
 
 
-def test_others_files_are_not_replaced(tmp_path: Path) -> None:
+def test_check_refuses_files_of_others_and_unsuitable_extensions(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("somebody's")
     with pytest.raises(OutputError, match=r"a\.html exists already"):
         live.Live(tmp_path / "a.png").check()
@@ -222,18 +224,18 @@ def test_others_files_are_not_replaced(tmp_path: Path) -> None:
         live.Live(tmp_path / "b.jpg").check(of=alpha)
 
 
-def test_a_run_knows_what_it_left_until_somebody_has_changed_it(
-    tmp_path: Path, told: list[str]
+def test_left_by_finds_the_files_of_a_run_until_they_are_changed(
+    tmp_path: Path, notes: list[str]
 ) -> None:
     picture, page = tmp_path / "a.png", tmp_path / "a.html"
     assert live.left_by(picture, "key") == []
-    with LiveView(picture, "a", NOTHING, told.append, "key") as view:
+    with LiveView(picture, "a", NOTHING, notes.append, "key") as view:
         assert live.left_by(picture, "key") == [page]
         view.end("Done", PIXELS)
     assert live.left_by(picture, "key") == [page, picture]
     assert live.left_by(picture, "other") == []
     live.Live(picture).check(run="key")
-    with LiveView(picture, "a", NOTHING, told.append, "key"):  # which goes on, and is killed
+    with LiveView(picture, "a", NOTHING, notes.append, "key"):  # the run is resumed, and killed
         assert live.left_by(picture, "key") == [page, picture]
     picture.write_bytes(b"mine")
     assert live.left_by(picture, "key") == [page]
@@ -248,10 +250,10 @@ def test_a_run_knows_what_it_left_until_somebody_has_changed_it(
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["before", "after"])
-def test_a_run_that_is_killed_when_it_writes_a_preview_knows_it(
-    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch, new: bool
+def test_left_by_finds_both_files_of_a_run_killed_while_it_wrote_them(
+    tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch, new: bool
 ) -> None:
-    """Between page and picture, or picture and page."""
+    """The process is killed just before or just after it replaces the preview."""
     picture, page = tmp_path / "a.png", tmp_path / "a.html"
     replace = Path.replace
 
@@ -262,7 +264,7 @@ def test_a_run_that_is_killed_when_it_writes_a_preview_knows_it(
             raise KeyboardInterrupt
         return target
 
-    view = LiveView(picture, "a", NOTHING, told.append, "key")
+    view = LiveView(picture, "a", NOTHING, notes.append, "key")
     view.end("Done", PIXELS)
     monkeypatch.setattr(Path, "replace", kill)
     before = picture.read_bytes()
@@ -272,7 +274,7 @@ def test_a_run_that_is_killed_when_it_writes_a_preview_knows_it(
     assert live.left_by(picture, "key") == [page, picture]
 
 
-def test_names_that_are_no_text_are_shown_and_linked() -> None:
+def test_page_shows_and_links_names_that_are_not_utf_8() -> None:
     view = live_page.View(
         title="a\udcff",
         picture="b\udcff.png",

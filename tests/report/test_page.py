@@ -32,7 +32,7 @@ def text(two: list[Measured]) -> str:
     return page.render(two, ABOUT)
 
 
-def test_nothing_is_loaded_from_anywhere(text: str) -> None:
+def test_page_loads_nothing_from_elsewhere(text: str) -> None:
     document = Document(text)
     for _, attributes in document.elements:
         for name in ("src", "href", "data", "action", "srcset", "poster"):
@@ -43,7 +43,9 @@ def test_nothing_is_loaded_from_anywhere(text: str) -> None:
     assert not re.search(r"url\(|@import|https?://", text)
 
 
-def test_every_file_is_shown_once_and_as_the_codec_wrote_it(two: list[Measured], text: str) -> None:
+def test_page_has_each_file_once_with_the_bytes_of_the_codec(
+    two: list[Measured], text: str
+) -> None:
     document = Document(text)
     keys = [f["data-key"] for f in document.all("figure") if "data-key" in f]
     wanted = [f"{n}/original" for n in range(2)]
@@ -63,7 +65,7 @@ def test_every_file_is_shown_once_and_as_the_codec_wrote_it(two: list[Measured],
         assert image["alt"]
 
 
-def test_tables_have_all_figures_and_what_to_sort_by(two: list[Measured], text: str) -> None:
+def test_tables_have_all_figures_and_values_to_sort_by(two: list[Measured], text: str) -> None:
     document = Document(text)
     assert len(document.all("tr")) == 1 + len(CODECS) + 1 + 2 * len(RATES) * len(CODECS)
     assert all("data-v" in cell for cell in document.all("td"))
@@ -75,20 +77,20 @@ def test_tables_have_all_figures_and_what_to_sort_by(two: list[Measured], text: 
             assert f"{result.quality.ms_ssim:.4f}" in shown
 
 
-def test_names_and_notes_are_text(text: str) -> None:
+def test_names_and_notes_are_escaped(text: str) -> None:
     shown = Document(text).text()
     assert "t<wo>&" in shown
     assert "a device <of ours>" in shown
     assert "a <note>" in shown
-    assert "one.png" not in shown  # stems tell them apart
+    assert "one.png" not in shown  # the stems differ, so that no extension is needed
 
 
-def test_pictures_of_one_name_keep_their_folders() -> None:
+def test_short_names_keep_folders_of_pictures_with_equal_names() -> None:
     assert page.short_names(["a/x.png", "b/x.png"]) == ["a/x.png", "b/x.png"]
     assert page.short_names(["a/x.png", "b/\ny.png"]) == ["x", "\\ny"]
 
 
-def test_without_scripts_only_the_slider_is_missing(text: str) -> None:
+def test_page_hides_only_the_slider_without_scripts(text: str) -> None:
     document = Document(text)
     (look,) = [s for s in document.all("section") if s.get("id") == "look"]
     assert "hidden" in look
@@ -100,41 +102,43 @@ def test_without_scripts_only_the_slider_is_missing(text: str) -> None:
     assert '"use strict"' in script
 
 
-def test_the_finding_is_what_was_measured(two: list[Measured], text: str) -> None:
-    found = summary.saving(two, "jpeg420", summary.psnr)
-    assert found.least == pytest.approx(-0.2, abs=0.005)
-    assert found.most == pytest.approx(0, abs=0.005)
+def test_finding_is_the_mean_saving(two: list[Measured], text: str) -> None:
+    saving = summary.saving(two, "jpeg420", summary.psnr)
+    assert saving.least == pytest.approx(-0.2, abs=0.005)
+    assert saving.most == pytest.approx(0, abs=0.005)
     assert "10% fewer" in Document(text).text()
     assert "−10%" in Document(text).text()
 
 
-def test_a_saving_that_is_not_known_of_all_pictures_is_told_as_such(two: list[Measured]) -> None:
-    alike = [
+def test_page_says_that_a_saving_is_unknown_for_some_pictures(two: list[Measured]) -> None:
+    results = [
         replace(r, quality=replace(r.quality, psnr=90 + r.quality.psnr / 100))
         if r.codec == "webp"
         else r
         for r in two[1].results
-    ]  # far better than any other file
-    shown = Document(page.render([two[0], replace(two[1], results=alike)], ABOUT)).text()
+    ]  # WebP is far better than any other file, so that the curves have no common range
+    shown = Document(page.render([two[0], replace(two[1], results=results)], ABOUT)).text()
     assert "of 1 of 2 pictures" in shown
     assert "Beside WebP that is not known of every picture" in shown
     assert "fewer bytes than JPEG" in " ".join(shown.split())
 
 
-def test_a_page_takes_the_best_copies_for_which_it_has_room(
+def test_page_uses_the_best_copies_that_fit_its_size_limit(
     two: list[Measured], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "AVIF" in Document(text).text()
     sizes = []
-    for most in (copies.MAX_PAGE_BYTES, len(text.encode()) - 1, 0):
-        monkeypatch.setattr(page, "MAX_PAGE_BYTES", most)
+    for max_bytes in (copies.MAX_PAGE_BYTES, len(text.encode()) - 1, 0):
+        monkeypatch.setattr(page, "MAX_PAGE_BYTES", max_bytes)
         sizes.append(len(page.render(two, ABOUT).encode()))
     assert sizes[0] == len(text.encode())
     assert sizes[0] > sizes[1] > sizes[2]
     worst = min(r.shown.psnr[-1] for one in two for r in one.results if r.shown.psnr)
     originals = min(one.original.psnr[-1] for one in two)
-    told = f"from what was decoded by {worst:.1f} dB or more, originals by {originals:.1f} dB or"
-    assert told in sentences(page.render(two, ABOUT))  # of the smallest copies, which it has now
+    sentence = (
+        f"from what was decoded by {worst:.1f} dB or more, originals by {originals:.1f} dB or"
+    )
+    assert sentence in sentences(page.render(two, ABOUT))  # with the smallest copies
 
 
 def sentences(text: str) -> str:
@@ -142,7 +146,7 @@ def sentences(text: str) -> str:
 
 
 def with_quality(one: Measured, *codecs: str, **quality: float | None) -> Measured:
-    """A picture whose files by these codecs are as good as that."""
+    """The picture with other figures of quality for its files by these codecs."""
     results = [
         replace(r, quality=replace(r.quality, **quality)) if r.codec in codecs else r
         for r in one.results
@@ -150,7 +154,7 @@ def with_quality(one: Measured, *codecs: str, **quality: float | None) -> Measur
     return replace(one, results=results)
 
 
-def test_a_page_of_lossless_files_says_so_instead_of_what_is_not_known(
+def test_page_of_lossless_files_says_that_they_are_lossless(
     two: list[Measured],
 ) -> None:
     lossless = with_quality(two[0], *CODECS, psnr=math.inf)
@@ -164,7 +168,7 @@ def test_a_page_of_lossless_files_says_so_instead_of_what_is_not_known(
     assert two[0].height == SIDE
 
 
-def test_pictures_too_small_for_a_measure_have_gaps(two: list[Measured]) -> None:
+def test_page_says_that_pictures_are_too_small_for_ssim(two: list[Measured]) -> None:
     small = with_quality(two[0], *CODECS, ssim=None, ms_ssim=None)
     shown = sentences(page.render([small], ABOUT))
     assert shown.count("No SSIM of pictures so small.") == 2
@@ -172,7 +176,7 @@ def test_pictures_too_small_for_a_measure_have_gaps(two: list[Measured]) -> None
     assert "nan" not in shown
 
 
-def test_means_that_leave_files_out_say_so(two: list[Measured], text: str) -> None:
+def test_page_says_which_files_its_means_leave_out(two: list[Measured], text: str) -> None:
     assert "lossless" not in sentences(text)
     one = with_quality(two[0], "webp", psnr=math.inf)
     shown = sentences(page.render([one, two[1]], ABOUT))
@@ -183,25 +187,25 @@ def test_means_that_leave_files_out_say_so(two: list[Measured], text: str) -> No
     assert "Beside WebP that is not known of every picture" in shown
 
 
-def test_copies_that_are_what_was_decoded_differ_in_nothing(two: list[Measured]) -> None:
-    """As those of a flat picture."""
+def test_page_says_that_lossless_copies_differ_in_nothing(two: list[Measured]) -> None:
+    """Copies of a flat picture are lossless, for instance."""
     shown = replace(two[0].original, psnr=tuple(math.inf for _ in two[0].original.psnr))
     results = [
         replace(r, shown=replace(r.shown, psnr=tuple(math.inf for _ in r.shown.psnr)))
         for r in two[0].results
     ]
-    told = sentences(page.render([replace(two[0], original=shown, results=results)], ABOUT))
-    assert "they differ from what was decoded in nothing, originals in nothing." in told
-    assert "inf " not in told
+    shown_text = sentences(page.render([replace(two[0], original=shown, results=results)], ABOUT))
+    assert "they differ from what was decoded in nothing, originals in nothing." in shown_text
+    assert "inf " not in shown_text
 
 
 @pytest.mark.parametrize("element", ["summary", ".shots figcaption"])
-def test_names_break_where_they_have_to(element: str) -> None:
-    """They may be of one word, and wider than a page."""
+def test_style_sheet_lets_long_names_wrap(element: str) -> None:
+    """A name may be a single word that is wider than the page."""
     rules = re.findall(r"^(.+?) \{ (.*?)\}", asset("report.css"), re.MULTILINE)
     assert any(name == element and "overflow-wrap: anywhere" in rule for name, rule in rules)
 
 
-def test_a_share_of_nothing_has_no_sign() -> None:
-    shares = (-0.224, -0.004, 0.0, 0.004, 0.06)
-    assert [signed(share) for share in shares] == ["−22%", "0%", "0%", "0%", "+6%"]
+def test_percentage_that_rounds_to_zero_has_no_sign() -> None:
+    fractions = (-0.224, -0.004, 0.0, 0.004, 0.06)
+    assert [signed(fraction) for fraction in fractions] == ["−22%", "0%", "0%", "0%", "+6%"]

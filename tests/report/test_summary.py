@@ -39,16 +39,16 @@ def picture(times: float) -> Measured:
     return Measured("a", 8, 8, SHOWN, [*own, *others])
 
 
-def test_savings_are_the_mean_of_the_pictures_own() -> None:
-    found = saving([picture(0.5), picture(1.25)], "jpeg420", psnr)
-    assert found is not None
-    assert (found.least, found.most) == pytest.approx((-0.5, 0.25))
-    assert (found.mean, found.pictures) == (pytest.approx(-0.125), 2)
+def test_saving_is_the_mean_of_the_savings_of_each_picture() -> None:
+    result = saving([picture(0.5), picture(1.25)], "jpeg420", psnr)
+    assert result is not None
+    assert (result.least, result.most) == pytest.approx((-0.5, 0.25))
+    assert (result.mean, result.pictures) == (pytest.approx(-0.125), 2)
     assert saving([picture(0.5)], "jpeg420", ms_ssim) is None
     assert saving([picture(0.5)], "jpeg420", ssim) is None  # no quality rises
 
 
-def test_means_are_of_each_rate_and_of_all_files() -> None:
+def test_means_cover_the_files_of_a_rate_or_all_files() -> None:
     every = [picture(0.5), picture(1.5)]
     assert means(every, OURS, (0.2, 0.4), psnr) == [
         (pytest.approx(0.2), pytest.approx(22)),
@@ -59,8 +59,8 @@ def test_means_are_of_each_rate_and_of_all_files() -> None:
     assert seconds(every, "jpeg420") == (3.0, pytest.approx(0.3))
 
 
-def test_means_of_all_codecs_are_of_the_same_files() -> None:
-    """One that is lossless would else take a picture from its own mean only."""
+def test_means_of_all_codecs_cover_the_same_files() -> None:
+    """A lossless file of one codec leaves out that size of the picture for every codec."""
     own, *others = picture(0.5).results
     exact = replace(own, quality=replace(own.quality, psnr=math.inf))
     every = [picture(0.5), Measured("b", 8, 8, SHOWN, [exact, *others])]
@@ -70,11 +70,11 @@ def test_means_of_all_codecs_are_of_the_same_files() -> None:
     bpp = [means(every, codec, (0.2,), psnr)[0][0] for codec in (OURS, "jpeg420")]
     assert bpp == pytest.approx([0.1, 0.2])
     assert without_lossless(every).startswith(", PSNR without 1 of 6 sizes,")
-    assert means(every[1:], "jpeg420", (0.2,), psnr)  # a file of its own
+    assert means(every[1:], "jpeg420", (0.2,), psnr)  # a single picture: each point is a file
 
 
-def test_shares_in_words() -> None:
-    assert [in_words(share) for share in (-0.224, 0.06, 0.001)] == [
+def test_relative_differences_are_described_in_words() -> None:
+    assert [in_words(difference) for difference in (-0.224, 0.06, 0.001)] == [
         "22% fewer",
         "6% more",
         "as many",
