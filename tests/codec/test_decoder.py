@@ -1,4 +1,4 @@
-"""One question for every file: what is in it? By its path or its bytes, with the same answer."""
+"""Stored files of all kinds: opening by path or by bytes gives the same picture and errors."""
 
 from __future__ import annotations
 
@@ -29,23 +29,21 @@ FILES = {"a.npz": archive(), "a.imlp": (GOLDEN / "rgb-alpha.imlp").read_bytes()}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_path_and_its_bytes_are_the_same_picture(name: str, tmp_path: Path) -> None:
+def test_path_and_its_bytes_give_the_same_picture(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FILES[name])
     device = open_device("numpy")
-    found, again = open_stored(tmp_path / name), open_stored(FILES[name])
-    assert found.facts == again.facts
-    assert found.metadata == again.metadata
-    assert found.facts["bytes"] == len(FILES[name])
-    pixels = found.decode(device)
-    assert pixels.shape == (found.height, found.width, found.channels)
-    assert np.array_equal(pixels, again.decode(device))
-    assert found.decode(device, (5, 7)).shape == (7, 5, found.channels)
+    by_path, by_bytes = open_stored(tmp_path / name), open_stored(FILES[name])
+    assert by_path.facts == by_bytes.facts
+    assert by_path.metadata == by_bytes.metadata
+    assert by_path.facts["bytes"] == len(FILES[name])
+    pixels = by_path.decode(device)
+    assert pixels.shape == (by_path.height, by_path.width, by_path.channels)
+    assert np.array_equal(pixels, by_bytes.decode(device))
+    assert by_path.decode(device, (5, 7)).shape == (7, 5, by_path.channels)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_an_archive_is_looked_at_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes never lie in a file of their own."""
-
+def test_archive_in_memory_is_read_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a file was opened")
 
@@ -56,7 +54,7 @@ def test_an_archive_is_looked_at_where_it_is(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_noticed_in_bytes_and_named_with_a_path(name: str, tmp_path: Path) -> None:
+def test_error_of_a_damaged_file_names_its_path(name: str, tmp_path: Path) -> None:
     damaged = FILES[name][:-1]
     with pytest.raises(FormatError, match=r"^truncated") as caught:
         open_stored(damaged)
@@ -67,33 +65,31 @@ def test_damage_is_noticed_in_bytes_and_named_with_a_path(name: str, tmp_path: P
     assert named.value.hint == caught.value.hint
 
 
-def test_only_a_compact_file_is_exact() -> None:
+def test_only_compact_files_are_exact() -> None:
     assert {name: open_stored(data).exact for name, data in FILES.items()} == {
         "a.npz": False,
         "a.imlp": True,
     }
 
 
-def test_another_picture_than_was_encoded_is_noticed() -> None:
-    found = container.parse(FILES["a.imlp"])
-    other = container.write(
-        container.Header(24, 7, found.header.channels, bytes(8)), found.sections
-    )
+def test_decoding_to_another_picture_than_was_encoded_is_an_error() -> None:
+    file = container.parse(FILES["a.imlp"])
+    other = container.write(container.Header(24, 7, file.header.channels, bytes(8)), file.sections)
     stored = open_stored(other)
     with pytest.raises(FormatError, match="another picture than the one that was encoded"):
         stored.decode(open_device("numpy"))
 
 
 @pytest.mark.parametrize("size", [None, (5, 7)])
-def test_what_is_wrong_with_its_picture_is_said_of_a_file(
+def test_error_found_while_decoding_names_the_path(
     tmp_path: Path, size: tuple[int, int] | None
 ) -> None:
-    """Its sections are read only when it is decoded."""
-    found = container.parse(FILES["a.imlp"])
-    network, *others = found.sections
+    """Sections are read only when the file is decoded."""
+    file = container.parse(FILES["a.imlp"])
+    network, *others = file.sections
     short = container.Section(network.type, network.data[:-1])
     path = tmp_path / "a.imlp"
-    path.write_bytes(container.write(found.header, [short, *others]))
+    path.write_bytes(container.write(file.header, [short, *others]))
     with pytest.raises(FormatError) as caught:
         open_stored(path.read_bytes()).decode(open_device("numpy"), size)
     with pytest.raises(FormatError) as named:

@@ -1,4 +1,4 @@
-"""Nobody gets a file that does not decode to what it was made of, whatever codec made it."""
+"""Encoding with any codec: verified files, estimated times, and files of one colour."""
 
 from __future__ import annotations
 
@@ -36,25 +36,27 @@ SOUND = (GOLDEN / "rgb-alpha.imlp").read_bytes()
 
 
 def encoded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """What `encode` gives where its codec makes a file of these bytes."""
-    made = Draft(data, {"psnr": 30.0})
-    monkeypatch.setattr("imgmlp.codec.mlp.encode.encode", lambda *_: made)
+    """The pixels that `encode` returns if its codec makes a file of these bytes."""
+    draft = Draft(data, {"psnr": 30.0})
+    monkeypatch.setattr("imgmlp.codec.mlp.encode.encode", lambda *_: draft)
     picture, wanted = Picture(small_pixels()), Goal("psnr", 31)
-    found = encode(picture, wanted, Workload(1), open_device("numpy"), codec="mlp")
-    assert found.bytes == data
-    assert found.missed == "30.00 dB instead of 31"
-    return found.pixels
+    result = encode(picture, wanted, Workload(1), open_device("numpy"), codec="mlp")
+    assert result.bytes == data
+    assert result.missed == "30.00 dB instead of 31"
+    return result.pixels
 
 
-def test_its_pixels_are_those_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoded_pixels_are_those_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = encoded(SOUND, monkeypatch)
     assert container.digest(pixels) == container.parse(SOUND).header.digest
 
 
-def test_a_file_of_another_picture_or_of_none_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = container.parse(SOUND)
-    header = container.Header(24, 7, found.header.channels, bytes(8))
-    for bad in (SOUND[:-1], container.write(header, found.sections)):
+def test_file_of_another_picture_or_of_none_is_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sound = container.parse(SOUND)
+    header = container.Header(24, 7, sound.header.channels, bytes(8))
+    for bad in (SOUND[:-1], container.write(header, sound.sections)):
         with pytest.raises(ImgmlpError, match="what was written is no sound file") as caught:
             encoded(bad, monkeypatch)
         assert caught.value.exit_code == 1
@@ -68,100 +70,103 @@ def _uneven(height: int, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
-def test_nobody_asks_whether_to_stop_before_training_has_begun(
+def test_stop_requests_are_not_polled_before_training_begins(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then a signal ends the command at once, however long a compiler takes."""
-    asked, before = [0], list[int]()
-    begun = Trainer.run
+    """Until then a signal ends the command immediately, however long a compiler takes."""
+    polls, polls_before_training = [0], list[int]()
+    run_trainer = Trainer.run
 
     def run(self: Trainer[Any, Any], *args: Any) -> Any:
-        before.append(asked[0])
-        return begun(self, *args)
+        polls_before_training.append(polls[0])
+        return run_trainer(self, *args)
 
     def stopping() -> bool:
-        asked[0] += 1
+        polls[0] += 1
         return False
 
     monkeypatch.setattr(Trainer, "run", run)
     picture, wanted = Picture(small_pixels()[:9, :9]), Goal("lambda", 1e-3)
     device = open_device("numpy")
     encode(picture, wanted, Workload(4), device, Run(should_stop=stopping), codec)
-    assert before[0] == 0
-    assert asked[0] > 0
+    assert polls_before_training[0] == 0
+    assert polls[0] > 0
 
 
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
-def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expected_seconds_grow_with_the_work(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imgmlp.codec.training.time_estimate.estimate_speed", lambda _: 1e10)
     small, large = (Picture(_uneven(n, n)) for n in (64, 512))
     device = open_device("numpy")
 
-    def guessed(picture: Picture, level: int, wanted: Goal) -> float:
+    def expected_seconds(picture: Picture, level: int, wanted: Goal) -> float:
         work = encoder.workload(codec, level, None)
         return encoder.expected_seconds(picture, wanted, work, device, codec)
 
     lmbda, quality = Goal("lambda", 1e-3), Goal("psnr", 30.0)
-    assert 0 < guessed(small, 1, lmbda) < guessed(large, 1, lmbda) < guessed(large, 4, lmbda)
-    assert guessed(large, 4, lmbda) < guessed(large, 4, Goal("psnr", 31.5))
+    assert (
+        0
+        < expected_seconds(small, 1, lmbda)
+        < expected_seconds(large, 1, lmbda)
+        < expected_seconds(large, 4, lmbda)
+    )
+    assert expected_seconds(large, 4, lmbda) < expected_seconds(large, 4, Goal("psnr", 31.5))
     limited = encoder.workload(codec, None, 7.0)
     assert encoder.expected_seconds(small, quality, limited, device, codec) == 7.0
-    even = Picture(np.full((512, 512, 3), 9, np.uint8))  # which is not trained
-    soon = SETUP_SECONDS + encoder.SINGLE_COLOUR_SECONDS_PER_PIXEL * 512 * 512
-    assert guessed(even, 4, lmbda) == soon
-    assert encoder.expected_seconds(even, quality, limited, device, codec) == soon
+    uniform = Picture(np.full((512, 512, 3), 9, np.uint8))  # no training is needed
+    untrained_seconds = SETUP_SECONDS + encoder.SINGLE_COLOUR_SECONDS_PER_PIXEL * 512 * 512
+    assert expected_seconds(uniform, 4, lmbda) == untrained_seconds
+    assert encoder.expected_seconds(uniform, quality, limited, device, codec) == untrained_seconds
 
 
-def test_a_small_network_takes_numpy_longer_than_its_operations() -> None:
+def test_expected_seconds_on_numpy_have_a_minimum_per_step() -> None:
     tiny, work = Picture(_uneven(8, 8)), encoder.workload("mlp", 1, None)
     wanted, device = Goal("bytes", 200), open_device("numpy")
-    told = encoder.expected_seconds(tiny, wanted, work, device, "mlp")
-    assert told > 1e-3 * work.steps
+    seconds = encoder.expected_seconds(tiny, wanted, work, device, "mlp")
+    assert seconds > 1e-3 * work.steps
 
 
-def _processor() -> Any:
-    """One that compiles nothing: tests say how long it did."""
-    told = {"platform": "p", "name": "n", "driver": "d", "version": "v", "compiled_for": "c"}
-    info = SimpleNamespace(**told, kind="cpu", compute_units=2, memory=1 << 30)
+def _cpu() -> Any:
+    """A device that compiles nothing: tests set how long it did."""
+    names = {"platform": "p", "name": "n", "driver": "d", "version": "v", "compiled_for": "c"}
+    info = SimpleNamespace(**names, kind="cpu", compute_units=2, memory=1 << 30)
     return SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
 
 
-def test_what_was_compiled_here_before_takes_no_time_again(
+def test_expected_seconds_exclude_programs_that_were_compiled_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("imgmlp.codec.training.time_estimate.estimate_speed", lambda _: 1e10)
-    device = _processor()
+    device = _cpu()
 
-    def guessed(picture: Picture) -> float:
+    def expected_seconds(picture: Picture) -> float:
         work = encoder.workload("mlp", 1, None)
         return encoder.expected_seconds(picture, Goal("bytes", 3000), work, device, "mlp")
 
     picture = Picture(_uneven(64, 64))
-    cold, times = guessed(picture), CompileTimes(device)
+    cold, times = expected_seconds(picture), CompileTimes(device)
     middle = rate_model.network_shape(paid_weights(picture, 3000), 3)
-    shapes = rate_model.neighbours(middle, 1, 1)  # as attempts take more than a moment
+    shapes = rate_model.neighbours(middle, 1, 1)  # the rivals of attempts that take a while
     steps = {estimate.step_program(shape, 1, device, 0) for shape in shapes}
     decoding = {estimate.decoding_program(shape, device, 64 * 64) for shape in shapes}
-    for programs, took in ((steps, 6.0), (decoding, 3.0)):
+    for programs, seconds in ((steps, 6.0), (decoding, 3.0)):
         for program in programs:
-            device.compiling += took
+            device.compiling += seconds
             times.record(program)
-    warm = guessed(picture)
+    warm = expected_seconds(picture)
     assert cold - warm == pytest.approx(len(steps | decoding) * DEFAULT_COMPILE_SECONDS)
     larger = Picture(_uneven(640, 64))
-    assert guessed(larger) - warm < 2  # the same network, with the same programs
+    assert expected_seconds(larger) - warm < 2  # the same network, with the same programs
     device.info.driver = "another"
-    assert guessed(picture) == cold
+    assert expected_seconds(picture) == cold
 
 
-def test_pictures_of_nearly_one_size_are_compiled_for_once(
+def test_pictures_of_similar_sizes_share_compiled_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
-    device = _processor()
+    device = _cpu()
 
     def compiling(height: int, width: int) -> float:
         picture, work = Picture(_uneven(height, width)), Workload(0, 10.0)
@@ -176,7 +181,7 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
         )
     )
     assert compiling(80, 96) == compiling(100, 112) == 0.0
-    assert compiling(256, 384) == 20.0  # as what is of its kind took
+    assert compiling(256, 384) == 20.0  # the time of the other program of its kind
     device.compiling += 30.0
     widths = forms.widths((400, 400, 3), 1e9, quick=True)
     times.record(buckets.TrainingSetup((400, 400, 3), device, True).step_program(widths))
@@ -185,49 +190,57 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("wanted", [Goal("lambda", 2e-2), Goal("bytes", 64)], ids=str)
-def test_one_colour_is_the_file_where_it_is_nearer_to_the_target(
+def test_file_of_one_colour_is_chosen_if_it_is_nearer_to_the_target(
     codec: Codec, wanted: Goal
 ) -> None:
-    """Of what is nearly of one colour at a lambda, and of anything in very few bytes."""
+    """It is, for a picture of nearly one colour at a lambda, and for any picture in few bytes."""
     pixels = small_pixels()
     if wanted.kind == "lambda":
         pixels = 128 + pixels % 2
-    found = encode(Picture(pixels), wanted, Workload(8), open_device("numpy"), codec=codec)
-    assert found.missed is None
-    assert len(found.bytes) < 64
-    colours = np.unique(found.pixels.reshape(-1, 3), axis=0)
+    result = encode(Picture(pixels), wanted, Workload(8), open_device("numpy"), codec=codec)
+    assert result.missed is None
+    assert len(result.bytes) < 64
+    colours = np.unique(result.pixels.reshape(-1, 3), axis=0)
     assert colours.tolist() == [np.rint(pixels.mean((0, 1))).tolist()]
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_nothing_is_trained_for_fewer_bytes_than_any_file_has(
+def test_nothing_is_trained_for_fewer_bytes_than_the_smallest_file_has(
     codec: Codec, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"imgmlp.codec.{codec}.encode.encode", lambda *_: pytest.fail("trained"))
-    given = Picture(small_pixels(channels)), Goal("bytes", 9), Workload(8)
+    arguments = Picture(small_pixels(channels)), Goal("bytes", 9), Workload(8)
     device = open_device("numpy")
-    found = encode(*given, device, codec=codec)
-    assert found.missed is not None
-    assert len(found.bytes) < 64
-    assert encoder.expected_seconds(*given, device, codec) == pytest.approx(SETUP_SECONDS, rel=0.01)
+    result = encode(*arguments, device, codec=codec)
+    assert result.missed is not None
+    assert len(result.bytes) < 64
+    assert encoder.expected_seconds(*arguments, device, codec) == pytest.approx(
+        SETUP_SECONDS, rel=0.01
+    )
 
 
-def test_a_run_that_could_not_go_on_says_so_whatever_the_file(
+def test_diverged_and_resumed_runs_say_so_even_if_one_colour_is_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Draft(b"", {"psnr": 1.0, "bpp": 9.0}, diverged=True, resumed=7)
-    monkeypatch.setattr("imgmlp.codec.latent.encode.encode", lambda *_: made)
-    found = encode(Picture(small_pixels()), Goal("lambda", 1e-2), Workload(9), open_device("numpy"))
-    assert len(found.bytes) < 64
-    assert (found.diverged, found.resumed) == (True, 7)
+    draft = Draft(b"", {"psnr": 1.0, "bpp": 9.0}, diverged=True, resumed=7)
+    monkeypatch.setattr("imgmlp.codec.latent.encode.encode", lambda *_: draft)
+    result = encode(
+        Picture(small_pixels()), Goal("lambda", 1e-2), Workload(9), open_device("numpy")
+    )
+    assert len(result.bytes) < 64
+    assert (result.diverged, result.resumed) == (True, 7)
 
 
-def test_no_quality_has_no_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that gives every pixel back needs no endless number of fewer weights."""
+def test_search_ends_though_a_network_reproduces_every_pixel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A PSNR of infinity must not lead to an infinite change of the weights."""
     monkeypatch.setattr(Rounding, "one_colour", lambda *_: None)
     x = np.arange(40) % 2 * 255
     pixels = np.repeat(np.broadcast_to(x, (40, 40)).astype(np.uint8)[:, :, None], 3, 2)
-    found = encode(Picture(pixels), Goal("psnr", 30), workload(1, None), open_opencl(), codec="mlp")
-    assert found.missed is None
-    assert len(found.bytes) < 150
+    result = encode(
+        Picture(pixels), Goal("psnr", 30), workload(1, None), open_opencl(), codec="mlp"
+    )
+    assert result.missed is None
+    assert len(result.bytes) < 150

@@ -1,4 +1,4 @@
-"""Colours under alpha 0 cost nothing and count for nothing, in both codecs."""
+"""Colours under alpha 0 cost no bits and do not count, in both codecs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGETS = [Goal("lambda", 3e-3), Goal("bytes", 260), Goal("psnr", 18)]
 
 
 def cut_out(fill: int | None, colours: int = 3) -> np.ndarray:
-    """A disc of a picture, half seen at its rim; beyond it one level, or noise."""
+    """A disc cut out of a picture, with a soft edge. Invisible colours are one level, or noise."""
     pixels = small_pixels(colours)[:8, :9]
     y, x = np.mgrid[:8, :9]
     distance = np.hypot(y - 4, x - 4)
@@ -37,29 +37,29 @@ def run(pixels: np.ndarray, codec: Codec, wanted: Goal) -> Encoded:
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("wanted", TARGETS, ids=str)
-def test_whatever_lies_there_the_file_is_the_same(codec: Codec, wanted: Goal) -> None:
+def test_file_does_not_depend_on_invisible_colours(codec: Codec, wanted: Goal) -> None:
     files = [run(cut_out(fill), codec, wanted) for fill in (0, None)]
     assert files[0].bytes == files[1].bytes
     assert files[0].metrics["psnr"] == files[1].metrics["psnr"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_gray_too(codec: Codec) -> None:
+def test_file_does_not_depend_on_invisible_gray_levels(codec: Codec) -> None:
     files = [run(cut_out(fill, 1), codec, TARGETS[0]) for fill in (255, None)]
     assert files[0].bytes == files[1].bytes
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_all_transparent_is_a_small_lossless_file(codec: Codec) -> None:
+def test_fully_transparent_picture_gives_a_small_lossless_file(codec: Codec) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (20, 30, 4), np.uint8)
     pixels[:, :, 3] = 0
-    found = run(pixels, codec, TARGETS[1])
-    assert len(found.bytes) < 80
-    assert (found.pixels[:, :, 3] == 0).all()
-    assert found.missed is None
+    result = run(pixels, codec, TARGETS[1])
+    assert len(result.bytes) < 80
+    assert (result.pixels[:, :, 3] == 0).all()
+    assert result.missed is None
 
 
-def test_figures_are_those_of_what_is_seen() -> None:
+def test_psnr_counts_visible_samples_only() -> None:
     pixels = cut_out(None)
     other = pixels.copy()
     hidden = pixels[:, :, 3] == 0
@@ -74,11 +74,11 @@ def test_figures_are_those_of_what_is_seen() -> None:
     assert psnr(pixels, other) < psnr(pixels, np.dstack([other[:, :, :3], pixels[:, :, 3]]))
 
 
-def test_what_training_measures_is_what_is_seen() -> None:
-    device, found = open_device("numpy"), []
+def test_training_loss_counts_visible_samples_only() -> None:
+    device, losses = open_device("numpy"), []
     for fill in (0, None):
         step = LatentStep(cut_out(fill), 0, device, Architecture(4, 4))
-        found.append(step.judge(step.flat.numpy()))
-    assert found[0] == found[1]
+        losses.append(step.judge(step.flat.numpy()))
+    assert losses[0] == losses[1]
     pixels = cut_out(0)
     assert step.mean(pixels.size * visible_fraction(pixels)) == pytest.approx(1)

@@ -26,14 +26,14 @@ def test_both_presets_train_the_same_network_of_12672_parameters() -> None:
         assert preset.steps == 10_000
 
 
-def test_presets_carry_their_own_names() -> None:
+def test_presets_know_their_names() -> None:
     assert {name: settings.preset for name, settings in PRESETS.items()} == {
         "default": "default",
         "seed": "seed",
     }
 
 
-def test_the_last_layer_has_no_bias() -> None:
+def test_last_layer_has_no_bias() -> None:
     assert Architecture((8, 5, 3), 0.1).shapes == ((8, 5), (5,), (5, 3))
 
 
@@ -75,7 +75,7 @@ def test_spans_cover_the_flat_array_without_gaps() -> None:
         ({"hidden": 4096, "layers": 3}, "parameters"),
     ],
 )
-def test_settings_that_cannot_train_name_the_bad_value(change: dict, named: str) -> None:
+def test_error_for_invalid_settings_names_the_value(change: dict, named: str) -> None:
     with pytest.raises(UsageError) as refused:
         dataclasses.replace(PRESETS["default"], **change)
     assert named in str(refused.value)
@@ -83,7 +83,7 @@ def test_settings_that_cannot_train_name_the_bad_value(change: dict, named: str)
     assert refused.value.exit_code == 2
 
 
-def test_octaves_end_with_the_highest_frequency_that_a_file_holds() -> None:
+def test_octaves_end_at_the_highest_frequency_of_the_format() -> None:
     settings = dataclasses.replace(PRESETS["seed"], features=116)
     assert max(encoding(settings, 9, 7).x) == MAX_FREQUENCY
     with pytest.raises(UsageError) as refused:
@@ -109,7 +109,7 @@ def test_settings_are_frozen() -> None:
         ((1.0,), (1.0,), math.nan),
     ],
 )
-def test_an_encoding_refuses_what_a_file_could_not_hold(x: tuple, y: tuple, origin: float) -> None:
+def test_encoding_beyond_the_format_is_refused(x: tuple, y: tuple, origin: float) -> None:
     with pytest.raises(UsageError):
         Encoding(x, y, origin)
 
@@ -126,7 +126,7 @@ def _weights(**change: object) -> Weights:
     return Weights(**(values | change))
 
 
-def test_weights_are_seen_layer_by_layer_input_first() -> None:
+def test_weights_are_laid_out_layer_by_layer_from_the_input() -> None:
     first, bias, last = _weights().arrays()
     np.testing.assert_array_equal(first, np.arange(8, dtype=np.float32).reshape(4, 2))
     np.testing.assert_array_equal(bias, [8, 9])
@@ -144,6 +144,6 @@ def test_weights_are_seen_layer_by_layer_input_first() -> None:
         {"width": 0},
     ],
 )
-def test_weights_that_do_not_fit_together_are_refused(change: dict) -> None:
+def test_inconsistent_weights_are_refused(change: dict) -> None:
     with pytest.raises(UsageError):
         _weights(**change)

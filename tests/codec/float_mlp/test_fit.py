@@ -46,27 +46,27 @@ def rate(chosen: Settings, done: int) -> float:
     return float(LearningRate(chosen, device).after(Tensor(np.float32(done), device)).numpy())
 
 
-def test_the_cosine_falls_from_the_whole_rate_to_nothing() -> None:
-    """float32 cosines are good to 1e-6 of the whole rate."""
+def test_cosine_schedule_falls_from_the_peak_rate_to_zero() -> None:
+    """The tolerance is that of float32 cosines, 1e-6 of the peak rate."""
     chosen = settings(lr=0.25, steps=1000)
     for done in (0, 1, 250, 500, 999):
         wanted = 0.25 * (1 + math.cos(math.pi * done / 1000)) / 2
         assert rate(chosen, done) == pytest.approx(wanted, abs=0.25e-6)
 
 
-def test_the_exponential_schedule_takes_a_fixed_share_each_step() -> None:
+def test_exponential_schedule_multiplies_the_rate_by_a_constant_each_step() -> None:
     chosen = settings("seed")
     assert rate(chosen, 0) == pytest.approx(0.000533)
     assert rate(chosen, 10_000) == pytest.approx(0.000533 * 0.99999**10_000, rel=1e-5)
 
 
 def places(step: TrainingStep) -> tuple[Tensor, Tensor]:
-    """Those that the step draws."""
+    """The rows and columns that the step draws."""
     return random_places(step.settings.batch, step.size, step.settings.seed, step.count)
 
 
 def test_every_pixel_is_drawn_about_equally_often(device: AnyDevice) -> None:
-    """3 × 5 pixels, 30,000 draws: 2,000 each with a deviation of 43; five of them are allowed."""
+    """30,000 draws of 3 × 5 pixels: 2,000 of each, within five standard deviations of 43."""
     chosen = settings(batch=30_000)
     step = training_step(chosen, device, np.zeros((5, 3, 1), np.uint8))
     row, column = places(step)
@@ -75,7 +75,7 @@ def test_every_pixel_is_drawn_about_equally_often(device: AnyDevice) -> None:
     assert len(np.bincount(pixel)) == 15
 
 
-def test_each_step_draws_other_pixels_and_both_axes_apart(device: AnyDevice) -> None:
+def test_steps_draw_different_pixels_and_axes_independently(device: AnyDevice) -> None:
     step = training_step(settings(), device, np.zeros((64, 64, 1), np.uint8))
     row, column = (place.numpy() for place in places(step))
     assert not np.array_equal(row, column)
@@ -85,8 +85,8 @@ def test_each_step_draws_other_pixels_and_both_axes_apart(device: AnyDevice) -> 
     assert int(step.count.numpy()) == 1
 
 
-def test_steps_and_learning_rate_are_no_part_of_the_source() -> None:
-    """So that a driver's cache of compiled kernels serves other runs too."""
+def test_source_does_not_depend_on_steps_or_learning_rate() -> None:
+    """So the driver's cache of compiled kernels serves other runs too."""
     device = open_device("numpy:uops")
     changes: list[dict[str, object]] = [{}, {"steps": 150}, {"lr": 0.03}]
     for preset in PRESETS:
@@ -95,25 +95,27 @@ def test_steps_and_learning_rate_are_no_part_of_the_source() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[(7, 5), (3, 20), (1, 11)], [(40, 300), (300, 41)]])
-def test_the_size_of_a_picture_is_no_part_of_the_source(sizes: list[tuple[int, int]]) -> None:
-    """Of small ones, whose tables of features are multiplied themselves, and of others."""
+def test_source_does_not_depend_on_the_size_of_the_picture(sizes: list[tuple[int, int]]) -> None:
+    """Neither for small pictures, whose tables of features enter products, nor for others."""
     device, chosen = open_device("numpy:uops"), settings(batch=320)
     steps = [training_step(chosen, device, np.zeros((*size, 3), np.uint8)) for size in sizes]
     assert len({step.program.stages.source for step in steps}) == 1
 
 
 def float64_step(flat: np.ndarray, x: np.ndarray, y: np.ndarray, step: TrainingStep) -> np.ndarray:
-    """Parameters after the very first AdamW step: each moves by the rate, against its gradient."""
+    """Parameters after the very first AdamW step, which moves each by the learning rate."""
     spans = list(step.architecture.spans())
     arrays = [flat[a:b].reshape(s).astype(np.float64) for a, b, s in spans]
-    layers, kept = list(zip(arrays[:-1:2], arrays[1:-1:2], strict=True)), [x]
+    layers, activations = list(zip(arrays[:-1:2], arrays[1:-1:2], strict=True)), [x]
     for w, b in layers:
-        z = kept[-1] @ w + b
-        kept.append(np.where(z < 0, z * step.architecture.slope, z))
-    back = 2 * (kept[-1] @ arrays[-1] - y)
-    gradients = [(kept[-1].T @ back).ravel()]
+        z = activations[-1] @ w + b
+        activations.append(np.where(z < 0, z * step.architecture.slope, z))
+    back = 2 * (activations[-1] @ arrays[-1] - y)
+    gradients = [(activations[-1].T @ back).ravel()]
     back = back @ arrays[-1].T
-    for (w, _), before, after in zip(layers[::-1], kept[-2::-1], kept[:0:-1], strict=True):
+    for (w, _), before, after in zip(
+        layers[::-1], activations[-2::-1], activations[:0:-1], strict=True
+    ):
         back = back * np.where(after < 0, step.architecture.slope, 1.0)
         gradients = [(before.T @ back).ravel(), back.sum(0), *gradients]
         back = back @ w.T
@@ -121,7 +123,7 @@ def float64_step(flat: np.ndarray, x: np.ndarray, y: np.ndarray, step: TrainingS
     return flat - step.settings.lr * gradient / (np.abs(gradient) + 1e-8)
 
 
-def test_the_first_step_is_adamw_on_the_pixels_that_were_drawn(device: AnyDevice) -> None:
+def test_first_step_is_adamw_on_the_drawn_pixels(device: AnyDevice) -> None:
     """Tolerance: a gradient near zero is rounding noise, whose step may go either way."""
     pixels = small_pixels()
     step = training_step(settings(), device, pixels)
@@ -137,7 +139,7 @@ def test_the_first_step_is_adamw_on_the_pixels_that_were_drawn(device: AnyDevice
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_run_is_the_same_run_however_it_is_cut_into_chunks(
+def test_run_does_not_depend_on_its_chunks(
     device: AnyDevice, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings(preset, steps=250)
@@ -149,57 +151,57 @@ def test_a_run_is_the_same_run_however_it_is_cut_into_chunks(
     assert whole.steps == cut.steps == 250
 
 
-def listener(steps: int = 1000) -> _Monitor:
+def make_monitor(steps: int = 1000) -> _Monitor:
     return _Monitor(np.zeros(3, np.float32), steps, None, None)
 
 
-def heard(value: float, parameters: float) -> dict[str, np.ndarray]:
+def received(value: float, parameters: float) -> dict[str, np.ndarray]:
     return {"smooth": np.float32(value), "parameters": np.full(3, parameters, np.float32)}
 
 
-def test_the_smoothed_loss_starts_unbiased() -> None:
+def test_smoothed_loss_starts_unbiased() -> None:
     """A constant loss is reported as itself from the first step on."""
-    monitor, smooth = listener(), 0.0
+    monitor, smooth = make_monitor(), 0.0
     for step in range(1, 50):
         smooth = smooth * SMOOTHING + 0.25 * (1 - SMOOTHING)
         monitor.receive(step, {"smooth": np.float32(smooth)})
         assert monitor.loss == pytest.approx(0.25, rel=1e-5)
 
 
-def test_the_parameters_with_the_lowest_loss_are_kept() -> None:
-    monitor = listener()
+def test_monitor_keeps_the_parameters_with_the_lowest_loss() -> None:
+    monitor = make_monitor()
     for step, loss in (
         (CHECK_INTERVAL * 10, 0.3),
         (CHECK_INTERVAL * 11, 0.1),
         (CHECK_INTERVAL * 12, 0.2),
     ):
-        monitor.receive(step, heard(loss, step))
+        monitor.receive(step, received(loss, step))
     assert monitor.best.tolist() == [CHECK_INTERVAL * 11] * 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_parameters_heard_with_a_loss_that_is_not_finite_are_never_kept(bad: float) -> None:
-    monitor = listener()
-    monitor.receive(CHECK_INTERVAL, heard(0.3, 1))
-    monitor.receive(2 * CHECK_INTERVAL, heard(bad, 2))
-    monitor.receive(3 * CHECK_INTERVAL, heard(0.1, 3))
+def test_monitor_never_keeps_parameters_with_a_loss_that_is_not_finite(bad: float) -> None:
+    monitor = make_monitor()
+    monitor.receive(CHECK_INTERVAL, received(0.3, 1))
+    monitor.receive(2 * CHECK_INTERVAL, received(bad, 2))
+    monitor.receive(3 * CHECK_INTERVAL, received(0.1, 3))
     assert monitor.diverged
     assert monitor.best.tolist() == [1, 1, 1]
 
 
-def test_a_loss_beyond_all_pictures_counts_as_one_that_is_not_finite(device: AnyDevice) -> None:
-    """At fixed steps only, so that what a run does hangs on no device's speed."""
-    monitor = listener()
+def test_impossibly_large_loss_counts_as_divergence(device: AnyDevice) -> None:
+    """It counts at fixed steps only, so that runs do not depend on the speed of a device."""
+    monitor = make_monitor()
     monitor.receive(CHECK_INTERVAL - 1, {"smooth": np.float32(1e7)})
     assert not monitor.diverged
-    monitor.receive(CHECK_INTERVAL, heard(1e7, 1))
+    monitor.receive(CHECK_INTERVAL, received(1e7, 1))
     assert monitor.diverged
     fitted = fit(training_step(settings(steps=1000, lr=1e3), device, small_pixels()))
     assert fitted.stopped == "diverged"
 
 
-def test_a_loss_that_is_not_finite_is_noticed_within_a_look(device: AnyDevice) -> None:
-    """The host may be MAX_CHUNKS_AHEAD chunks further when it hears of it."""
+def test_divergence_is_noticed_within_a_few_check_intervals(device: AnyDevice) -> None:
+    """The host may be MAX_CHUNKS_AHEAD chunks ahead when it receives the loss."""
     step = training_step(settings(steps=100_000), device, small_pixels())
     poisoned = np.full(step.flat.shape, np.nan, np.float32)
     step.flat.write(poisoned)
@@ -209,7 +211,7 @@ def test_a_loss_that_is_not_finite_is_noticed_within_a_look(device: AnyDevice) -
 
 
 def poison(step: TrainingStep, *times: int) -> Callable[[], bool]:
-    """To be called after each chunk: spoils the parameters at some calls; never asks to stop."""
+    """A should_stop that never stops but, at some calls, fills the parameters with NaN."""
     calls = itertools.count(1)
 
     def called() -> bool:
@@ -221,7 +223,7 @@ def poison(step: TrainingStep, *times: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize(("chunk", "call"), [(CHECK_INTERVAL // 5, 7), (CHECK_INTERVAL // 2, 4)])
-def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
+def test_divergence_restores_the_last_good_state_with_half_the_learning_rate(
     device: AnyDevice, chunk: int, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD_STATE_INTERVAL", CHECK_INTERVAL)
@@ -236,7 +238,7 @@ def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
     assert np.array_equal(step.flat.numpy(), truth.flat.numpy())
 
 
-def test_after_some_retries_the_best_parameters_are_kept(
+def test_diverged_run_ends_with_finite_parameters_after_its_retries(
     device: AnyDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD_STATE_INTERVAL", CHECK_INTERVAL)
@@ -247,7 +249,9 @@ def test_after_some_retries_the_best_parameters_are_kept(
     assert float(step.rate.first.item()) == np.float32(step.settings.lr / 2**MAX_RETRIES)
 
 
-def test_a_stop_before_the_first_look_keeps_what_was_reached(device: AnyDevice) -> None:
+def test_run_interrupted_before_its_first_check_returns_the_current_parameters(
+    device: AnyDevice,
+) -> None:
     step = training_step(settings(steps=100_000), device, small_pixels())
     begin = step.flat.numpy()
     fitted = fit(step, Run(should_stop=lambda: True))
@@ -257,33 +261,37 @@ def test_a_stop_before_the_first_look_keeps_what_was_reached(device: AnyDevice) 
     assert not np.array_equal(fitted.parameters, begin)
 
 
-@pytest.mark.parametrize("looks", [1, 5, 8])
-def test_a_stopped_run_goes_on_with_the_same_bits(
-    device: AnyDevice, looks: int, tmp_path: Path
+@pytest.mark.parametrize("checks", [1, 5, 8])
+def test_resumed_run_ends_with_the_same_bits(
+    device: AnyDevice, checks: int, tmp_path: Path
 ) -> None:
     def step() -> TrainingStep:
         return training_step(settings(steps=7 * CHECK_INTERVAL // 2), device, small_pixels())
 
     whole, checkpoint = fit(step()), Checkpoint(tmp_path / "c", "k")
-    left = iter(range(looks))
+    left = iter(range(checks))
     run = Run(should_stop=lambda: next(left, None) is None, checkpoint=checkpoint)
     stopped = fit(step(), run)
     assert stopped.stopped == "interrupted"
-    heard: list[int] = []
-    again = fit(step(), Run(lambda p: heard.append(p.step), checkpoint=checkpoint))
-    assert again.parameters.tolist() == whole.parameters.tolist()
-    assert (again.loss, again.steps, again.stopped) == (whole.loss, 7 * CHECK_INTERVAL // 2, None)
-    assert min(heard) > stopped.steps
-    kept = checkpoint.load()
-    assert kept is not None
-    assert again.seconds > kept.values["seconds"] > 0
+    steps: list[int] = []
+    resumed = fit(step(), Run(lambda p: steps.append(p.step), checkpoint=checkpoint))
+    assert resumed.parameters.tolist() == whole.parameters.tolist()
+    assert (resumed.loss, resumed.steps, resumed.stopped) == (
+        whole.loss,
+        7 * CHECK_INTERVAL // 2,
+        None,
+    )
+    assert min(steps) > stopped.steps
+    saved = checkpoint.load()
+    assert saved is not None
+    assert resumed.seconds > saved.values["seconds"] > 0
 
 
-@pytest.mark.parametrize("looks", [1, 5, 7])
-def test_a_run_that_was_stopped_as_it_exploded_recovers_as_one_that_was_not(
-    looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("checks", [1, 5, 7])
+def test_run_resumed_during_divergence_recovers_like_an_uninterrupted_one(
+    checks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the state that was good before that, which is kept with the other."""
+    """It continues from the last good state, which the checkpoint contains as well."""
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.DIVERGED_LOSS", 10)
     device, checkpoint = open_device("numpy"), Checkpoint(tmp_path / "c", "k")
 
@@ -292,38 +300,42 @@ def test_a_run_that_was_stopped_as_it_exploded_recovers_as_one_that_was_not(
 
     whole, own = fit(first := step()), step()
     assert float(first.rate.first.item()) < 3
-    run = Run(should_stop=stops_after(looks), checkpoint=checkpoint)
+    run = Run(should_stop=stops_after(checks), checkpoint=checkpoint)
     assert fit(own, run).stopped == "interrupted"
-    again = fit(step(), Run(checkpoint=checkpoint))
-    assert again.parameters.tolist() == whole.parameters.tolist()
-    assert (again.loss, again.steps, again.stopped) == (whole.loss, whole.steps, whole.stopped)
+    resumed = fit(step(), Run(checkpoint=checkpoint))
+    assert resumed.parameters.tolist() == whole.parameters.tolist()
+    assert (resumed.loss, resumed.steps, resumed.stopped) == (
+        whole.loss,
+        whole.steps,
+        whole.stopped,
+    )
 
 
-def test_what_the_first_steps_took_is_not_in_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they compile; until there are others it is not known."""
+def test_time_left_excludes_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps compile. Until there are others, the time left is unknown."""
     step = training_step(settings(steps=500), open_device("numpy"), small_pixels())
-    run, told, clock, late = step.program.run, list[Progress](), [0.0], [100.0]
+    run, reports, clock, delay = step.program.run, list[Progress](), [0.0], [100.0]
 
     def compiling(count: int) -> None:
-        clock[0] += 1e-3 * count + (late.pop() if late else 0.0)
+        clock[0] += 1e-3 * count + (delay.pop() if delay else 0.0)
         run(count)
 
     time = SimpleNamespace(perf_counter=lambda: clock[0])
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.time", time)
     monkeypatch.setattr(step.program, "run", compiling)
-    fit(step, Run(told.append))
-    first, *others = told
+    fit(step, Run(reports.append))
+    first, *others = reports
     assert (first.steps_per_second, duration(first.seconds_left)) == (0, "unknown time")
     assert others[-1].step == 500
     assert [one.steps_per_second for one in others] == pytest.approx([1000] * len(others))
 
 
-def test_the_pace_gives_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_follows_from_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 12.0, 14.0])
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.time.perf_counter", lambda: next(clock))
-    told = []
-    monitor = _Monitor(np.zeros(3, np.float32), 1000, told.append, None)
+    reports = []
+    monitor = _Monitor(np.zeros(3, np.float32), 1000, reports.append, None)
     monitor.receive(100, {"smooth": np.float32(0.1)})
     monitor.receive(200, {"smooth": np.float32(0.1)})
-    assert [p.steps_per_second for p in told] == [50, 50]
-    assert [p.seconds_left for p in told] == [18, 16]
+    assert [p.steps_per_second for p in reports] == [50, 50]
+    assert [p.seconds_left for p in reports] == [18, 16]

@@ -1,4 +1,4 @@
-"""The network: its parameters are drawn and laid out as documented, its values are NumPy's."""
+"""The network: its initial parameters, their layout, its forward pass and its gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parameters(seed: int = 4) -> np.ndarray:
 
 
 def layer_by_layer(flat: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The network in float64, from the views that a file is written from, and of absolutes."""
+    """Outputs of the network in float64, from the arrays of its file, and sums of magnitudes."""
     encoding = Encoding((1.0, 2.0, 3.0), (1.0, 2.0, 3.0), 0.5)
     w0, b0, w1, b1, w2 = Weights(ARCHITECTURE, encoding, 1, 1, flat).arrays()
     x, size = x.astype(np.float64), np.abs(x)
@@ -30,18 +30,18 @@ def layer_by_layer(flat: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 @pytest.mark.parametrize("rows", [1, 3, 65])
-def test_the_network_computes_what_its_arrays_say(device: AnyDevice, rows: int) -> None:
-    """Sums of at most 12 terms in three layers."""
+def test_forward_pass_is_that_of_the_arrays_in_float64(device: AnyDevice, rows: int) -> None:
+    """The tolerance is for sums of at most 12 terms in three layers."""
     flat = parameters()
     x = np.random.default_rng(5).standard_normal((rows, 12)).astype(np.float32)
-    found = model.forward(Tensor(flat, device), ARCHITECTURE, Tensor(x, device)).numpy()
-    assert close(found, *layer_by_layer(flat, x), roundings=36)
+    outputs = model.forward(Tensor(flat, device), ARCHITECTURE, Tensor(x, device)).numpy()
+    assert close(outputs, *layer_by_layer(flat, x), roundings=36)
 
 
-def test_the_gradient_is_that_of_the_network_in_float64(device: AnyDevice) -> None:
-    """Against central differences of every parameter.
+def test_gradient_is_that_of_the_network_in_float64(device: AnyDevice) -> None:
+    """It is compared with central differences of every parameter.
 
-    The same network of absolute values has the sums of absolute values as its gradient.
+    Those of the same network of magnitudes are the sums of magnitudes, for the tolerance.
     """
     flat = parameters()
     x = np.random.default_rng(6).standard_normal((9, 12)).astype(np.float32)
@@ -53,15 +53,15 @@ def test_the_gradient_is_that_of_the_network_in_float64(device: AnyDevice) -> No
 
 
 def differences(flat: np.ndarray, x: np.ndarray) -> np.ndarray:
-    found = np.empty(flat.size)
+    gradient = np.empty(flat.size)
     for i in range(flat.size):
         ends = []
         for h in (-1e-6, 1e-6):
             moved = flat.astype(np.float64)
             moved[i] += h
             ends.append(np.square(_float64_network(moved, x)).sum())
-        found[i] = (ends[1] - ends[0]) / 2e-6
-    return found
+        gradient[i] = (ends[1] - ends[0]) / 2e-6
+    return gradient
 
 
 def _float64_network(flat: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -73,7 +73,7 @@ def _float64_network(flat: np.ndarray, x: np.ndarray) -> np.ndarray:
     return values @ arrays[4]
 
 
-def test_first_parameters_are_gaussian_with_the_documented_variances() -> None:
+def test_initial_parameters_are_gaussian_with_the_documented_variances() -> None:
     """64 x 256 draws: the variance is off by 1.1% (one sigma), the mean by 0.8% of a sigma."""
     wide = Architecture((64, 256, 128, 3), 0.1)
     flat = model.initial(wide, 0, open_device("numpy")).numpy()
@@ -85,13 +85,13 @@ def test_first_parameters_are_gaussian_with_the_documented_variances() -> None:
         assert abs(scaled.mean()) < tolerance
 
 
-def test_a_seed_gives_the_same_bits_again_and_other_seeds_others(device: AnyDevice) -> None:
-    first, again, other = (model.initial(ARCHITECTURE, s, device).numpy() for s in (1, 1, 2))
-    assert np.array_equal(first, again)
+def test_initial_parameters_are_determined_by_the_seed(device: AnyDevice) -> None:
+    first, second, other = (model.initial(ARCHITECTURE, s, device).numpy() for s in (1, 1, 2))
+    assert np.array_equal(first, second)
     assert not np.isclose(first, other).any()
 
 
-def test_no_two_layers_draw_the_same_numbers() -> None:
+def test_layers_draw_different_initial_parameters() -> None:
     square = Architecture((8, 8, 8, 8), 0.1)
     flat = model.initial(square, 0, open_device("numpy")).numpy()
     drawn = [flat[a:b].tobytes() for a, b, _ in square.spans()]

@@ -1,4 +1,4 @@
-"""weights.npz: what goes in comes out, and nothing else gets in."""
+"""weights.npz: written weights are read back, and all other files are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refused(path: Path, data: bytes, *words: str) -> None:
 
 
 def changed(**members: np.ndarray | None) -> bytes:
-    """The small file with members replaced, added, or, given None, left out."""
+    """The small file with members replaced or added, or removed where None is given."""
     arrays = dict(np.load(io.BytesIO(packed())))
     arrays |= {name: value for name, value in members.items() if value is not None}
     stream = io.BytesIO()
@@ -66,24 +66,24 @@ def changed(**members: np.ndarray | None) -> bytes:
     return stream.getvalue()
 
 
-def test_what_goes_in_comes_out(file: Path) -> None:
-    wanted, found = weights(), read(file)
-    assert np.array_equal(found.flat, wanted.flat)
-    assert (found.architecture, found.encoding) == (wanted.architecture, wanted.encoding)
-    assert (found.width, found.height, found.icc) == (13, 9, b"profile")
+def test_written_weights_are_read_back(file: Path) -> None:
+    wanted, loaded = weights(), read(file)
+    assert np.array_equal(loaded.flat, wanted.flat)
+    assert (loaded.architecture, loaded.encoding) == (wanted.architecture, wanted.encoding)
+    assert (loaded.width, loaded.height, loaded.icc) == (13, 9, b"profile")
 
 
-def test_the_same_weights_give_the_same_bytes_and_little_more(
+def test_file_is_deterministic_and_little_larger_than_its_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On another day as well, though a zip has room for the time."""
+    """The time that a zip file contains does not change."""
     today = packed()
     monkeypatch.setattr("time.time", lambda: 1.5e9)
     assert packed() == today
     assert len(packed()) < 4 * ARCHITECTURE.parameters + 6000
 
 
-def test_numpy_alone_reads_it(file: Path) -> None:
+def test_numpy_reads_the_file(file: Path) -> None:
     arrays = np.load(file, allow_pickle=False)
     assert str(arrays["format"]) == "imgmlp-weights"
     assert int(arrays["version"]) == 1
@@ -91,12 +91,12 @@ def test_numpy_alone_reads_it(file: Path) -> None:
     assert "bias_1" not in arrays
 
 
-def test_numpys_own_archives_are_read_too(file: Path) -> None:
+def test_archives_written_by_numpy_are_read(file: Path) -> None:
     file.write_bytes(changed())
     assert np.array_equal(read(file).flat, weights().flat)
 
 
-def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
     data = packed()
     for length in range(len(data)):
         refused(tmp_path / "cut.npz", data[:length])
@@ -105,24 +105,24 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shift", [0, *(pytest.param(shift, marks=pytest.mark.soak) for shift in range(1, 8))]
 )
-def test_every_flipped_bit_is_noticed_or_harmless(tmp_path: Path, shift: int) -> None:
+def test_every_flipped_bit_is_refused_or_harmless(tmp_path: Path, shift: int) -> None:
     """A flip in a time stamp or an attribute of the zip directory changes nothing that is read."""
     data, wanted, path = packed(), weights(), tmp_path / "flipped.npz"
-    noticed = 0
+    refusals = 0
     for place in range(len(data)):
         flipped = bytearray(data)
         flipped[place] ^= 1 << (place + shift) % 8
         path.write_bytes(flipped)
         try:
-            found = read(path)
+            loaded = read(path)
         except ImgmlpError as error:
             assert error.exit_code == 4  # noqa: PT017
-            noticed += 1
+            refusals += 1
         else:
-            assert np.array_equal(found.flat, wanted.flat)
-            assert (found.architecture, found.encoding) == (wanted.architecture, wanted.encoding)
-            assert (found.width, found.height, found.icc) == (13, 9, b"profile")
-    assert noticed > len(data) / 2
+            assert np.array_equal(loaded.flat, wanted.flat)
+            assert (loaded.architecture, loaded.encoding) == (wanted.architecture, wanted.encoding)
+            assert (loaded.width, loaded.height, loaded.icc) == (13, 9, b"profile")
+    assert refusals > len(data) / 2
 
 
 @pytest.mark.parametrize(
@@ -161,20 +161,20 @@ def test_every_flipped_bit_is_noticed_or_harmless(tmp_path: Path, shift: int) ->
     ],
     ids=str,
 )
-def test_inconsistent_members_are_named(
+def test_error_names_the_inconsistent_member(
     tmp_path: Path, members: dict[str, np.ndarray | None], words: list[str]
 ) -> None:
     refused(tmp_path / "bad.npz", changed(**members), *words)
 
 
-def test_a_newer_version_is_refused_by_its_number_whatever_it_holds(tmp_path: Path) -> None:
+def test_newer_version_is_refused_by_its_number_whatever_it_contains(tmp_path: Path) -> None:
     stream = io.BytesIO()
     newer = {"format": np.array("imgmlp-weights"), "version": np.array(7, np.int32)}
     np.savez(stream, grids=np.zeros(3, np.int8), **newer)
     refused(tmp_path / "newer.npz", stream.getvalue(), "version 7 is newer")
 
 
-def test_pickles_are_never_opened(tmp_path: Path) -> None:
+def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
     class Trap:
@@ -188,19 +188,19 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"PK\x05\x06" + bytes(18), b"\x89PNG\r\n\x1a\n" * 99, bytes(9999)]
 )
-def test_what_is_no_archive_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_files_that_are_no_archives_are_refused(tmp_path: Path, data: bytes) -> None:
     refused(tmp_path / "other.npz", data)
 
 
-def test_a_member_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_member_is_refused(tmp_path: Path) -> None:
     stream = io.BytesIO(packed())
     with zipfile.ZipFile(stream, "a") as archive, pytest.warns(UserWarning, match="bias_0"):
         archive.writestr("bias_0.npy", archive.read("bias_0.npy"))
     refused(tmp_path / "twice.npz", stream.getvalue(), "bias_0")
 
 
-def test_bombs_are_refused_before_memory_is_allocated(tmp_path: Path) -> None:
-    """256 MiB of zeros in 256 kB, and a header that promises 1 TB."""
+def test_decompression_bombs_are_refused_before_memory_is_allocated(tmp_path: Path) -> None:
+    """One has 256 MiB of zeros in 256 kB, the other a header that claims 1 TB."""
     zeros = io.BytesIO()
     np.lib.format.write_array(zeros, np.zeros(5, np.float32))
     promise = (
@@ -231,7 +231,7 @@ HEADER = "{'descr': '%s', 'fortran_order': False, 'shape': %s, }"
 
 
 def array(descr: str, shape: str, values: int = 0) -> bytes:
-    """The bytes of a .npy whose header may say what it likes about the zeros that follow."""
+    """The bytes of a .npy file whose header need not match the zeros that follow it."""
     header = (HEADER % (descr, shape)).ljust(117).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(values)
 
@@ -253,7 +253,9 @@ def array(descr: str, shape: str, values: int = 0) -> bytes:
         b"",
     ],
 )
-def test_headers_that_promise_what_is_not_there_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_array_headers_that_do_not_match_their_data_are_refused(
+    tmp_path: Path, content: bytes
+) -> None:
     stream = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(packed())) as source,
@@ -264,7 +266,7 @@ def test_headers_that_promise_what_is_not_there_are_refused(tmp_path: Path, cont
     refused(tmp_path / "promise.npz", stream.getvalue(), "bias_0")
 
 
-def test_a_directory_too_large_to_read_is_refused(tmp_path: Path) -> None:
+def test_too_large_zip_directory_is_refused(tmp_path: Path) -> None:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for number in range(2000):
@@ -276,7 +278,7 @@ def test_a_directory_too_large_to_read_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "zip64.npz", data[:-22] + locator + data[-22:], "directory is too large")
 
 
-def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
+def test_too_large_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "large.npz"
     with path.open("wb") as stream:
         stream.write(packed())
@@ -285,15 +287,15 @@ def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+def test_missing_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         open_stored(tmp_path / "none.npz")
 
 
-def test_the_documents_decoder_gives_the_same_picture(
+def test_decoder_of_the_format_document_gives_the_same_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within one level: sums may be added in any order."""
+    """They agree within one level, as sums may be added in any order."""
     page = (ROOT / "docs" / "format-npz.md").read_text("utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -46,7 +46,9 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_decoding_gives_exactly_what_training_reported(device: AnyDevice, name: str) -> None:
+def test_decoded_pixels_are_exactly_those_that_training_reported(
+    device: AnyDevice, name: str
+) -> None:
     picture = Picture(PICTURES[name], Metadata(b"profile"))
     trained = pipeline.train(picture, settings(), device)
     stream = io.BytesIO()
@@ -60,13 +62,13 @@ def test_decoding_gives_exactly_what_training_reported(device: AnyDevice, name: 
     assert trained.stopped is None
 
 
-def test_more_steps_give_a_better_picture(device: AnyDevice) -> None:
+def test_more_steps_give_a_higher_psnr(device: AnyDevice) -> None:
     picture = Picture(small_pixels())
     short, long = (pipeline.train(picture, settings(steps=n), device).psnr for n in (20, 600))
     assert long > short + 3
 
 
-def test_the_same_seed_gives_the_same_weights(device: AnyDevice) -> None:
+def test_same_seed_gives_the_same_weights(device: AnyDevice) -> None:
     picture = Picture(small_pixels())
     first, second, other = (
         pipeline.train(picture, settings(seed=s), device).weights.flat for s in (1, 1, 2)
@@ -75,27 +77,31 @@ def test_the_same_seed_gives_the_same_weights(device: AnyDevice) -> None:
     assert not np.array_equal(first, other)
 
 
-def test_pieces_and_other_sizes(device: AnyDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_at_other_sizes_does_not_depend_on_pieces(
+    device: AnyDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = pipeline.train(Picture(small_pixels()), settings(steps=50), device).weights
     whole = pipeline.decode(weights, device, (62, 48))
     monkeypatch.setattr(pipeline, "DECODED_PIXELS", 100)
     assert np.array_equal(pipeline.decode(weights, device, (62, 48)), whole)
     assert whole.shape == (48, 62, 3)
     small = pipeline.decode(weights, device)
-    halved = whole.reshape(24, 2, 31, 2, 3).mean((1, 3))  # pixel centres stay where they were
+    halved = whole.reshape(24, 2, 31, 2, 3).mean((1, 3))  # pixel centres do not move
     assert psnr(np.rint(halved).astype(np.uint8), small) > 25
     with pytest.raises(UsageError):
         pipeline.decode(weights, device, (0, 5))
 
 
 @pytest.mark.parametrize(
-    ("form", "pixels"), [("numpy", 1 << 12), ("one", 1 << 16), ("group", 1 << 20)]
+    ("mapping", "pixels"), [("numpy", 1 << 12), ("one", 1 << 16), ("group", 1 << 20)]
 )
-def test_gpus_take_more_pixels_at_once(form: str, pixels: int) -> None:
-    assert max_piece_pixels(open_mapping(form), pipeline.DECODED_PIXELS) == pixels
+def test_pieces_are_larger_on_gpus_and_smaller_for_numpy(mapping: str, pixels: int) -> None:
+    assert max_piece_pixels(open_mapping(mapping), pipeline.DECODED_PIXELS) == pixels
 
 
-def test_a_thin_picture_needs_only_the_features_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thin_pictures_need_memory_for_the_features_of_one_piece_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     device = open_device("numpy")
     weights = pipeline.train(Picture(small_pixels()), settings(steps=5), device).weights
     monkeypatch.setattr(pipeline, "DECODED_PIXELS", 1000)
@@ -109,48 +115,48 @@ def test_a_thin_picture_needs_only_the_features_of_a_piece(monkeypatch: pytest.M
     assert np.array_equal(pipeline.decode(weights, device, (100_000, 1)), thin)
 
 
-def test_a_picture_too_thin_to_train_on_is_refused() -> None:
+def test_training_on_a_too_long_picture_is_refused() -> None:
     device = open_device("numpy")
     device.info = dataclasses.replace(device.info, memory=100_000)
     with pytest.raises(OutOfMemoryError, match="rows and columns"):
         pipeline.train(Picture(np.zeros((1, 5000, 1), np.uint8)), settings(), device)
 
 
-def test_progress_goes_forward_and_previews_decode(device: AnyDevice) -> None:
-    heard: list[Progress] = []
+def test_progress_is_in_order_and_has_decodable_previews(device: AnyDevice) -> None:
+    reports: list[Progress] = []
     chosen = settings(steps=250)
-    pipeline.train(Picture(small_pixels()), chosen, device, Run(heard.append))
-    steps = [p.step for p in heard]
+    pipeline.train(Picture(small_pixels()), chosen, device, Run(reports.append))
+    steps = [p.step for p in reports]
     assert steps == sorted(set(steps))
     assert steps[-1] == 250
-    assert heard[-1].loss < heard[0].loss
-    assert heard[-1].psnr == pytest.approx(-10 * np.log10(heard[-1].loss))
-    assert heard[-1].preview is not None
-    assert heard[-1].preview().shape == (24, 31, 3)
+    assert reports[-1].loss < reports[0].loss
+    assert reports[-1].psnr == pytest.approx(-10 * np.log10(reports[-1].loss))
+    assert reports[-1].preview is not None
+    assert reports[-1].preview().shape == (24, 31, 3)
 
 
-def test_a_stopped_run_keeps_its_best_weights(device: AnyDevice) -> None:
-    heard: list[int] = []
+def test_interrupted_run_returns_its_best_weights(device: AnyDevice) -> None:
+    steps: list[int] = []
     trained = pipeline.train(
         Picture(small_pixels()),
         settings(steps=100_000),
         device,
-        Run(lambda p: heard.append(p.step), lambda: len(heard) > 0 and heard[-1] >= 300),
+        Run(lambda p: steps.append(p.step), lambda: len(steps) > 0 and steps[-1] >= 300),
     )
     assert trained.stopped == "interrupted"
     assert 300 <= trained.steps < 100_000
     assert trained.psnr > 12
 
 
-def test_a_run_that_diverges_stops_soon_with_finite_weights(device: AnyDevice) -> None:
+def test_diverging_run_ends_soon_with_finite_weights(device: AnyDevice) -> None:
     trained = pipeline.train(Picture(small_pixels()), settings(steps=5000, lr=1e30), device)
     assert trained.stopped == "diverged"
     assert trained.steps <= 4 * CHECK_INTERVAL
     assert np.isfinite(trained.weights.flat).all()
 
 
-def test_devices_agree_on_the_picture() -> None:
-    """Rounding differs; after 200 steps less than a level on average."""
+def test_devices_train_nearly_the_same_picture() -> None:
+    """Rounding differs, after 200 steps by less than a level on average."""
     picture = Picture(small_pixels())
     one, two = (pipeline.train(picture, settings(), open_mapping(m)) for m in MAPPINGS[:2])
     difference = np.abs(one.pixels.astype(int) - two.pixels.astype(int))
@@ -158,7 +164,7 @@ def test_devices_agree_on_the_picture() -> None:
     assert one.psnr == pytest.approx(two.psnr, abs=0.1)
 
 
-def test_how_long_training_takes_is_told_by_what_is_left_and_was_compiled(
+def test_expected_seconds_depend_on_remaining_steps_and_compiled_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints: whose they are, and that damage makes them none."""
+"""Checkpoints: to which run they belong, and that damaged ones are ignored."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoint:
-    found = Checkpoint(checkpoint.path_beside(tmp_path / "a.imlp", KEY), KEY)
+    saved = Checkpoint(checkpoint.path_beside(tmp_path / "a.imlp", KEY), KEY)
     arrays = {"flat": np.arange(5, dtype=np.float32), "count": np.uint32(7).reshape(())}
-    found.save(Snapshot(arrays, {"steps": 9, "lmbda": 0.1}))
-    return found
+    saved.save(Snapshot(arrays, {"steps": 9, "lmbda": 0.1}))
+    return saved
 
 
-def test_what_is_saved_is_loaded(saved: Checkpoint) -> None:
+def test_saved_state_is_loaded(saved: Checkpoint) -> None:
     state = saved.load()
     assert state is not None
     assert state.values == {"steps": 9, "lmbda": 0.1}
@@ -37,11 +37,11 @@ def test_what_is_saved_is_loaded(saved: Checkpoint) -> None:
     assert state.arrays["count"].shape == ()
 
 
-def test_another_runs_checkpoint_counts_as_none(saved: Checkpoint) -> None:
+def test_checkpoint_of_another_run_is_ignored(saved: Checkpoint) -> None:
     assert Checkpoint(saved.path, "other").load() is None
 
 
-def test_a_damaged_one_counts_as_none(saved: Checkpoint) -> None:
+def test_damaged_checkpoint_is_ignored(saved: Checkpoint) -> None:
     whole = saved.path.read_bytes()
     for size in range(0, len(whole), 7):
         saved.path.write_bytes(whole[:size])
@@ -52,8 +52,8 @@ def test_a_damaged_one_counts_as_none(saved: Checkpoint) -> None:
         assert state is None or state.arrays["flat"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_it_can_be_removed_twice(saved: Checkpoint, tmp_path: Path) -> None:
-    """And goes with what a process has left that was killed while it wrote it."""
+def test_checkpoint_can_be_removed_twice(saved: Checkpoint, tmp_path: Path) -> None:
+    """A temporary file, left by a process that was killed while writing, is removed with it."""
     (tmp_path / f".{saved.path.name}.01234567.tmp").write_bytes(b"half")
     saved.remove(tmp_path / "a.imlp")
     saved.remove(tmp_path / "a.imlp")
@@ -61,23 +61,23 @@ def test_it_can_be_removed_twice(saved: Checkpoint, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -> None:
+def test_runs_for_one_output_have_their_own_checkpoints(saved: Checkpoint, tmp_path: Path) -> None:
     target = tmp_path / "a.imlp"
     other = Checkpoint(checkpoint.path_beside(target, OTHER), OTHER)
     assert checkpoint.note_on_others(target, saved) is None
     other.save(Snapshot({}, {"steps": 10}))
     Checkpoint(checkpoint.path_beside(tmp_path / "b.imlp", OTHER), OTHER).save(Snapshot({}, {}))
     assert checkpoint.left_beside(target) == sorted([saved.path, other.path])
-    told = checkpoint.note_on_others(target, saved)
-    assert told is not None
-    assert str(other.path) in told
-    assert str(saved.path) not in told
+    note = checkpoint.note_on_others(target, saved)
+    assert note is not None
+    assert str(other.path) in note
+    assert str(saved.path) not in note
     other.remove(target)
     assert saved.load() is not None
     assert other.load() is None
 
 
-def test_two_long_names_have_no_checkpoint_in_common(tmp_path: Path) -> None:
+def test_outputs_with_long_names_have_their_own_checkpoints(tmp_path: Path) -> None:
     one, other = (tmp_path / f"{'n' * 200}{end}.imlp" for end in "ab")
     path = checkpoint.path_beside(one, KEY)
     Checkpoint(path, KEY).save(Snapshot({}, {}))
@@ -86,7 +86,9 @@ def test_two_long_names_have_no_checkpoint_in_common(tmp_path: Path) -> None:
     assert len(path.name) < 90
 
 
-def test_others_are_removed_when_they_are_old(saved: Checkpoint, tmp_path: Path) -> None:
+def test_checkpoints_of_other_runs_are_removed_when_they_are_old(
+    saved: Checkpoint, tmp_path: Path
+) -> None:
     other = Checkpoint(checkpoint.path_beside(tmp_path / "a.imlp", OTHER), OTHER)
     other.save(Snapshot({}, {}))
     for days, left in ((29, True), (31, False)):
@@ -96,7 +98,7 @@ def test_others_are_removed_when_they_are_old(saved: Checkpoint, tmp_path: Path)
         assert other.path.exists() == left
 
 
-def test_what_a_file_was_is_forgotten_once_it_is_another_one(
+def test_checkpoint_of_a_result_is_removed_once_the_output_has_changed(
     saved: Checkpoint, tmp_path: Path
 ) -> None:
     target = tmp_path / "a.imlp"
@@ -112,25 +114,23 @@ def test_what_a_file_was_is_forgotten_once_it_is_another_one(
     assert left == sorted([checkpoint.path_beside(target, keys[b"new"]), running.path])
 
 
-def test_values_are_added_to_what_is_saved_and_to_nothing_else(
-    saved: Checkpoint, tmp_path: Path
-) -> None:
+def test_values_are_added_only_to_an_existing_checkpoint(saved: Checkpoint, tmp_path: Path) -> None:
     before = saved.load()
     assert before is not None
     saved.add({"more": 1})
-    found = saved.load()
-    assert found is not None
-    assert found.values == before.values | {"more": 1}
-    assert found.arrays.keys() == before.arrays.keys()
-    none = Checkpoint(checkpoint.path_beside(tmp_path / "b.imlp", OTHER), OTHER)
-    none.add({"more": 1})
-    assert none.load() is None
+    after = saved.load()
+    assert after is not None
+    assert after.values == before.values | {"more": 1}
+    assert after.arrays.keys() == before.arrays.keys()
+    missing = Checkpoint(checkpoint.path_beside(tmp_path / "b.imlp", OTHER), OTHER)
+    missing.add({"more": 1})
+    assert missing.load() is None
 
 
-def test_another_version_of_the_program_does_not_go_on_but_knows_what_is_finished(
+def test_another_version_resumes_no_training_but_knows_finished_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the output that was written, and that nobody remembers yet, would be a stranger's."""
+    """Otherwise an output that was just written would be taken for a foreign file."""
     picture, device, target = Picture(small_pixels()), open_device("numpy"), tmp_path / "a.imlp"
     begun = checkpoint.of_training(target, picture, device, "a").path
     finished = checkpoint.of_result(target, picture, "a").path
@@ -141,7 +141,7 @@ def test_another_version_of_the_program_does_not_go_on_but_knows_what_is_finishe
     assert checkpoint.of_training(target, picture, device, "a").path == begun
 
 
-def test_a_key_stands_for_every_sample_and_choice() -> None:
+def test_key_of_a_run_depends_on_every_sample_and_option() -> None:
     pixels = small_pixels()
     keys = {checkpoint.run_key(Picture(pixels), "a"), checkpoint.run_key(Picture(pixels), "b")}
     keys.add(checkpoint.run_key(Picture(pixels, Metadata(b"icc")), "a"))
@@ -153,7 +153,7 @@ def test_a_key_stands_for_every_sample_and_choice() -> None:
     assert checkpoint.run_key(Picture(pixels.copy()), "a") in keys
 
 
-def test_what_goes_on_says_what_moves() -> None:
+def test_resumable_class_has_to_define_its_moving_state() -> None:
     class Still(Resumable):
         pass
 
@@ -161,9 +161,7 @@ def test_what_goes_on_says_what_moves() -> None:
         Still()  # type: ignore[abstract]
 
 
-def test_what_would_not_be_loaded_is_not_saved(
-    saved: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_state_is_not_saved(saved: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "MAX_BYTES", saved.path.stat().st_size)
     arrays = {"flat": np.arange(500, dtype=np.float32)}
     with pytest.raises(OutputError, match="too large to keep"):

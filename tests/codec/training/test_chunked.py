@@ -1,4 +1,4 @@
-"""The form of the pieces that pictures are decoded in."""
+"""The shape of the pieces in which pictures are decoded, and the order of their computation."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ def test_pictures_of_different_sizes_have_the_same_pieces() -> None:
 
 @pytest.mark.parametrize("pixels", [5, 40, MIN_PIECE_PIXELS, 1000, PIXELS, 16 * PIXELS])
 @pytest.mark.parametrize("size", [(1, 1), (32, 32), (1, 10**6), (10**6, 1), (500, 3), (300, 200)])
-def test_no_piece_is_empty_or_too_large(size: tuple[int, int], pixels: int) -> None:
+def test_pieces_are_neither_empty_nor_too_large(size: tuple[int, int], pixels: int) -> None:
     rows, columns = shared_piece(*size, pixels)
     assert 1 <= rows * columns <= pixels
 
 
-def test_little_of_a_piece_of_thin_pictures_is_wasted() -> None:
+def test_pieces_of_thin_pictures_are_thin() -> None:
     for size in ((10**6, 1), (1, 10**6)):
         rows, columns = shared_piece(*size, PIXELS)
         assert min(rows, columns) == 16
 
 
-def test_thin_pictures_of_few_pieces_have_those_of_others() -> None:
+def test_thin_pictures_of_few_pieces_share_the_usual_piece() -> None:
     assert shared_piece(64 * MAX_USUAL_PIECES, 16, 64 * 64) == (64, 64)
     assert shared_piece(64 * MAX_USUAL_PIECES + 1, 16, 64 * 64) == (16, 256)
 
 
-def test_pieces_that_stand_for_all_lie_everywhere() -> None:
+def test_sampled_pieces_lie_in_all_parts_of_the_picture() -> None:
     corners = _corners((3456, 2304), 128, 256)
-    found = _sample_of(corners, PIXELS)
-    assert len({*found}) == MIN_SAMPLE_PIECES
-    assert {(top // 1152, left // 1728) for top, left in found} == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert len({top for top, _ in found}) > MIN_SAMPLE_PIECES / 2
+    sample = _sample_of(corners, PIXELS)
+    assert len({*sample}) == MIN_SAMPLE_PIECES
+    assert {(top // 1152, left // 1728) for top, left in sample} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len({top for top, _ in sample}) > MIN_SAMPLE_PIECES / 2
     assert _sample_of(corners[: MIN_SAMPLE_PIECES + 1], PIXELS) == corners[: MIN_SAMPLE_PIECES + 1]
 
 
 class Receiver:
-    """Delivers what was sent for once it is waited for."""
+    """Delivers all requested pieces when it is waited for."""
 
     def __init__(self, program: Any, _names: object, callback: Any) -> None:
         self.program, self.callback, self.waiting = program, callback, list[Any]()
@@ -70,7 +70,7 @@ class Receiver:
 
 
 class Numbered:
-    """A piece of 2 x 3 pixels that are the number of its place, and the program of it."""
+    """A piece of 2 x 3 pixels with the number of its position, and its program in one."""
 
     rows, columns, most, failing = 2, 3, 0, -1
 
@@ -88,10 +88,10 @@ class Numbered:
         self.made = np.full((2, 3, 1), self.number, np.uint8)
 
 
-def test_a_piece_is_prepared_while_the_one_before_is_in_flight(
+def test_piece_is_prepared_while_the_previous_one_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All come where they belong, also past the edges, and never two are in flight."""
+    """All pieces get to their positions, also past the edges, and only one is in flight."""
     monkeypatch.setattr(chunked, "Receiver", Receiver)
     piece, picture = Numbered(), np.full((5, 4, 1), 99, np.uint8)
     fill(picture, piece)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a run has around it: who may stop it, and how its state is kept."""
+"""The surroundings of a run: who may stop it, and how its state is saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def state(step: int) -> Snapshot:
     return Snapshot({"count": np.array(step)}, {"steps": 9})
 
 
-def test_a_run_with_nothing_around_it_neither_stops_nor_keeps() -> None:
+def test_default_run_neither_stops_nor_saves() -> None:
     run = Run()
     assert not run.stopping()
     assert not run.should_save(True)
@@ -25,19 +25,19 @@ def test_a_run_with_nothing_around_it_neither_stops_nor_keeps() -> None:
     assert run.interrupted("3 steps").hint == "start it again"
 
 
-def test_the_next_run_finds_what_was_kept_with_its_facts(tmp_path: Path) -> None:
-    kept = Checkpoint(tmp_path / "c", "k")
-    run = Run(checkpoint=kept, values={"outputs": ["a.npz"]})
+def test_next_run_loads_the_saved_state_with_its_values(tmp_path: Path) -> None:
+    own_checkpoint = Checkpoint(tmp_path / "c", "k")
+    run = Run(checkpoint=own_checkpoint, values={"outputs": ["a.npz"]})
     assert run.saved is None
     run.save(state(4))
-    found = Run(checkpoint=kept).saved
-    assert found is not None
-    assert int(found.arrays["count"]) == 4
-    assert found.values == {"steps": 9, "outputs": ["a.npz"]}
-    assert str(kept.path) in run.interrupted("4 steps").hint
+    loaded = Run(checkpoint=own_checkpoint).saved
+    assert loaded is not None
+    assert int(loaded.arrays["count"]) == 4
+    assert loaded.values == {"steps": 9, "outputs": ["a.npz"]}
+    assert str(own_checkpoint.path) in run.interrupted("4 steps").hint
 
 
-def test_a_state_is_due_when_it_stops_or_when_some_time_has_passed(
+def test_state_is_saved_at_a_stop_and_after_the_save_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -51,7 +51,7 @@ def test_a_state_is_due_when_it_stops_or_when_some_time_has_passed(
     assert not run.should_save(False)
 
 
-def test_a_state_that_cannot_be_kept_is_noted_once_and_not_promised(
+def test_failure_to_save_is_noted_once_and_no_checkpoint_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

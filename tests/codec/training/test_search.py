@@ -1,4 +1,4 @@
-"""Halving in on a target, whatever it is that gives more or less."""
+"""The search for the number that leads to the file nearest to a target."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class File:
     psnr: float = math.nan
 
 
-def test_bytes_are_found_between_the_ends() -> None:
+def test_search_finds_bytes_within_the_interval() -> None:
     wanted = Goal("bytes", 700)
     tried = approached(wanted, File(1000), (0.0, 1000.0), lambda number: File(round(number)))
-    assert [file.size for file in tried] == [500, 750, 698]  # at least 98% of them
+    assert [file.size for file in tried] == [500, 750, 698]  # at least 98% of the target
     assert nearest(wanted, [File(1000), *tried]) == File(698)
 
 
-def test_a_quality_is_found_from_above_and_below() -> None:
+def test_search_finds_a_psnr_within_the_interval() -> None:
     wanted = Goal("psnr", 30.0)
     tried = approached(wanted, File(9, 20.0), (0.0, 64.0), lambda number: File(9, number))
     assert tried[-1].psnr == pytest.approx(30.0, abs=0.1)
@@ -39,30 +39,29 @@ def test_a_quality_is_found_from_above_and_below() -> None:
     assert not is_too_much(wanted, File(10**6, 30.0))
 
 
-def test_what_hits_already_is_left_alone_and_what_cannot_ends() -> None:
+def test_search_has_no_trials_after_a_hit_and_a_limited_number_otherwise() -> None:
     wanted = Goal("bytes", 700)
     assert approached(wanted, File(699), (0.0, 1.0), lambda _: File(0)) == []
     assert len(approached(wanted, File(9), (0.0, 1.0), lambda _: File(9))) == MAX_TRIALS
 
 
-def test_there_is_nothing_between_an_end_and_itself() -> None:
-    """As of weights that have all the bits they can use, where more dB are wanted."""
+def test_empty_interval_has_no_trials() -> None:
+    """Such an interval occurs if weights already have all the bits that they can use."""
     assert approached(Goal("psnr", 30.0), File(9, 20.0), (8.0, 8.0), lambda _: File(9, 20.0)) == []
 
 
-def test_no_more_is_tried_once_it_is_enough() -> None:
-    left = iter([False, False, True])
+def test_search_ends_once_it_is_told_to() -> None:
+    answers = iter([False, False, True])
     wanted = Goal("bytes", 700)
-    tried = approached(wanted, File(9), (0.0, 1.0), lambda _: File(9), lambda: next(left))
+    tried = approached(wanted, File(9), (0.0, 1.0), lambda _: File(9), lambda: next(answers))
     assert len(tried) == 2
 
 
-def test_where_a_quality_is_missed_anyway_bytes_that_bring_little_are_spared() -> None:
+def test_nearest_file_saves_bytes_that_bring_little_if_the_psnr_is_missed() -> None:
     wanted = Goal("psnr", 30.0)
     assert nearest(wanted, [File(440, 29.88), File(350, 29.86)]) == File(350, 29.86)
     assert nearest(wanted, [File(380, 29.88), File(350, 29.5)]) == File(380, 29.88)
     assert nearest(wanted, [File(350, 29.7), File(20, 29.3)]) == File(350, 29.7)
-    assert nearest(wanted, [File(350, MAX_PSNR_SACRIFICE), File(20, 0.0)]) == File(
-        20, 0.0
-    )  # just as much
+    at_the_limit = [File(350, MAX_PSNR_SACRIFICE), File(20, 0.0)]
+    assert nearest(wanted, at_the_limit) == File(20, 0.0)
     assert nearest(wanted, [File(440, 29.95), File(350, 29.86)]) == File(440, 29.95)
