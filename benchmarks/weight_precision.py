@@ -23,31 +23,31 @@ from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, Tensor, open_device
 from imgmlp.image import Picture
 
-ROWS = 8192  # pixels at once
+RENDERED_PIXELS = 8192  # rendered at once
 
 
 class FreeTrainer(MlpTrainer):
     """A run whose weights stay free: neither noise nor rounding begins."""
 
-    def _advance(self, done: int, reached: float) -> None:
+    def _advance(self, done: int, psnr: float) -> None:
         pass
 
 
 def float_psnr(picture: Picture, step: LearningStep) -> float:
-    """Of the picture that a step's float32 weights give."""
-    places = np.arange(picture.width * picture.height)
+    """PSNR of the picture that the float32 weights of a step give."""
+    positions = np.arange(picture.width * picture.height)
     tables = [
         qat_step.feature_table(step.shape.frequencies, samples)
         for samples in (picture.width, picture.height)
     ]
     parts = []
-    for begin in range(0, len(places), ROWS):
-        some = places[begin : begin + ROWS]
-        rows = tables[0][some % picture.width], tables[1][some // picture.width]
+    for begin in range(0, len(positions), RENDERED_PIXELS):
+        part = positions[begin : begin + RENDERED_PIXELS]
+        rows = tables[0][part % picture.width], tables[1][part // picture.width]
         features = Tensor(np.concatenate(rows, axis=1), step.device)
         parts.append(qat_step.forward(step.flat, step.shape, features).numpy())
-    answers = np.concatenate(parts).reshape(picture.pixels.shape)
-    levels = (np.clip(answers + 0.5, 0, 1) * 255 + 0.5).astype(np.uint8)
+    outputs = np.concatenate(parts).reshape(picture.pixels.shape)
+    levels = (np.clip(outputs + 0.5, 0, 1) * 255 + 0.5).astype(np.uint8)
     return pictures.psnr(picture.pixels, levels)
 
 
@@ -62,15 +62,17 @@ def trained(picture: Picture, weights: float, steps: int, device: AnyDevice) -> 
 def coded(
     picture: Picture, weights: float, bits: float, steps: int, device: AnyDevice
 ) -> tuple[float, float]:
-    """PSNR with whole-number weights, and what each of them takes in the file, in bits."""
+    """PSNR with integer weights, and bits per weight in the file."""
     shape = rate_model.network_shape(weights, picture.channels)
     step = LearningStep(picture.pixels, shape, 0, device)
     budget = bits * shape.parameters
-    lmbda = rate_model.first_lmbda(weights, picture.width * picture.height)
+    lmbda = rate_model.initial_lmbda(weights, picture.width * picture.height)
     trainer = MlpTrainer(step, MlpTrainerState(steps, lmbda), budget)
     trainer.run(Run())
     arrays = trainer.arrays()
-    choices = bit_allocation.settle(arrays, bit_allocation.log_sizes(trainer.choices()), budget)
+    choices = bit_allocation.choose_step_sizes(
+        arrays, bit_allocation.log_sizes(trainer.choices()), budget
+    )
     network = bit_allocation.network(arrays, choices, shape)
     size = 8 * sum(len(section) for section in network.sections())
     decoded = integer_inference.decode(network, picture.width, picture.height, device)
