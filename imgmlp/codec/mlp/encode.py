@@ -196,7 +196,7 @@ class _Encoder:
             distance = missing > PSNR_TOLERANCE, abs(missing)
             if nearest is None or distance < nearest[0]:
                 nearest = distance, trainer.snapshot()
-            affordable_steps = int(seconds / self.planner.pace(shape, trainer.state.wider))
+            affordable_steps = int(seconds / self.planner.pace(shape, trainer.state.batch_factor))
             is_last = passes == MAX_PASSES or not PSNR_TOLERANCE < abs(missing) <= MAX_PASS_PSNR
             gains_little = missing > 0 and missing_before - missing < MIN_PASS_GAIN
             if is_last or affordable_steps < steps or gains_little:
@@ -248,7 +248,7 @@ class _Encoder:
         if self.planner.deadline is not None:
             return 0
         workload = self.planner.workload
-        steps = workload.steps * workload.wider
+        steps = workload.steps * workload.batch_factor
         return rivals(self.wanted.kind, operations(self.sizes.attempts[-1].network_weights, steps))
 
     def _is_near_target(self) -> bool:
@@ -269,7 +269,7 @@ class _Encoder:
         state = MlpTrainerState.of(saved.values)
         if self.planner.deadline is not None:
             # Measured before the state is restored, as it changes the state of the cached step.
-            self.planner.pace(shape, state.wider)
+            self.planner.pace(shape, state.batch_factor)
         trainer = self._trainer(shape, state)
         trainer.step.restore(saved.arrays)
         self.resumed = trainer.step.done
@@ -278,9 +278,9 @@ class _Encoder:
 
     def _run(self, trainer: MlpTrainer) -> RunOutcome:
         """Train to the end or to the pause. Raises Interrupted."""
-        shape, wider = trainer.step.shape, trainer.state.wider
+        shape, batch_factor = trainer.step.shape, trainer.state.batch_factor
         steps = self._bucket_steps(trainer.state)
-        opening_steps = buckets.opening_steps(shape, self.device, steps, BATCH * wider)
+        opening_steps = buckets.opening_steps(shape, self.device, steps, BATCH * batch_factor)
         switches = opening_steps > 0
         ended: RunOutcome = "done"
         if trainer.step.done < opening_steps:
@@ -290,7 +290,7 @@ class _Encoder:
                 compiler, self.run, self._add_encoder_state, "networks"
             )
             switches = ended == "done" and trainer.is_paused
-        self.planner.compile_times.record(step_program(shape, wider, self.device, steps))
+        self.planner.compile_times.record(step_program(shape, batch_factor, self.device, steps))
         if switches:
             self._switch_to_own_program(trainer)
         if switches or not opening_steps:
@@ -300,9 +300,9 @@ class _Encoder:
         return ended
 
     def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
-        batch = BATCH * state.wider
+        batch = BATCH * state.batch_factor
         bucket = buckets.training_shape(shape, self.device, self._bucket_steps(state), batch)
-        step = self.step_cache.get(shape, state.wider, bucket)
+        step = self.step_cache.get(shape, state.batch_factor, bucket)
         budget = self.planner.bit_budget(shape)
         limit, max_steps = self.planner.run_limits(shape)
         goal = self.wanted.value if self._trains_towards_psnr() else None
@@ -315,7 +315,7 @@ class _Encoder:
     def _switch_to_own_program(self, trainer: MlpTrainer) -> None:
         """Continue with the program for the network's own shape."""
         shape, state = trainer.step.shape, trainer.step.state()
-        step = self.step_cache.get(shape, trainer.state.wider, shape)
+        step = self.step_cache.get(shape, trainer.state.batch_factor, shape)
         step.restore(state)
         trainer.switch_step(step)
 
@@ -339,7 +339,7 @@ class _Encoder:
             "parameters": parameters,
             "bits_per_weight": 8 * len(trial.sections[-1].data) / parameters,
             "steps": state.steps,
-            "batch": BATCH * state.wider,
+            "batch": BATCH * state.batch_factor,
             "seconds": seconds,
         }
         result = draft(self.picture, self.wanted, "mlp", trial.sections, pixels, figures)

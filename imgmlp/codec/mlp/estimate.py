@@ -33,7 +33,8 @@ FILE_CHECKS = 2  # times that files are usually decoded after training
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """The estimated work of training for a target and of checking files."""
     samples, channels = picture.width * picture.height, picture.channels
-    weights, steps = usual_weights(picture, wanted, workload), workload.steps * workload.wider
+    weights, batch_factor = usual_weights(picture, wanted, workload), workload.batch_factor
+    steps = workload.steps * batch_factor  # of BATCH pixels
     shape = rate_model.network_shape(weights, channels)
     shapes, runs = [shape], 1.0
     is_limited = workload.seconds is not None
@@ -44,13 +45,13 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     elif wanted.kind == "psnr":
         runs += USUAL_ATTEMPTS / 2 - 1
     bucket_steps = 0 if is_limited else workload.steps
-    programs = [step_program(shape, workload.wider, device, bucket_steps) for shape in shapes]
+    programs = [step_program(shape, batch_factor, device, bucket_steps) for shape in shapes]
     if wanted.kind != "bytes":
         runs += MAX_PILOTS / 2 * 1.5 * pilot_steps(workload.steps) / max(workload.steps, 1)
         pilot = rate_model.network_shape(pilot_weights(samples), channels)
-        programs.append(step_program(pilot, workload.wider, device, pilot_steps(bucket_steps)))
+        programs.append(step_program(pilot, batch_factor, device, pilot_steps(bucket_steps)))
     programs += [decoding_program(shape, device, samples) for shape in shapes]
-    batch = BATCH * workload.wider
+    batch = BATCH * batch_factor
     bucket = buckets.training_shape(shape, device, bucket_steps, batch)
     if buckets.opening_steps(shape, device, bucket_steps, batch):
         bucket = shape  # most steps run in the network's own program
@@ -66,9 +67,8 @@ def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
     most = 8 * picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
     if wanted.kind == "bytes":
         return min(paid_weights(picture, wanted.value), most)
-    trainable = max(
-        SMALL_NETWORK_WEIGHTS, workload.steps * workload.wider * BATCH / MIN_PIXELS_PER_WEIGHT
-    )
+    seen_pixels = workload.steps * workload.batch_factor * BATCH
+    trainable = max(SMALL_NETWORK_WEIGHTS, seen_pixels / MIN_PIXELS_PER_WEIGHT)
     usual = rate_model.usual_weights(wanted, picture.width * picture.height)
     return min(usual, most, trainable)
 
@@ -78,10 +78,10 @@ def pilot_steps(steps: int) -> int:
     return max(steps // STEPS_PER_PILOT_STEP, min(MIN_PILOT_STEPS, steps // 2))
 
 
-def step_program(shape: Shape, wider: int, device: AnyDevice, steps: int) -> str:
+def step_program(shape: Shape, batch_factor: int, device: AnyDevice, steps: int) -> str:
     """The name in compile_times.py of the program that a run begins with; its `steps` are 0 with a
     time limit."""
-    batch = BATCH * wider
+    batch = BATCH * batch_factor
     return f"mlp step: {buckets.training_shape(shape, device, steps, batch)} {batch}"
 
 

@@ -110,14 +110,14 @@ class RunPlanner:
         return self.sizes.values() | {
             "spent": self.seconds_before + time.perf_counter() - self.run.began,
             "searched": self.search_is_over,
-            "workload": (self.workload.steps, self.workload.wider),
+            "workload": (self.workload.steps, self.workload.batch_factor),
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Continue the state of an interrupted process, with the time that it left."""
         self.sizes.restore(values)
-        steps, wider = values["workload"]  # as planned before the interruption
-        self.workload = Workload(steps, None, wider)
+        steps, batch_factor = values["workload"]  # as planned before the interruption
+        self.workload = Workload(steps, None, batch_factor)
         self.seconds_before, self.search_is_over = values["spent"], values["searched"]
         self.deadline = self.deadline and self.deadline - self.seconds_before
 
@@ -128,7 +128,7 @@ class RunPlanner:
         most = 8 * self.picture.pixels.nbytes / rate_model.BITS_PER_WEIGHT
         if self.wanted.kind == "bytes" or self.workload.seconds is not None:
             return most
-        trainable = self.workload.steps * self.workload.wider * BATCH / MIN_PIXELS_PER_WEIGHT
+        trainable = self.workload.steps * self.workload.batch_factor * BATCH / MIN_PIXELS_PER_WEIGHT
         return min(most, max(SMALL_NETWORK_WEIGHTS, trainable))
 
     def _first_weights(self) -> float:
@@ -193,7 +193,7 @@ class RunPlanner:
                 min(max(steps, MIN_TIMED_PILOT_STEPS), DEFAULT_EFFORT_STEPS), lmbda
             )
         steps = pilot_steps(self.workload.steps) >> 1 - len(self.sizes.pilots) % 2
-        return MlpTrainerState(max(1, steps), lmbda, wider=self.workload.wider)
+        return MlpTrainerState(max(1, steps), lmbda, batch_factor=self.workload.batch_factor)
 
     # --- attempts ---
 
@@ -201,8 +201,8 @@ class RunPlanner:
         """Give the first attempt as many steps, or as wide ones, as there is time for."""
         shape = self.sizes.shape()
         pace = partial(self.pace, shape)
-        steps, wider = self.workload.within(self._first_part_seconds(shape), pace)
-        self.workload = Workload(steps, None, wider)
+        steps, batch_factor = self.workload.within(self._first_part_seconds(shape), pace)
+        self.workload = Workload(steps, None, batch_factor)
 
     def shrink_to_time_limit(self) -> None:
         """Take a smaller network for the first attempt where the time is too short to train it.
@@ -236,12 +236,12 @@ class RunPlanner:
 
     def attempt_state(self, shape: Shape) -> MlpTrainerState:
         """The initial state of an attempt."""
-        steps, wider = self.workload.steps, self.workload.wider
+        steps, batch_factor = self.workload.steps, self.workload.batch_factor
         if self.deadline is not None:
-            fitting = self._first_part_seconds(shape) / self.pace(shape, wider)
+            fitting = self._first_part_seconds(shape) / self.pace(shape, batch_factor)
             steps = max(1, min(steps, int(fitting)))
         lmbda = rate_model.initial_lmbda(self.sizes.weights, self.samples)
-        return MlpTrainerState(steps, lmbda, wider=wider)
+        return MlpTrainerState(steps, lmbda, batch_factor=batch_factor)
 
     def run_limits(self, shape: Shape) -> tuple[float | None, int]:
         """When a run that begins now has to end, and the steps that it may be prolonged to."""
@@ -349,21 +349,23 @@ class RunPlanner:
         assert self.deadline is not None
         return max(self.deadline - time.perf_counter(), 1e-3)
 
-    def pace(self, shape: Shape, wider: int) -> float:
+    def pace(self, shape: Shape, batch_factor: int) -> float:
         """Seconds per step in a limited time; measured at the first call."""
-        if (shape, wider) not in self.paces:
-            trial = self._make_trainer(shape, MlpTrainerState(10**6, 0.0, wider=wider))
+        if (shape, batch_factor) not in self.paces:
+            trial = self._make_trainer(
+                shape, MlpTrainerState(10**6, 0.0, batch_factor=batch_factor)
+            )
             most = min(0.5, self._seconds_left() / 100)
-            self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
-            self.compile_times.record(step_program(shape, wider, self.device, steps=0))
-        return self.paces[shape, wider]
+            self.paces[shape, batch_factor] = seconds_a_step(trial.step.program, most)
+            self.compile_times.record(step_program(shape, batch_factor, self.device, steps=0))
+        return self.paces[shape, batch_factor]
 
     def record_pace(self, trainer: MlpTrainer) -> None:
         """Record how long the steps of a run in a limited time took, which is more exact than
         `pace` measures. A run that repeated steps is left out."""
         if self.deadline is None or trainer.state.retries or trainer.seconds_per_step is None:
             return
-        self.paces[trainer.step.shape, trainer.state.wider] = trainer.seconds_per_step
+        self.paces[trainer.step.shape, trainer.state.batch_factor] = trainer.seconds_per_step
 
     def _expected_pace(self, shape: Shape) -> float:
         """Seconds per step, estimated by the largest network that was measured, if any was."""
@@ -379,6 +381,6 @@ class RunPlanner:
 
     def _compile_seconds(self, shape: Shape) -> float:
         """Estimated seconds to compile the programs of a network in a limited time."""
-        step = step_program(shape, self.workload.wider, self.device, steps=0)
+        step = step_program(shape, self.workload.batch_factor, self.device, steps=0)
         decoding = decoding_program(shape, self.device, self.samples)
         return self.compile_times.expected_seconds((step, decoding))

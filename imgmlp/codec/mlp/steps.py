@@ -24,16 +24,16 @@ class StepCache:
         self._pixels, self._device = picture.pixels, device
         self._latest: tuple[Shape, int, Shape, LearningStep, dict[str, Array]] | None = None
 
-    def get(self, shape: Shape, wider: int, bucket: Shape) -> LearningStep:
+    def get(self, shape: Shape, batch_factor: int, bucket: Shape) -> LearningStep:
         """The step of a network in a bucket, in its initial state. Raises OutOfMemoryError."""
-        if self._latest is None or self._latest[:3] != (shape, wider, bucket):
+        if self._latest is None or self._latest[:3] != (shape, batch_factor, bucket):
             self._latest = None  # frees its memory, unless a trainer still uses it
-            pixels, setup = self._pixels, (self._device, BATCH * wider, bucket)
+            pixels, setup = self._pixels, (self._device, BATCH * batch_factor, bucket)
             step = within_memory(
                 partial(LearningStep, pixels, shape, SEED, *setup),
                 lambda error: too_large(error, pixels, shape, *setup),
             )
-            self._latest = shape, wider, bucket, step, step.state()
+            self._latest = shape, batch_factor, bucket, step, step.state()
         *_, step, initial_state = self._latest
         step.restore(initial_state)
         return step

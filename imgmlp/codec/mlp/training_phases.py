@@ -112,7 +112,7 @@ class Phase(IntEnum):
 
 @dataclass
 class MlpTrainerState(TrainerState):
-    wider: int = 1  # pixels of a training step, in multiples of BATCH
+    batch_factor: int = 1  # pixels of a training step, in multiples of BATCH
     phase: int = Phase.FREE
     budget: float = 0.0  # bits that all weights should have at the end
     halfway_psnr: float = 0.0  # dB after half of the phase of free weights

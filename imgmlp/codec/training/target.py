@@ -129,7 +129,7 @@ class Workload:
 
     steps: int
     seconds: float | None = None
-    wider: int = 1  # pixels in a step, in multiples of the usual batch
+    batch_factor: int = 1  # pixels in a step, in multiples of the usual batch
 
     def within(self, seconds: float | None, pace: Callable[[int], float]) -> tuple[int, int]:
         """(steps, batch factor) of a run, which is to fit in `seconds` if they are not None.
@@ -138,13 +138,13 @@ class Workload:
         the default effort's steps, larger batches make better use of it.
         """
         if seconds is None:
-            return self.steps, self.wider
-        steps, wider = 0, 1
-        for wider in BATCH_FACTORS:
-            steps = max(1, int(seconds / pace(wider)))
+            return self.steps, self.batch_factor
+        steps, batch_factor = 0, 1
+        for batch_factor in BATCH_FACTORS:
+            steps = max(1, int(seconds / pace(batch_factor)))
             if steps <= DEFAULT_EFFORT_STEPS:
                 break
-        return steps, wider
+        return steps, batch_factor
 
 
 def workload(level: int | None, seconds: float | None) -> Workload:

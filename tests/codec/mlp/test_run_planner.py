@@ -89,7 +89,9 @@ def test_network_too_large_for_the_time_limit_is_shrunk(monkeypatch: pytest.Monk
     monkeypatch.setattr("imgmlp.codec.mlp.run_planner.MIN_TIMED_STEPS", 20)
     monkeypatch.setattr("imgmlp.codec.mlp.run_planner.SMALL_NETWORK_WEIGHTS", 200)
     monkeypatch.setattr("imgmlp.codec.mlp.run_planner.typical_speed", lambda _: 6 * 1024 / 1e-3)
-    monkeypatch.setattr(RunPlanner, "pace", lambda self, shape, wider: 1e-3 * shape.parameters)
+    monkeypatch.setattr(
+        RunPlanner, "pace", lambda self, shape, batch_factor: 1e-3 * shape.parameters
+    )
     notes: list[str] = []
     arguments = Picture(small_pixels()), Goal("bytes", 20_000), Workload(1, seconds=10)
     encoded = encode(*arguments, open_device("numpy"), Run(note=notes.append))
@@ -196,7 +198,7 @@ def passes(
     monkeypatch.setattr(_Encoder, "_run", lambda *_: ended)
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=30)
     trainer: Any = SimpleNamespace(
-        state=SimpleNamespace(steps=1000, wider=1),
+        state=SimpleNamespace(steps=1000, batch_factor=1),
         step=SimpleNamespace(shape=None),
         arrays=list,
         choices=list,
@@ -393,7 +395,7 @@ def test_resumed_limited_run_keeps_its_number_of_steps(
     second = begun(2e-2)
     second.search()
     resumed, original = second.planner.workload, first.planner.workload
-    assert (resumed.steps, resumed.wider) == (original.steps, original.wider)
+    assert (resumed.steps, resumed.batch_factor) == (original.steps, original.batch_factor)
 
 
 def test_measuring_the_pace_does_not_undo_a_restored_state(
@@ -418,7 +420,7 @@ def test_measuring_the_pace_does_not_undo_a_restored_state(
     assert second.saved is not None
     saved = second.saved.arrays
     trainer = second._begin_or_resume(second.planner.attempt_state)
-    second.planner.pace(trainer.step.shape, trainer.state.wider)
+    second.planner.pace(trainer.step.shape, trainer.state.batch_factor)
     state = trainer.step.state()
     assert state.keys() <= saved.keys()
     assert all(np.array_equal(state[name], saved[name]) for name in state)
@@ -618,7 +620,7 @@ def test_long_time_limits_get_larger_batches(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         "imgmlp.codec.mlp.run_planner.DEFAULT_EFFORT_STEPS", 0
     )  # no run is prolonged
-    monkeypatch.setattr(RunPlanner, "pace", lambda self, shape, wider: 4.0 * wider)
+    monkeypatch.setattr(RunPlanner, "pace", lambda self, shape, batch_factor: 4.0 * batch_factor)
     big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
     encoded = run(Goal("bytes", 300), big, Workload(1, seconds=100))
     assert (encoded.metrics["steps"], encoded.metrics["batch"]) == (8, 3072)
@@ -631,17 +633,19 @@ def test_all_runs_together_keep_the_time_limit(
     """Only training steps and checks advance the clock; each check takes a second."""
     clock = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr(RunPlanner, "pace", lambda self, shape, wider: pace(shape, wider))
+    monkeypatch.setattr(
+        RunPlanner, "pace", lambda self, shape, batch_factor: pace(shape, batch_factor)
+    )
     monkeypatch.setattr(Rounding, "decoding_seconds", lambda *_: 1.0)
     replay, decode = Trainer._replay, integer_inference.Decoder.decode
 
-    def pace(shape: Shape, wider: int) -> float:
-        return 1e-4 * shape.parameters * wider
+    def pace(shape: Shape, batch_factor: int) -> float:
+        return 1e-4 * shape.parameters * batch_factor
 
     def timed_replay(trainer: MlpTrainer, run: Run) -> bool:
         before = trainer.done
         is_complete = replay(trainer, run)
-        clock[0] += (trainer.done - before) * pace(trainer.step.shape, trainer.state.wider)
+        clock[0] += (trainer.done - before) * pace(trainer.step.shape, trainer.state.batch_factor)
         return is_complete
 
     def timed_decode(*args: Any) -> np.ndarray:

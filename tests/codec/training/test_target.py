@@ -113,14 +113,14 @@ def test_best_of_the_files_that_keep_a_target_is_nearest() -> None:
 def test_each_effort_level_is_more_work() -> None:
     levels = {level: target.workload(level, None) for level in range(1, 10)}
     assert target.workload(None, 2.0) == replace(levels[5], seconds=2.0)
-    workloads = {level: (work.steps, work.wider) for level, work in levels.items()}
+    workloads = {level: (work.steps, work.batch_factor) for level, work in levels.items()}
     assert [workloads[n] for n in (1, 4, 5, 9)] == [
         (3_750, 1),
         (30_000, 1),
         (60_000, 1),
         (60_000, 8),
     ]
-    products = [steps * wider for steps, wider in workloads.values()]
+    products = [steps * batch_factor for steps, batch_factor in workloads.values()]
     assert all(1.5 * less <= more <= 2 * less for less, more in pairwise(products))
     for level in (0, 10):
         with pytest.raises(UsageError, match="--effort"):
@@ -133,4 +133,7 @@ def test_each_effort_level_is_more_work() -> None:
 def test_time_for_more_than_the_usual_steps_goes_into_larger_batches(
     seconds: float | None, work: tuple[int, int]
 ) -> None:
-    assert Workload(7, wider=2).within(seconds, lambda wider: 1e-3 * wider) == work
+    assert (
+        Workload(7, batch_factor=2).within(seconds, lambda batch_factor: 1e-3 * batch_factor)
+        == work
+    )
