@@ -130,9 +130,9 @@ class Weights:
         _check(inputs == features, f"{features} features for {inputs} inputs", hint)
         _check(self.channels in (1, 3), f"{self.channels} output channels", "use 1 or 3")
         want = (self.architecture.parameters,)
-        found = f"weights are {self.flat.dtype}{list(self.flat.shape)}"
+        problem = f"weights are {self.flat.dtype}{list(self.flat.shape)}"
         good = self.flat.dtype == np.float32 and self.flat.shape == want
-        _check(good, found, f"float32{list(want)} fits {self.architecture}")
+        _check(good, problem, f"float32{list(want)} fits {self.architecture}")
         _check(bool(np.isfinite(self.flat).all()), "weights are not finite", "train again")
 
     @property
@@ -198,7 +198,7 @@ class Settings:
         self.architecture(3)  # refuses what is too large as a whole
 
     def architecture(self, channels: int) -> Architecture:
-        """The network for a picture of so many channels."""
+        """The network for a picture with these channels."""
         slope = float(np.float32(self.slope))
         return Architecture((self.features, *[self.hidden] * self.layers, channels), slope)
 

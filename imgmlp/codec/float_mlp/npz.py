@@ -85,7 +85,7 @@ def _parameter_names(layers: int) -> list[str]:
 
 
 def facts(weights: Weights, size: int) -> dict[str, object]:
-    """What a file of so many bytes says of itself."""
+    """The facts about a file of `size` bytes."""
     pixels = weights.width * weights.height
     frequencies = (*weights.encoding.x, *weights.encoding.y)
     return {
@@ -193,15 +193,15 @@ class _Archive:
         expected = member.shape if shape is None and len(member.shape) == 1 else shape
         if member.descr != dtype or expected is None or member.shape != expected:
             want = "vector" if expected is None else list(expected)
-            found = f"{member.descr!a} {list(member.shape)}"
-            raise FormatError(f"member {name!r} is {found}, not {dtype!r} {want}")
+            actual = f"{member.descr!a} {list(member.shape)}"
+            raise FormatError(f"member {name!r} is {actual}, not {dtype!r} {want}")
         count = math.prod(expected)
         if not 0 < count <= limit:
             raise FormatError(f"member {name!r} has {count:,} values; at most {limit:,}")
         size = member.begin + count * np.dtype(dtype).itemsize
         if member.entry.file_size != size:
-            found = f"{member.entry.file_size:,} bytes"
-            raise FormatError(f"member {name!r} has {found}, its shape needs {size:,}")
+            actual = f"{member.entry.file_size:,} bytes"
+            raise FormatError(f"member {name!r} has {actual}, its shape needs {size:,}")
         with self._archive.open(member.entry) as stream:
             data = stream.read(size + 1)  # one more: only at the end is the checksum compared
         if len(data) != size:
@@ -214,9 +214,9 @@ class _Archive:
 
     def text(self, name: str, expected: str) -> None:
         """Refuse a file whose text member is anything else."""
-        found = str(self.read(name, f"<U{len(expected)}", (), 1)[()])
-        if found != expected:
-            raise FormatError(f"member {name!r} is {found!a}, not {expected!r}")
+        actual = str(self.read(name, f"<U{len(expected)}", (), 1)[()])
+        if actual != expected:
+            raise FormatError(f"member {name!r} is {actual!a}, not {expected!r}")
 
     def refuse_others(self, known: set[str]) -> None:
         """Refuse a file with members that are neither these nor were read."""

@@ -80,13 +80,13 @@ def opening_steps(shape: Shape, device: AnyDevice, steps: int, batch: int) -> in
 
 
 def _own_program_pays(shape: Shape, device: AnyDevice, steps: int, batch: int) -> bool:
-    """Whether a run of so many steps is worth compiling a program for just this network."""
+    """Whether a run of this many steps is worth compiling a program for just this network."""
     saved = 6 * batch * steps * (shared_shape(shape).parameters - shape.parameters)
     return saved >= MIN_OPERATIONS_SAVED[device.lanes]
 
 
 def decoding_shape(shape: Shape, device: AnyDevice, pixels: int) -> Shape:
-    """The shape of the program that decodes so many pixels."""
+    """The shape of the program that decodes a picture of this many pixels."""
     if not are_used_on(device):
         return shape
     bucket = shared_shape(shape)
@@ -108,7 +108,7 @@ def parameter_indices(shape: Shape, bucket: Shape) -> Array:
 
 
 def padded(layer: Layer, inputs: int, outputs: int) -> Layer:
-    """A layer padded with zeros to so many inputs and outputs."""
+    """A layer padded with zeros to these numbers of inputs and outputs."""
     more_inputs = inputs - layer.weights.shape[0]
     more_outputs = outputs - layer.biases.size
     weights = np.pad(layer.weights, ((0, more_inputs), (0, more_outputs)))

@@ -17,7 +17,7 @@ STEPS_PER_PILOT_STEP = 10  # an attempt's steps for each step of a pilot, which 
 MIN_PILOT_STEPS = 1_500  # fewer say little about long runs
 MIN_PIXELS_PER_WEIGHT = 55  # that training sees; with fewer, weights are not worth their time
 SMALL_NETWORK_WEIGHTS = 2_000.0  # networks of fewer take hardly less time
-# Attempts of up to so many operations, about 10 s of two cores, are followed by rivals, which are
+# Attempts of up to this many operations, about 10 s of two cores, are followed by rivals, which are
 # networks of slightly more or fewer weights: chance makes one of them up to 0.5 dB better.
 MAX_BRIEF_OPERATIONS = 1e12
 MAX_RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 10}
@@ -74,7 +74,7 @@ def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
 
 
 def pilot_steps(steps: int) -> int:
-    """Steps of a pilot before an attempt of so many."""
+    """Steps of a pilot before an attempt of `steps`."""
     return max(steps // STEPS_PER_PILOT_STEP, min(MIN_PILOT_STEPS, steps // 2))
 
 
@@ -86,16 +86,16 @@ def step_program(shape: Shape, batch_factor: int, device: AnyDevice, steps: int)
 
 
 def decoding_program(shape: Shape, device: AnyDevice, pixels: int) -> str:
-    """The name of the program that decodes so many pixels."""
+    """The name of the program that decodes a picture of this many pixels."""
     return f"mlp decoding: {buckets.decoding_shape(shape, device, pixels)}"
 
 
 def rivals(kind: Kind, computed: float) -> int:
-    """The most rivals that follow an attempt of so many operations."""
+    """The most rivals that follow an attempt of `computed` operations."""
     least = MAX_MOMENT_RIVALS if computed <= MAX_MOMENT_OPERATIONS else 0
     return max(MAX_RIVALS[kind], least) if computed <= MAX_BRIEF_OPERATIONS else 0
 
 
 def operations(weights: float, steps: float) -> float:
-    """Operations of so many training steps of a network."""
+    """Operations of `steps` training steps of a network."""
     return 6 * weights * steps * BATCH

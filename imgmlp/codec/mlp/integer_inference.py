@@ -149,7 +149,7 @@ class Decoder:
     def seconds(self, network: Network, times: int, most: float) -> float:
         """Seconds to decode a network, without compiling its program, which is done first.
 
-        Measured by decoding it so many times, or as much of it as takes `most` seconds.
+        Measured by decoding it `times` times, or as much of it as takes `most` seconds.
         """
         make = partial(self._piece, network)
         return timed(make, self._device, self._size, DECODED_PIXELS, times, most)

@@ -81,7 +81,7 @@ class Control:
     lr_factor: float = 1.0  # factor of all learning rates
 
     def array(self, pixels: int, peak: float) -> Array:
-        """float32 [8]: the Steering for a picture of so many pixels and a peak learning rate."""
+        """float32 [8]: the Steering for a picture of `pixels` and a peak learning rate."""
         steering = Steering(
             noise=float(self.noise),
             rounding=float(self.rounding),

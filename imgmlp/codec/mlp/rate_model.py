@@ -131,13 +131,13 @@ def weights_for_lmbda(lmbda: float, pixels: int, results: Sequence[SizeResult]) 
 
 
 def lmbda_of(weights: float, quality: float, pixels: int, results: Sequence[SizeResult]) -> float:
-    """Lambda at which so many weights, which reach this PSNR, are the optimum."""
+    """Lambda at which this many weights, which reach this PSNR, are the optimum."""
     saved = _HALVINGS_PER_DB * _psnr_per_doubling(results) * 10 ** (-quality / 10)
     return float(saved / (BITS_PER_WEIGHT * weights / pixels))
 
 
 def gain_of_more_steps(gain: float, doublings: float) -> float:
-    """dB that so many doublings of a run's steps bring, if the last doubling brought `gain`."""
+    """dB that these doublings of a run's steps bring, if the last doubling brought `gain`."""
     return float(max(gain, 0.0) * _GAIN_RATIO * (1 - _GAIN_RATIO**doublings) / (1 - _GAIN_RATIO))
 
 

@@ -117,7 +117,7 @@ class Rounding:
         return overhead(self.picture, shape)
 
     def decoding_seconds(self, shape: Shape, bits: float) -> float:
-        """Seconds to decode a network of a shape whose weights take so many bits each.
+        """Seconds to decode a network of a shape whose weights take `bits` each.
 
         Compiles the decoder first unless that is done. How its sums are cut depends on the size of
         weights, and so on their bits: a decoder for few bits may serve more bits, or not.
@@ -309,7 +309,7 @@ def _sections(network: Network) -> tuple[Section, Section]:
 
 
 def _typical_network(shape: Shape, bits: float) -> Network:
-    """A random network whose weights take about so many bits each."""
+    """A random network whose weights take about `bits` each."""
     generator = np.random.default_rng(0)
     deviation = 2**bits / _BITS_TO_DEVIATION * step_size(_EXACT_LEVELS_STEP)
     arrays = [generator.normal(0.0, deviation, size) for size in shape.shapes]

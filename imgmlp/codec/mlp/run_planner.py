@@ -272,7 +272,7 @@ class RunPlanner:
         return min(max(MAIN_TIME_FRACTION * seconds / pace, 1.0), DEFAULT_EFFORT_STEPS)
 
     def replace_network(self, shape: Shape, steps: int, reached: float) -> bool:
-        """Choose another network for a run of `shape` that has `reached` so many dB early on.
+        """Choose another network for a run of `shape` that has `reached` this PSNR early on.
 
         Returns whether it should be replaced. A larger network is chosen only where the model of
         `expected_final_psnr` has seen such large ones, and there is time for enough steps.

@@ -48,10 +48,11 @@ EQUAL_DOUBLINGS = 0.2  # of the bits, within which two attempts can be compared
 EQUAL_BITS_FACTOR = 1.03  # up to which bits count as no more
 FEWER_BITS_FACTOR = 0.97  # by which a network is tried again with fewer bits
 
-# The check early in a run in a limited time towards a PSNR, of pictures of up to so many pixels.
-# Another network replaces the first one if that is expected to end with too many dB beyond the
-# target, or too few; the other one aims at REPLACEMENT_SURPLUS_PSNR beyond it. Within these limits,
-# other bits are better than another network and the steps that it loses.
+# The check early in a run in a limited time towards a PSNR, of pictures of up to
+# MAX_EARLY_CHECK_PIXELS. Another network replaces the first one if that is expected to end more than
+# MAX_SURPLUS_PSNR above the target, or more than MAX_MISSING_PSNR below it. The other one aims at
+# REPLACEMENT_SURPLUS_PSNR above the target. Within these limits, other bits are better than another
+# network and the steps that it loses.
 MAX_EARLY_CHECK_PIXELS = 2**14
 MAX_SURPLUS_PSNR = 1.4
 MAX_MISSING_PSNR = 0.5
@@ -173,7 +174,7 @@ class SizeSearch:
     def resize(self, steps: Callable[[float], float]) -> None:
         """Choose the weights that the target needs, by all results.
 
-        `steps` gives the steps of an attempt with so many weights. The result is never less than
+        `steps` gives the steps of an attempt by its weights. The result is never less than
         the weights of the smallest network, whose bits would be misjudged.
         """
         results = self._size_results(steps)

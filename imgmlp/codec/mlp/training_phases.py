@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 # Fractions of a run after which noise begins, and after which weights are rounded.
 NOISE_START_FRACTION = 0.45
 ROUNDING_START_FRACTION = 0.86
-# Long runs begin noise later, since the step sizes are learned within so many training steps.
+# Long runs begin noise later, since the step sizes are learned within this many training steps.
 MAX_NOISE_STEPS = 4_000
 # While weights are rounded, each check moves them a fraction of the way to the nearest multiple of
 # their step size. It grows from 0 to this value at the end of the run.
@@ -90,7 +90,7 @@ def remaining_psnr_gain(recent_gain: float, fraction_left: float, weights: int) 
 
 
 def budget_factor(missing: float, steps: int) -> float:
-    """The factor of a network's bits that brings the missing dB, after so many training steps.
+    """The factor of a network's bits that brings the missing dB, after a run of `steps`.
 
     It is less than 1 where `missing` is negative: the network is then better than it has to be.
     """

@@ -60,8 +60,8 @@ def distance(size: int, psnr: float, wanted: Goal, picture: Picture) -> tuple[bo
 def written(picture: Picture, codec: Codec, sections: Sequence[Section], digest: bytes) -> bytes:
     """The bytes of a file: the codec's sections and the picture's metadata."""
     height, width, channels = picture.pixels.shape
-    beside = metadata_sections.sections(picture.metadata)
-    return container.write(Header(width, height, channels, digest, codec), [*sections, *beside])
+    metadata = metadata_sections.sections(picture.metadata)
+    return container.write(Header(width, height, channels, digest, codec), [*sections, *metadata])
 
 
 def size(picture: Picture, codec: Codec, sections: Sequence[Section]) -> int:
@@ -75,11 +75,11 @@ def draft(
     codec: Codec,
     sections: Sequence[Section],
     pixels: np.ndarray[Any, Any],
-    own: dict[str, Any],
+    figures: dict[str, Any],
 ) -> Draft:
     """The file whose sections decode to `pixels`, uint8 [height, width, channels].
 
-    `own` are the codec's own figures.
+    `figures` are those of the codec alone.
     """
     data = written(picture, codec, sections, container.digest(pixels))
     metrics = {
@@ -91,4 +91,4 @@ def draft(
         "psnr": psnr(picture.pixels, pixels),
         "target": str(wanted),
     }
-    return Draft(data, metrics | own)
+    return Draft(data, metrics | figures)
