@@ -112,8 +112,8 @@ class Without(LatentStep):
 class Refreshing(LatentTrainer):
     """Also looks for SOAP's bases."""
 
-    def _check(self, tell: Callable[[Progress], None] | None) -> bool:
-        going = super()._check(tell)
+    def _check(self, on_progress: Callable[[Progress], None] | None) -> bool:
+        going = super()._check(on_progress)
         step = self.step
         every = getattr(step, "refreshed", 0)
         if every and self.done // every > (self.done - self.check_interval) // every:

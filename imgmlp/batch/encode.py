@@ -181,7 +181,7 @@ class Encoding:
         self.live.check(None if run.saved is None else key, picture)
         view = self.live.view(self.name, picture, self.watch.note, key)
         with self.watch.training(workload.steps) as show, view:
-            run.tell = view.after(show)
+            run.on_progress = view.after(show)
             made = encoder.encode(picture, goal, workload, device, run, codec)
             view.end(f"Done: {len(made.bytes):,} bytes, {made.metrics['psnr']:.2f} dB", made.pixels)
         result = Result(made.bytes, made.metrics, made.missed, made.diverged)

@@ -221,7 +221,8 @@ class _Training:
                     stop.requested()  # from now on there is something to save
                     show(progress)
 
-                self.run.tell, self.run.should_stop = view.after(show_progress), stop.requested
+                self.run.on_progress = view.after(show_progress)
+                self.run.should_stop = stop.requested
                 trained = pipeline.train(self.picture, self.settings, self.device, self.run)
             self._write(trained)
             outcome = "Done" if trained.stopped is None else trained.stopped.capitalize()

@@ -150,11 +150,11 @@ class _Monitor:
         self,
         start: Array,
         steps: int,
-        tell: Callable[[Progress], None] | None,
+        on_progress: Callable[[Progress], None] | None,
         decode: Callable[[Array], Array] | None,
     ) -> None:
         self.best, self.best_loss = start, math.inf
-        self.steps, self.tell, self.decode = steps, tell, decode
+        self.steps, self.on_progress, self.decode = steps, on_progress, decode
         self.loss, self.diverged, self.reported = math.inf, False, 0
         self.times: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=20)
 
@@ -184,11 +184,11 @@ class _Monitor:
         if is_better and are_finite([values["parameters"]]):
             self.best, self.best_loss = values["parameters"], self.loss
         self.times.append((step, time.perf_counter()))
-        if self.tell is not None and not self.diverged and step > self.reported:
+        if self.on_progress is not None and not self.diverged and step > self.reported:
             self.reported = step
             preview = None if self.decode is None else partial(self.decode, self.best)
             first, last = self.times[0], self.times[-1]
-            self.tell(Progress.between(first, last, self.steps, self.loss, preview))
+            self.on_progress(Progress.between(first, last, self.steps, self.loss, preview))
 
 
 class _LastGoodState:
@@ -266,7 +266,7 @@ def fit(
     """
     run = run or Run()
     steps, begin, done = step.settings.steps, time.perf_counter(), 0
-    monitor = _Monitor(step.flat.numpy(), steps, run.tell, decode)
+    monitor = _Monitor(step.flat.numpy(), steps, run.on_progress, decode)
     if run.saved is not None:
         step.restore(run.saved.arrays)
         done = step.done

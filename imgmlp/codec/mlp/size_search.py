@@ -49,10 +49,10 @@ EQUAL_BITS_FACTOR = 1.03  # up to which bits count as no more
 FEWER_BITS_FACTOR = 0.97  # by which a network is tried again with fewer bits
 
 # The check early in a run in a limited time towards a PSNR, of pictures of up to
-# MAX_EARLY_CHECK_PIXELS. Another network replaces the first one if that is expected to end more than
-# MAX_SURPLUS_PSNR above the target, or more than MAX_MISSING_PSNR below it. The other one aims at
-# REPLACEMENT_SURPLUS_PSNR above the target. Within these limits, other bits are better than another
-# network and the steps that it loses.
+# MAX_EARLY_CHECK_PIXELS. Another network replaces the first one if that is expected to end more
+# than MAX_SURPLUS_PSNR above the target, or more than MAX_MISSING_PSNR below it. The other one aims
+# at REPLACEMENT_SURPLUS_PSNR above the target. Within these limits, other bits are better than
+# another network and the steps that it loses.
 MAX_EARLY_CHECK_PIXELS = 2**14
 MAX_SURPLUS_PSNR = 1.4
 MAX_MISSING_PSNR = 0.5

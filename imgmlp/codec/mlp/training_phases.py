@@ -171,7 +171,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     # --- checks ---
 
-    def _check(self, tell: Callable[[Progress], None] | None) -> bool:
+    def _check(self, on_progress: Callable[[Progress], None] | None) -> bool:
         loss = self._loss()
         if not loss < DIVERGED_LOSS:
             return self._recover()
@@ -180,8 +180,8 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             self._change_lmbda()
             self._remember()
         self._fit_steps_to_limit(self._allowed_steps())
-        if tell is not None:
-            tell(self._progress(loss))
+        if on_progress is not None:
+            on_progress(self._progress(loss))
         return True
 
     def _allowed_steps(self) -> int:

@@ -60,7 +60,7 @@ class Run:
     `saved` is the snapshot of an interrupted run with the same key, from which to resume.
     """
 
-    tell: Callable[[Progress], None] | None = None
+    on_progress: Callable[[Progress], None] | None = None
     should_stop: Callable[[], bool] | None = None
     note: Callable[[str], None] | None = None
     checkpoint: Checkpoint | None = None

@@ -11,8 +11,8 @@ from imgmlp.codec.training.target import Goal
 MAX_TRIALS = 12
 MAX_PSNR = 100.0  # dB that a lossless file is taken to have, instead of infinity
 AIMED_BYTES_FRACTION = 0.985  # of the bytes wanted, so that what comes near to it keeps them
-# Where no file has the wanted PSNR, up to MAX_PSNR_SACRIFICE is given up for fewer bytes if twice the
-# bytes bring less than PSNR_PER_DOUBLING, which is about half of what they bring to larger models.
+# Where no file has the wanted PSNR, up to MAX_PSNR_SACRIFICE is given up for fewer bytes if twice
+# the bytes bring less than PSNR_PER_DOUBLING, about half of what they bring to larger models.
 MAX_PSNR_SACRIFICE = 0.3
 PSNR_PER_DOUBLING = 2.5
 # Interpolation stays this far inside of the interval, as a fraction of it.

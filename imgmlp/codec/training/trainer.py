@@ -109,7 +109,7 @@ class Trainer(ABC, Generic[S, D]):
             if self._timed_from is begun and not is_check:
                 # The first steps may have included a long compilation: measure without them.
                 self._timed_from, self._has_just_resumed = (self.done, time.perf_counter()), False
-            if is_whole and is_check and not self._check(run.tell):
+            if is_whole and is_check and not self._check(run.on_progress):
                 return "diverged"
             self._checked_at = time.perf_counter()
             is_stopping = run.stopping()
@@ -187,7 +187,7 @@ class Trainer(ABC, Generic[S, D]):
     # --- what a subclass decides ---
 
     @abstractmethod
-    def _check(self, tell: Callable[[Progress], None] | None) -> bool:
+    def _check(self, on_progress: Callable[[Progress], None] | None) -> bool:
         """Evaluate the latest steps, adapt the run and report progress; False if it diverged."""
 
     @abstractmethod

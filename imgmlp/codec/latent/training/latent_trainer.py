@@ -188,7 +188,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self.pause_at = self._last_good = None
         self._is_pause_overdue = False
 
-    def _check(self, tell: Callable[[Progress], None] | None) -> bool:
+    def _check(self, on_progress: Callable[[Progress], None] | None) -> bool:
         loss, rate = self.step.figures()
         if not (loss < DIVERGED_LOSS and math.isfinite(rate)):
             return self._recover()
@@ -205,9 +205,9 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if self.pause_at is None or self._is_pause_overdue:
             self._fit_steps_to_limit(self._max_steps if may_grow else 0)
         self._steer()
-        if tell is not None:
+        if on_progress is not None:
             cost = loss * self.step.visible_fraction + self.state.lmbda * rate
-            tell(replace(self._progress(loss), bpp=rate, cost=cost))
+            on_progress(replace(self._progress(loss), bpp=rate, cost=cost))
         return True
 
     def _is_at(self, fraction: float) -> bool:
