@@ -38,7 +38,8 @@ def test_help_shows_the_numbers_of_every_preset(in_process: Command, command: st
 
 def test_docstring_of_train_lists_the_numbers_of_the_presets() -> None:
     docstring = " ".join((package.train.__doc__ or "").split())
-    usual, seed = re.split(r'; "seed",', docstring[docstring.index('"default" has') :], maxsplit=1)
+    presets = docstring[docstring.index('preset "default" has') :]
+    usual, seed = presets.split('preset "seed"', maxsplit=1)
     for name in ("steps", "batch", "lr", "layers", "hidden", "features", "seed"):
         assert re.search(rf"\b{getattr(NUMBERS['default'], name)}\b", usual), name
     differing = vars(NUMBERS["seed"]).items() - vars(NUMBERS["default"]).items()
