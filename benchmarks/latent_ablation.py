@@ -139,9 +139,12 @@ class Variant:
 
 
 def _steered(change: Callable[[Control, Control], Control]) -> dict[tuple[Any, str], Any]:
-    """A schedule that differs, made of what holds in a step and in the first one."""
+    """Another schedule: `change` makes it of the usual Control of a step and of the first step.
+
+    It replaces the name by which the trainer calls it.
+    """
     usual = schedule.control
-    return {(schedule, "control"): lambda *at: change(usual(*at), usual(0, *at[1:]))}
+    return {(latent_trainer, "control"): lambda *at: change(usual(*at), usual(0, *at[1:]))}
 
 
 def _constant(found: Control, first: Control) -> Control:
@@ -281,7 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pictures", nargs="+", type=Path)
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--lambda", type=float, nargs="+", default=[1e-3, 4e-3])
+    parser.add_argument("--lambda", dest="lmbda", type=float, nargs="+", default=[1e-3, 4e-3])
     parser.add_argument("--only", nargs="*", help="variants with these words in their names")
     parser.add_argument("--processes", type=int, default=1, help="on each card")
     options = parser.parse_args()

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--start", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--lambda", type=float, default=1.2e-3)
+    parser.add_argument("--lambda", dest="lmbda", type=float, default=1.2e-3)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     device, count = (

@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--time", default="60s")
-    parser.add_argument("--lambda", type=float, nargs="+", default=[1e-3])
+    parser.add_argument("--lambda", dest="lmbda", type=float, nargs="+", default=[1e-3])
     parser.add_argument("--cores", type=int, default=2, help="of each process")
     parser.add_argument("--most", type=int, default=64, help="processes at once")
     parser.add_argument("--device", default="cpu")

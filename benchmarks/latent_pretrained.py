@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--entropy", type=int, default=12)
-    parser.add_argument("--lambda", type=float, default=1e-3)
+    parser.add_argument("--lambda", dest="lmbda", type=float, default=1e-3)
     parser.add_argument("--piece", type=size, default=(128, 128), help="multiples of 64")
     parser.add_argument("--small", type=int, default=128, help="width of a smaller one's")
     parser.add_argument("--each", type=int, default=1, help="pieces of a picture")

@@ -28,7 +28,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--lambda", type=float, nargs="+", default=[1e-3, 4e-3, 4e-4, 2e-2])
+    parser.add_argument(
+        "--lambda", dest="lmbda", type=float, nargs="+", default=[1e-3, 4e-3, 4e-4, 2e-2]
+    )
     parser.add_argument("--out", type=Path, default=Path("points.csv"))
     parser.add_argument("--files", type=Path, help="a folder for the files as well")
     parser.add_argument("--processes", type=int, default=1, help="on each card; times need one")
