@@ -13,7 +13,7 @@ import contextlib
 import json
 import sys
 
-from imgmlp import ending  # first: it must be there before anything is written
+from imgmlp import ending  # first: exit functions registered before it are skipped
 from imgmlp.cli import fast_decode
 from imgmlp.cli.arguments import possible_options, with_absolute_dashes
 from imgmlp.errors import ImgmlpError, OutputError, UsageError, problem_of

@@ -169,7 +169,7 @@ def run_jobs(
 
     For a single file this is the code of its error; for several, 1 if any failed. A device error
     ends the run, as it would repeat for every file. With `as_json`, the entries are printed. Raises
-    Interrupted between two files if `should_stop` says so.
+    Interrupted if a file's work does, and between two files if `should_stop` says so.
     """
     for job in jobs:
         job.entry["problem"] = "not done"

@@ -177,8 +177,11 @@ def test_code_beyond_the_intervals_of_both_values_of_a_bit_raises_format_error()
         decoder._bit()
 
 
-def is_decoded_as_by_the_reference(data: bytes, count: int, scale: int) -> bool:
-    """Whether the reference decodes these bytes; `range_coder` must give or refuse the same."""
+def check_against_reference(data: bytes, count: int, scale: int) -> bool:
+    """Check that `range_coder` decodes or refuses these bytes as the reference does.
+
+    Returns whether they are valid.
+    """
     try:
         expected = reference.integers(data, [scale] * count)
     except ValueError:
@@ -193,7 +196,7 @@ def is_decoded_as_by_the_reference(data: bytes, count: int, scale: int) -> bool:
 def test_arbitrary_bytes_are_decoded_or_refused_as_by_the_reference(
     data: bytes, count: int, scale: int
 ) -> None:
-    is_decoded_as_by_the_reference(data, count, scale)
+    check_against_reference(data, count, scale)
 
 
 def test_bytes_with_one_changed_are_decoded_or_refused_as_by_the_reference() -> None:
@@ -203,7 +206,7 @@ def test_bytes_with_one_changed_are_decoded_or_refused_as_by_the_reference() -> 
     for place in range(len(data)):
         for other in range(256):
             changed = data[:place] + bytes([other]) + data[place + 1 :]
-            are_valid.append(is_decoded_as_by_the_reference(changed, symbols.size, 20))
+            are_valid.append(check_against_reference(changed, symbols.size, 20))
     assert len(data) < sum(are_valid) < len(are_valid) / 2
 
 
