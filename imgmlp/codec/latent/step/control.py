@@ -28,6 +28,8 @@ MAX_GRADIENT_NORM = 0.1  # of the networks' gradient, for a loss that is a mean 
 MIN_SCALED_LMBDA, MAX_LOSS_SCALE = 0.25, 2.0**9
 TILE_SUBSAMPLING = 4  # of gradients of networks, for steps in which an estimate is enough
 FLAT_TEMPERATURE = 1e3  # at which soft rounding is the identity
+# Of soft rounding and its noise at the end of training, before latents are rounded.
+LAST_TEMPERATURE, LAST_NOISE_SHAPE = 0.1, 0.77
 
 
 class Steering(NamedTuple, Generic[T]):
@@ -70,7 +72,6 @@ class Control:
         self, channels: int, pixels: int, weight_rate_factor: float, update_interval: int = 1
     ) -> Array:
         """float32 [16], the Steering of a step of a picture of so many channels and pixels."""
-        loss_scale = max(MIN_SCALED_LMBDA / max(self.lmbda, 1e-9), 1.0)
         steering = Steering(
             inverse_temperature=1 / self.temperature,
             rounding_gain=0.5 / math.tanh(0.5 / self.temperature),
@@ -80,7 +81,7 @@ class Control:
             network_lr=self.network_lr,
             lmbda=self.lmbda,
             hard_rounding=float(self.hard_rounding),
-            loss_scale=min(loss_scale, MAX_LOSS_SCALE * channels),
+            loss_scale=self.loss_scale(channels),
             max_norm=MAX_GRADIENT_NORM * pixels,
             weight_rate_factor=weight_rate_factor,
             gradient_gain=max(EPSILON_LMBDA / max(self.lmbda, 1e-9), 1.0),
@@ -91,15 +92,25 @@ class Control:
         )
         return np.array(steering, np.float32)
 
+    def loss_scale(self, channels: int) -> float:
+        """What the loss of a picture of so many channels is multiplied by."""
+        scale = max(MIN_SCALED_LMBDA / max(self.lmbda, 1e-9), 1.0)
+        return min(scale, MAX_LOSS_SCALE * channels)
 
-def gradient_only(lmbda: float) -> Control:
-    """A step with rounded latents that moves nothing but Adam's means, which are the gradient."""
+
+def gradient_only(lmbda: float, is_noisy: bool = False) -> Control:
+    """A step that moves nothing but Adam's means, which are the gradient.
+
+    Latents are rounded, or have noise as they do before they are rounded in training.
+    """
+    temperature = LAST_TEMPERATURE if is_noisy else FLAT_TEMPERATURE
     return Control(
         lmbda,
-        temperature=FLAT_TEMPERATURE,
-        noise_scale=0.0,
+        temperature=temperature,
+        noise_shape=LAST_NOISE_SHAPE,
+        noise_scale=float(is_noisy),
         latent_lr=0.0,
         network_lr=0.0,
-        hard_rounding=True,
+        hard_rounding=not is_noisy,
         latent_beta1=0.0,
     )

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -60,6 +60,18 @@ TableArrays = dict[tuple[int, int], list[Array]]
 # synthesis and upsampling, the bits on the entropy network.
 Part = Literal["error", "bits"]
 PARTS: tuple[Part, ...] = "error", "bits"
+
+
+def part_of(tensor: str) -> Part:
+    """Which figure a tensor of the networks changes, by its name."""
+    return "bits" if tensor.startswith("entropy.") else "error"
+
+
+class GradientOf(Protocol):
+    """See `LatentStep.gradients`."""
+
+    def __call__(self, flat: Array, is_noisy: bool = False) -> Array: ...
+
 
 # The rate of weights, of which the loss has a rough estimate: their step size in it, and what
 # lambda is multiplied by for differences from pretrained weights and for weights without these.
@@ -296,12 +308,6 @@ class LatentStep(ForwardPass, Resumable):
             self.ask(flat, part)
         return self.answer(), self.answer()
 
-    @property
-    def ahead(self) -> int:
-        """How many judgements to ask for before the first is waited for, so that the device never
-        waits for the host; NumPy answers at once."""
-        return 1 if self.device.info.kind == "numpy" else 2
-
     def ask(self, flat: Array, part: Part) -> None:
         """Start judging networks by one of the figures of `judge`, in half its time. `answer`
         returns them in the order of asking."""
@@ -337,30 +343,42 @@ class LatentStep(ForwardPass, Resumable):
         samples = self.extent.samples(self._showing.read("pixels"))
         return np.ascontiguousarray(samples.transpose(1, 2, 0))
 
-    def slopes(self, flat: Array, lmbda: float) -> Array:
-        """Gradient of D + lambda R, as `judge` gives them, by networks, float32 [parameters]."""
-        total = np.zeros(flat.shape)
-        with self._gradient_only(flat, lmbda):
+    @contextmanager
+    def gradients(self, lmbda: float) -> Iterator[GradientOf]:
+        """A function of networks [parameters] that gives the gradient by them of D + lambda R, as
+        `judge` gives D and R: float32 [parameters]. Given True as well, latents are not rounded but
+        have noise as in training, in every call another.
+
+        It is valid within this context, in which networks may be judged as well.
+        """
+
+        def gradient_at(flat: Array, is_noisy: bool = False) -> Array:
+            control, total = gradient_only(lmbda, is_noisy), np.zeros(flat.shape)
+            self.flat.write(flat)
+            self.steer(control)
             for extent in self._judged_windows:
                 self._step_of(extent)
-                total += self.program.read("slopes") / Steering(*self.control.numpy()).loss_scale
-        return (total / sum(extent.pixels for extent in self._judged_windows)).astype(np.float32)
+                total += self.program.read("slopes")
+            total /= control.loss_scale(self.channels)
+            return (total / sum(e.pixels for e in self._judged_windows)).astype(np.float32)
+
+        with self._state_set_aside():
+            yield gradient_at
 
     def latent_slopes(self, extent: Extent, flat: Array, lmbda: float) -> list[Array]:
         """Gradient of D + lambda R, summed over pixels, by the rounded latents of a window, float32
         [h, w] for every grid."""
-        with self._gradient_only(flat, lmbda):
+        with self._state_set_aside():
+            self.flat.write(flat)
+            self.steer(gradient_only(lmbda))
             self._step_of(extent)
             mean: Array = self.adam_latents.state()[0].numpy()  # of one gradient, as nothing stays
             return self.extent.parts(mean / Steering(*self.control.numpy()).gradient_gain)
 
     @contextmanager
-    def _gradient_only(self, flat: Array, lmbda: float) -> Iterator[None]:
-        """Within this context a step only computes gradients, with these networks. Afterwards
-        everything is as it was."""
+    def _state_set_aside(self) -> Iterator[None]:
+        """A context after which everything is as it was."""
         state, control = self._device_state(), self._current_control
-        self.flat.write(flat)
-        self.steer(gradient_only(lmbda))
         try:
             yield
         finally:

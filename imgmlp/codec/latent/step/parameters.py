@@ -15,6 +15,7 @@ from imgmlp.codec.latent.model import (
     NEIGHBOUR_OFFSETS,
     NEIGHBOUR_RADIUS,
     ModelShape,
+    Quantized,
 )
 from imgmlp.codec.latent.pretrained import OUTPUT_LAYERS, PretrainedNetworks
 from imgmlp.codec.latent.step import operations, upsampling
@@ -104,6 +105,11 @@ def flat_of(networks: Mapping[str, Array]) -> Array:
     if "filter" in networks:
         arrays.append(networks["filter"])
     return np.concatenate([np.ravel(a) for a in arrays]).astype(np.float32)
+
+
+def flat_of_quantized(networks: Mapping[str, Quantized]) -> Array:
+    """float32 [parameters]: the weights that a file's tensors stand for."""
+    return flat_of({name: tensor.floats() for name, tensor in networks.items()})
 
 
 def _dense_names(network: str) -> list[str]:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream import code_lengths
 from imgmlp.codec.latent.model import ModelShape, Quantized, check_networks, quantized
-from imgmlp.codec.latent.sections import cheapest_coding, default_exponent, network_bits
-from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
-from imgmlp.codec.latent.step.parameters import flat_of, networks_of
+from imgmlp.codec.latent.sections import default_exponent, network_bits
+from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part, part_of
+from imgmlp.codec.latent.step.parameters import flat_of, flat_of_quantized, networks_of
 from imgmlp.codec.latent.training import progressive_quantisation, rdoq
 from imgmlp.codec.latent.training.rdoq import Budget
+from imgmlp.codec.latent.training.weight_moves import Refinement
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
@@ -32,10 +32,8 @@ Array = np.ndarray[Any, Any]
 WEIGHT_TRIALS_PER_STEP = 0.5
 LARGE_PICTURE_PIXELS = 2**16
 LARGE_PICTURE_WEIGHT_TRIALS_PER_STEP = 0.1
-MAX_WEIGHT_TRIALS = 3000
+MAX_WEIGHT_TRIALS = 1000
 MAX_EARLY_WEIGHT_TRIALS = 150  # before further passes, after which weights are moved again
-# The fraction that counts of the cost beyond its slope that a move had when it was last tried.
-CURVATURE_WEIGHT = 0.4
 # The fraction of a file that networks must be for a second search for their step sizes.
 MIN_NETWORK_FRACTION = 0.25
 # If no step size with a larger exponent is valid, weights are clipped to MAX_WEIGHT and get this
@@ -202,7 +200,7 @@ class Search:
             return
         grids = [grid.copy() for grid in self.step.grids()]
         judged, self._judged = self._judged, {}
-        rdoq.optimise(self.step, _flat(networks), lmbda, budget, enough)
+        rdoq.optimise(self.step, flat_of_quantized(networks), lmbda, budget, enough)
         if not self._cost(networks, lmbda) <= least:  # which may not see all that moved
             self.step.write_grids(grids)
             self._judged = judged
@@ -236,7 +234,7 @@ class Search:
         return best
 
     def figures(self, networks: Mapping[str, Quantized]) -> Figures:
-        error, rate = self.step.judge(_flat(networks))
+        error, rate = self.step.judge(flat_of_quantized(networks))
         return Figures(error, rate * self.step.pixels + self._network_bits(networks))
 
     def _network_bits(self, networks: Mapping[str, Quantized]) -> float:
@@ -266,7 +264,7 @@ class Search:
         keys = [self._key(part, networks) for part in PARTS]
         asked = [key for key in keys if key not in self._judged]
         for part, _ in asked:
-            self.step.ask(_flat(networks), part)
+            self.step.ask(flat_of_quantized(networks), part)
         # Meanwhile the device computes what was asked for.
         valid, bits = _is_valid(self.step.shape, networks), self._network_bits(networks)
         for key in asked:
@@ -285,15 +283,6 @@ class Search:
         return part, b"".join(own)
 
 
-def part_of(name: str) -> Part:
-    """Which part of the cost a tensor changes: the latents' bits or the error."""
-    return "bits" if name.startswith("entropy.") else "error"
-
-
-def _flat(networks: Mapping[str, Quantized]) -> Array:
-    return flat_of({name: tensor.floats() for name, tensor in networks.items()})
-
-
 def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
     """Whether a file may have these networks."""
     try:
@@ -301,126 +290,3 @@ def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
     except FormatError:
         return False
     return True
-
-
-class Move(NamedTuple):
-    """A change of one coded weight by one step size. Costs are in units of D + lambda R."""
-
-    gain: float  # upper estimate
-    at: int  # index of the symbol
-    way: int  # -1 or 1
-    saved: float  # by the symbol's own bits
-    slope: float  # cost in error and latents' bits, by the gradient
-
-
-class Refinement:
-    """Moves single weights by one step size where that lowers D + lambda R of the file.
-
-    The gradient tells which moves could pay, and which of them most; then each is tried by itself.
-    Moves are those of the coded symbols, whose own bits count as well. `networks()` returns the
-    present networks.
-    """
-
-    def __init__(self, step: LatentStep, networks: Mapping[str, Quantized], lmbda: float) -> None:
-        self.step, self._first = step, networks
-        self._bit_cost = lmbda / step.pixels
-        self._unanswered = 0  # questions to the step
-        self._lmbda = lmbda
-        self._flat = _flat(networks)
-        places = networks_of(np.arange(len(self._flat)), step.parameter_shapes)
-        self._places = np.concatenate([places[name].ravel() for name in networks])
-        self._parts = [part_of(name) for name in networks for _ in range(places[name].size)]
-        parts = [_symbols(name, tensor, step) for name, tensor in networks.items()]
-        self._symbols, self._scales, self._sizes = (
-            np.concatenate(arrays) for arrays in zip(*parts, strict=True)
-        )
-        self._excess_costs = np.zeros(len(self._symbols))  # of a tried move, beyond its slope
-
-    def run(self, trials: int, enough: Callable[[], bool]) -> None:
-        """Try at most so many moves, until none pays or `enough` says to stop."""
-        best, moved = {part: self._cost(part) for part in PARTS}, True
-        while moved and trials > 0 and not enough():
-            moved = False
-            moves, asked = self._promising()[:trials], 0
-            for number, move in enumerate(moves):
-                if enough():
-                    break
-                trials -= 1
-                while asked < min(
-                    number + self.step.ahead, len(moves)
-                ):  # ahead, as most moves do not pay
-                    self._ask(moves[asked].at, moves[asked].way)
-                    asked += 1
-                at, way, part = move.at, move.way, self._parts[move.at]
-                cost = self._answer(part)
-                self._excess_costs[at] = max(cost - best[part] - move.slope, 0.0)
-                if cost - move.saved < best[part]:
-                    best[part], moved = cost, True
-                    self._symbols[at] += way
-                    self._flat[self._places[at]] += way * self._sizes[at]
-                    self._forget()  # the answers that do not include this move
-                    asked = number + 1
-            self._forget()
-
-    def networks(self) -> dict[str, Quantized]:
-        floats = networks_of(self._flat, self.step.parameter_shapes)
-        return {
-            name: Quantized(
-                np.rint(np.ldexp(floats[name].astype(np.float64), tensor.exponent)).astype(
-                    np.int32
-                ),
-                tensor.exponent,
-            )
-            for name, tensor in self._first.items()
-        }
-
-    def _cost(self, part: Part) -> float:
-        """The part of D + lambda R that is due to the error, or to the latents' bits."""
-        self._unanswered += 1
-        self.step.ask(self._flat, part)
-        return self._answer(part)
-
-    def _ask(self, at: int, way: int) -> None:
-        """Ask the step for the cost after a move."""
-        flat = self._flat.copy()
-        flat[self._places[at]] += way * self._sizes[at]
-        self._unanswered += 1
-        self.step.ask(flat, self._parts[at])
-
-    def _answer(self, part: Part) -> float:
-        self._unanswered -= 1
-        return self.step.answer() * (self.step.visible_fraction if part == "error" else self._lmbda)
-
-    def _forget(self) -> None:
-        while self._unanswered:
-            self._unanswered -= 1
-            self.step.answer()
-
-    def _promising(self) -> list[Move]:
-        """Moves that may pay, the most promising first.
-
-        Costs curve upwards, so no move gains more than the gradient says. A move that was tried
-        before cost more than that; a fraction of the excess counts, as other weights have moved
-        since.
-        """
-        slopes = self.step.slopes(self._flat, self._lmbda)[self._places] * self._sizes
-        found = []
-        now = code_lengths.code_lengths(self._symbols, self._scales)
-        for way in (-1, 1):
-            saved = self._bit_cost * (
-                now - code_lengths.code_lengths(self._symbols + way, self._scales)
-            )
-            gains = saved - way * slopes - CURVATURE_WEIGHT * self._excess_costs
-            found += [
-                Move(gains[at], int(at), way, float(saved[at]), float(way * slopes[at]))
-                for at in np.flatnonzero(gains > 0)
-            ]
-        return sorted(found, reverse=True)
-
-
-def _symbols(name: str, tensor: Quantized, step: LatentStep) -> tuple[Array, Array, Array]:
-    """A tensor as it is coded, for each weight: symbol, number of its distribution, step size."""
-    base, number, _ = cheapest_coding(name, tensor, step.pretrained)
-    symbols = (tensor.values - base).ravel().astype(np.int64)
-    sizes = np.full(symbols.shape, np.float32(2.0**-tensor.exponent))
-    return symbols, np.full(symbols.shape, number), sizes

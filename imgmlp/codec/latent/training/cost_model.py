@@ -25,6 +25,10 @@ from imgmlp.codec.latent.training.effort import (
     unconditional_passes,
 )
 from imgmlp.codec.latent.training.forms import is_quick, operations_of, widths
+from imgmlp.codec.latent.training.weight_moves import (
+    CURVATURE_GRADIENTS,
+    MIN_TRIALS_FOR_CURVATURE,
+)
 from imgmlp.codec.latent.training.windows import JUDGED_PIXELS
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.time_estimate import Work
@@ -35,7 +39,9 @@ from imgmlp.image import Picture
 # many times as long as judging one set of networks, since a GPU waits for the host in this search.
 SEARCH_STEPS = 25
 SEARCH_JUDGEMENTS = 50
-WEIGHT_TRIAL_STEPS = 0.2  # that trying to move a single weight takes as long as
+# Training steps that trying to move a single weight takes as long as; and with its part of the
+# gradients that are computed between trials, where curvature orders them.
+WEIGHT_TRIAL_STEPS, ORDERED_WEIGHT_TRIAL_STEPS = 0.2, 0.3
 MAX_WEIGHT_TRIAL_FRACTION = 0.05  # of a limited time: the first of these trials bring most
 # Unconditional passes that may still follow where single weights get all of their trials; before
 # more passes they get no more than MAX_EARLY_WEIGHT_TRIALS.
@@ -67,6 +73,13 @@ CHECK_STEPS = 5
 CODING_SECONDS_PER_PIXEL = 1e-6
 NUMPY_CODING_SECONDS_PER_PIXEL = 5e-6
 CHECK_SECONDS = 0.4
+
+
+def weight_trial_steps(trials: int) -> float:
+    """Training steps that so many trials of single weights take as long as."""
+    if trials < MIN_TRIALS_FOR_CURVATURE:
+        return WEIGHT_TRIAL_STEPS * trials
+    return CURVATURE_GRADIENTS + ORDERED_WEIGHT_TRIAL_STEPS * trials
 
 
 def estimate_work(picture: Picture, goal: Goal, workload: Workload, device: AnyDevice) -> Work:
@@ -222,7 +235,7 @@ class CostModel:
 
     def weight_trial_fraction(self, steps: int) -> float:
         """The fraction of a limited time that moving single weights may take."""
-        taken = WEIGHT_TRIAL_STEPS * weight_trials(steps, self.pixels) / max(steps, 1)
+        taken = weight_trial_steps(weight_trials(steps, self.pixels)) / max(steps, 1)
         return min(MAX_WEIGHT_TRIAL_FRACTION, taken)
 
     def check_seconds(self) -> float:
@@ -236,7 +249,8 @@ class CostModel:
         all_trials = weight_trials(run.steps, self.pixels)
         last = MAX_PASSES_LEFT_FOR_ALL_TRIALS + run.passes - run.unconditional_passes
         thorough = min(run.passes, last) + 1  # files for which all single weights are tried
-        tried = thorough * all_trials
-        tried += (1 + run.passes - thorough) * min(MAX_EARLY_WEIGHT_TRIALS, all_trials)
-        training = (run.total + WEIGHT_TRIAL_STEPS * tried) * step_seconds
+        moving = thorough * weight_trial_steps(all_trials)
+        early_trials = min(MAX_EARLY_WEIGHT_TRIALS, all_trials)
+        moving += (1 + run.passes - thorough) * weight_trial_steps(early_trials)
+        training = (run.total + moving) * step_seconds
         return training + run.files * self.rounding_seconds(run.steps, step_seconds)

@@ -16,7 +16,14 @@ from dataclasses import replace
 import numpy as np
 
 from imgmlp.codec.latent.pretrained import training_lmbda
-from imgmlp.codec.latent.step.control import BETA2, LATENT_BETA1, TILE_SUBSAMPLING, Control
+from imgmlp.codec.latent.step.control import (
+    BETA2,
+    LAST_NOISE_SHAPE,
+    LAST_TEMPERATURE,
+    LATENT_BETA1,
+    TILE_SUBSAMPLING,
+    Control,
+)
 
 ROUNDED_FROM = 0.97  # fraction of a run after which latents are rounded
 
@@ -28,10 +35,10 @@ SHORT_RUN, VERY_SHORT_RUN = 300, 40
 # times fewer steps it has, and its maximum.
 SHORT_RUN_EXPONENT, MAX_SHORT_RUN_FACTOR = 0.43, 2.0
 
-TEMPERATURES = 0.3, 0.1  # of soft rounding: first and last
+TEMPERATURES = 0.3, LAST_TEMPERATURE  # of soft rounding: first and last
 # Runs of fewer steps begin at a higher temperature, by the fourth root of how many times fewer.
 FULL_ANNEALING, MAX_TEMPERATURE = 2000, 1.0
-NOISE_SHAPES = 0.63, 0.77  # as in Control: first and last
+NOISE_SHAPES = 0.63, LAST_NOISE_SHAPE  # as in Control: first and last
 
 LATENT_LR, NETWORK_LR = 0.2, 7e-3  # learning rates at the beginning; both fall by a cosine
 ROUNDED_NETWORK_LR = 1e-3  # of networks once latents are rounded; falls to a tenth of it

@@ -182,7 +182,9 @@ class WindowedStep(WindowStep):
         self._send(self.latents, extent.assemble(self._grids, HALO))
         # Bits of weights belong to the whole picture: each window has its part of them.
         factor = self.weight_rate_factor * extent.pixels / self.pixels
-        interval = len(self.windows) if self.steps_at_once == 1 else 1
+        # Only where latents move is there an update for a later one to have the opposite noise of.
+        takes_turns = self.steps_at_once == 1 and self._current_control.latent_lr > 0
+        interval = len(self.windows) if takes_turns else 1
         control = self._current_control.array(self.channels, extent.pixels, factor, interval)
         if not np.array_equal(control, self._sent_control):
             self._send(self.control, control)

@@ -255,7 +255,11 @@ def test_asking_for_slopes_and_costs_does_not_change_training(form: str) -> None
             step.latent_slopes(extent, step.flat.numpy() * np.float32(1.5), 1e-2)
             step.costs(extent, step.flat.numpy() * np.float32(0.5))
         if asks:
-            step.slopes(step.flat.numpy() * np.float32(1.5), 1e-2)
+            flat = step.flat.numpy() * np.float32(1.5)
+            with step.gradients(1e-2) as gradient_at:
+                gradient_at(flat)
+                step.judge(flat)
+                gradient_at(flat, True)
         for name, array in step.state().items():
             assert np.array_equal(array, before[name]), name
         step.run(2)

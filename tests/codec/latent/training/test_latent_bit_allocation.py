@@ -1,4 +1,4 @@
-"""The search for exponents of networks and the refinement of single weights."""
+"""The search for exponents of networks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from latent_steps import NARROW, PRETRAINED_1, draw, grids_of, small_picture
+from latent_steps import PRETRAINED_1, draw, grids_of, small_picture
 
-from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.step.architecture import Architecture
-from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
+from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part, part_of
 from imgmlp.codec.latent.step.parameters import flat_of, networks_of
-from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import bit_allocation
-from imgmlp.codec.latent.training.bit_allocation import MAX_WEIGHT, Refinement, Search, part_of
-from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.bit_allocation import MAX_WEIGHT, Search
 from imgmlp.engine import open_device
 
 
@@ -47,90 +44,6 @@ def test_search_ends_with_valid_weights_when_errors_are_nan(size: float) -> None
     networks = Search(step).run(1e-3)
     LatentModel(step.shape, grids_of(step), networks)  # its constructor checks all bounds
     assert max(abs(one.floats()).max() for one in networks.values()) <= MAX_WEIGHT
-
-
-def test_refinement_cost_equals_search_cost_with_invisible_pixels() -> None:
-    pixels = np.concatenate([small_picture(), np.zeros_like(small_picture()[:, :, :1])], axis=2)
-    pixels[:, ::2, 3] = 255  # the rest is invisible
-    step = LatentStep(pixels, 1, open_device("numpy"), PRETRAINED_1)
-    assert step.visible_fraction < 1
-    search = Search(step)
-    networks, lmbda = search.run(1e-3, rounds=1), 1e-3
-    result = search._cost(networks, lmbda)
-    bits = search._network_bits(networks)
-    own = Refinement(step, networks, lmbda)
-    assert sum(map(own._cost, PARTS)) + lmbda * bits / step.pixels == pytest.approx(result)
-
-
-@pytest.mark.parametrize("sizes", [Architecture(8, 4), PRETRAINED_1])
-def test_refined_networks_give_a_lower_rate_distortion_cost(
-    sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = LatentStep(small_picture(), 1, open_device("numpy"), sizes)
-    lmbda = 1e-3
-    LatentTrainer(step, LatentTrainerState(60, lmbda)).run()
-    search = Search(step)
-    rounded = search.run(lmbda)
-    assert search.refined(rounded, lmbda) is not rounded
-    refinement = Refinement(step, rounded, lmbda)
-    refinement.run(200, lambda: False)
-    costs = []
-    for networks in (rounded, refinement.networks()):
-        model = LatentModel(step.shape, grids_of(step), networks, step.pretrained.number)
-        error = np.mean((synthesize(model, step.device) - small_picture().astype(np.float64)) ** 2)
-        bits = 8 * sum(map(len, sections.write(model)))
-        costs.append(error / 255**2 + lmbda * bits / step.pixels)
-    assert costs[1] < costs[0]
-    monkeypatch.setattr(LatentStep, "ahead", 3)  # some trials ahead are in vain then
-    ahead = Refinement(step, rounded, lmbda)
-    ahead.run(200, lambda: False)
-    for name, tensor in ahead.networks().items():
-        assert np.array_equal(tensor.values, refinement.networks()[name].values), name
-    refinement = Refinement(step, rounded, lmbda)
-    refinement.run(200, lambda: True)
-    for name, tensor in refinement.networks().items():
-        assert np.array_equal(tensor.values, rounded[name].values), name
-
-
-def test_refinement_moves_weights_only_where_saved_bits_outweigh_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every trial has the same error above that of the first networks; most save bits."""
-    step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
-    networks = Search(step).run(1e-3, rounds=1)
-    monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
-    monkeypatch.setattr(step, "ask", lambda *_: None)
-    for lost, expects_moves in ((1e-7, True), (1e3, False)):
-        answers = iter([0.0, 0.0])
-        monkeypatch.setattr(step, "answer", lambda a=answers, lost=lost: next(a, lost))
-        refinement = Refinement(step, networks, 1e-3)
-        refinement.run(20, lambda: False)
-        result = refinement.networks()
-        same = [np.array_equal(one.values, result[n].values) for n, one in networks.items()]
-        assert all(same) is not expects_moves
-
-
-def test_refinement_does_not_retry_rejected_moves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Gradients predict no cost for any move; all moves but the first turn out to cost much."""
-    step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
-    networks = Search(step).run(1e-3, rounds=1)
-    monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
-    requests: list[bytes] = []
-    monkeypatch.setattr(step, "ask", lambda flat, _: requests.append(flat.tobytes()))
-    answers = iter([0.0, 0.0, -1.0])
-    monkeypatch.setattr(step, "answer", lambda: next(answers, 1e3))
-    refinement = Refinement(step, networks, 1e-3)
-    refinement.run(10_000, lambda: False)
-    first = len(PARTS)
-    assert len(requests) > first + 10
-    assert len(set(requests[first:])) == len(requests[first:])
-    changed = sum(
-        int(np.abs(one.values - networks[name].values).sum())
-        for name, one in refinement.networks().items()
-    )
-    assert changed == 1
 
 
 @pytest.mark.parametrize("sizes", [PRETRAINED_1, Architecture(32, 24, pretrained=5)])
@@ -174,4 +87,4 @@ def test_search_judges_no_networks_twice(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_large_pictures_have_fewer_weight_trials() -> None:
     assert bit_allocation.weight_trials(600, 2**16 - 1) == 300
     assert bit_allocation.weight_trials(600, 2**16) == 60
-    assert bit_allocation.weight_trials(100_000, 2**20) == 3000
+    assert bit_allocation.weight_trials(100_000, 2**20) == 1000

@@ -14,10 +14,10 @@ from latent_steps import PRETRAINED_1, grids_of, small_picture
 from imgmlp.codec.latent.model import LatentModel, Quantized, quantized
 from imgmlp.codec.latent.step import control
 from imgmlp.codec.latent.step.control import Steering
-from imgmlp.codec.latent.step.latent_step import LatentStep
+from imgmlp.codec.latent.step.latent_step import LatentStep, part_of
 from imgmlp.codec.latent.step.parameters import flat_of, networks_of
 from imgmlp.codec.latent.training import progressive_quantisation, schedule
-from imgmlp.codec.latent.training.bit_allocation import Search, part_of
+from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_trainer import LatentTrainer, LatentTrainerState
 from imgmlp.engine import open_device
 

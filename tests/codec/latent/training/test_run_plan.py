@@ -143,8 +143,9 @@ def test_run_seconds_include_weight_trials_of_all_passes(
     trained = (
         600 * 0.01 * (1 + 6 * latent_trainer.PASS_LENGTH) + 7 * cost_model.SEARCH_JUDGEMENTS * 0.002
     )
-    moved = 2 * cost_model.weight_trials(600, 128**2) + 5 * cost_model.MAX_EARLY_WEIGHT_TRIALS
-    assert taken == pytest.approx(trained + moved * cost_model.WEIGHT_TRIAL_STEPS * 0.01)
+    moving = 2 * cost_model.weight_trial_steps(cost_model.weight_trials(600, 128**2))
+    moving += 5 * cost_model.weight_trial_steps(cost_model.MAX_EARLY_WEIGHT_TRIALS)
+    assert taken == pytest.approx(trained + moving * 0.01)
     assert run_seconds(Goal("psnr", 30)) == taken
 
 
@@ -255,10 +256,9 @@ def test_default_effort_counts_the_time_of_all_passes(
     """Effort 4 fits if it takes 24 seconds, but not if it takes 26."""
     steps = effort.steps_for_pixels(effort.steps_of_effort(4), PIXELS.shape[0] * PIXELS.shape[1])
     all_trials = cost_model.weight_trials(steps, PIXELS.shape[0] * PIXELS.shape[1])
-    moved = (
-        passes * all_trials + cost_model.MAX_EARLY_WEIGHT_TRIALS
-    )  # the first round tries few weights
-    rounding = cost_model.WEIGHT_TRIAL_STEPS * moved
+    rounding = passes * cost_model.weight_trial_steps(all_trials)
+    # The first round tries few weights.
+    rounding += cost_model.weight_trial_steps(cost_model.MAX_EARLY_WEIGHT_TRIALS)
     monkeypatch.setattr(effort, "MIN_PIXELS_TO_QUANTISE", 0)
     shorter = round(latent_trainer.PASS_LENGTH * steps)
     quantisation_fraction = effort.WHOLE_PICTURE_FACTOR * effort.QUANTISATION_FRACTION

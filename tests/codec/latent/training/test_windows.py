@@ -74,8 +74,9 @@ def test_windows_are_judged_like_the_whole_picture(
         each.write_grids(integer_latents(step))
         each.flat.write(flat)
     assert parted.judge(flat) == pytest.approx(step.judge(flat), rel=1e-5)
-    expected = step.slopes(flat, 1e-3)
-    assert np.abs(parted.slopes(flat, 1e-3) - expected).max() < 1e-5 * np.abs(expected).max()
+    with step.gradients(1e-3) as whole, parted.gradients(1e-3) as in_windows:
+        expected = whole(flat)
+        assert np.abs(in_windows(flat) - expected).max() < 1e-5 * np.abs(expected).max()
     assert_equal_up_to_rounding(parted.picture(), step.picture())
 
 
@@ -107,8 +108,9 @@ def test_single_window_trains_like_the_whole_picture(
     flat = step.flat.numpy()
     parted.write_grids(step.grids())
     assert parted.judge(flat) == pytest.approx(step.judge(flat), rel=1e-5)
-    expected = step.slopes(flat, 1e-3)
-    assert np.abs(parted.slopes(flat, 1e-3) - expected).max() < 1e-5 * np.abs(expected).max()
+    with step.gradients(1e-3) as whole, parted.gradients(1e-3) as in_windows:
+        expected = whole(flat)
+        assert np.abs(in_windows(flat) - expected).max() < 1e-5 * np.abs(expected).max()
     assert parted.pace(1e-6) > 0
     for each in (step, parted):
         each.flat.write(flat)
@@ -160,6 +162,22 @@ def test_update_interval_of_a_window_is_the_number_of_windows() -> None:
         step.steer(Control(1e-3))
         step._enter(step.windows[0])
         assert Steering(*step.control.numpy()).update_interval == update_interval
+
+
+def test_noisy_gradients_of_windows_have_another_noise_in_every_call() -> None:
+    """This holds although the judged windows are fewer than those that share a training step."""
+    step = WindowedStep(
+        patterned_picture(130, 200), 0, open_device("numpy"), PRETRAINED_4, window=WINDOW
+    )
+    step.steps_at_once = 1
+    step._judged_windows = step.windows[:2]
+    step.write_grids(integer_latents(step))
+    flat = step.flat.numpy()
+    with step.gradients(1e-3) as gradient_at:
+        gradients = [gradient_at(flat, True).tobytes() for _ in range(4)]
+        rounded = [gradient_at(flat).tobytes() for _ in range(2)]
+    assert len(set(gradients)) == 4
+    assert rounded[0] == rounded[1]
 
 
 def test_pass_keeps_the_window_exponent_of_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
