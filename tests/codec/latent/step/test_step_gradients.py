@@ -169,7 +169,8 @@ def test_network_slopes_match_finite_differences_of_judged_cost() -> None:
     before, steered = step.state(), step.control.numpy()
     for seed, lmbda in enumerate((1e-4, 1e-2, 1.0)):
         direction = draw(*flat.shape, seed=seed)
-        slopes = step.slopes(flat, lmbda)
+        with step.gradients(lmbda) as gradient_at:
+            slopes = gradient_at(flat)
         up, down = (
             error + lmbda * rate
             for error, rate in (

@@ -268,10 +268,13 @@ def test_time_limit_reserves_time_for_rounding_networks(
         min(round(quantisation_fraction * state.steps), effort.MAX_QUANTISATION_STEPS) * 1e-3
     )
     training_seconds = state.steps * 1e-3 + quantisation_seconds
+    trials = cost_model.weight_trials(state.steps, PIXELS.shape[0] * PIXELS.shape[1])
+    fraction = min(
+        cost_model.weight_trial_steps(trials) / state.steps, cost_model.MAX_WEIGHT_TRIAL_FRACTION
+    )
+    assert fraction > 0
     rounding = (
-        cost_model.MAX_WEIGHT_TRIAL_FRACTION
-        / (1 - cost_model.MAX_WEIGHT_TRIAL_FRACTION)
-        * training_seconds
+        fraction / (1 - fraction) * training_seconds
         + quantisation_seconds
         + min(search_seconds, 0.2 * training_seconds)
     )
