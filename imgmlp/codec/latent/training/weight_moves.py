@@ -32,7 +32,7 @@ CURVATURE_GRADIENTS = NOISY_GRADIENTS + 2  # with those of the probe
 # The fraction of the predicted excess that a move must outweigh to be tried, since predictions of
 # single weights are wrong by a factor of two or so.
 PREDICTION_WEIGHT = 0.25
-TINY = 1e-300
+TINY = 1e-300  # instead of a sum of 0, to divide by
 WAYS = -1, 1
 MOVES_PER_GRADIENT = 4  # of which each makes the slopes of all others less true
 
@@ -205,6 +205,8 @@ class Refinement:
     def _predictable_excess(
         self, gradient_at: GradientOf, enough: Callable[[], bool]
     ) -> ExcessCosts:
+        """The excess costs, by gradients at the present networks; without any prediction if it is
+        `enough` before these are computed."""
         noisy = list[Array]()
         for _ in range(NOISY_GRADIENTS):
             noisy.append(self._slopes(gradient_at(self._flat, True)))
