@@ -153,6 +153,51 @@ def test_refinement_does_not_retry_rejected_moves(
     assert moves_between(networks, result) == 1
 
 
+def refinement_of_own_bits(
+    code_lengths: Callable[[Array, Array], Array], trials: int, monkeypatch: pytest.MonkeyPatch
+) -> Refinement:
+    """A refinement in which only the weights' own bits count, after so many trials."""
+    step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
+    networks = Search(step).run(LMBDA, rounds=1)
+    without_gradient(step, monkeypatch)
+    monkeypatch.setattr(step, "ask", lambda *_: None)
+    monkeypatch.setattr(step, "answer", lambda: 0.0)
+    monkeypatch.setattr(weight_moves.code_lengths, "code_lengths", code_lengths)
+    refinement = Refinement(step, networks, LMBDA)
+    refinement.run(trials, lambda: False)
+    return refinement
+
+
+@pytest.mark.parametrize("trials", [MIN_TRIALS_FOR_CURVATURE - 1, 100_000])
+def test_weights_move_as_long_as_that_saves_bits(
+    trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a length of |symbol| bits, every move towards 0 pays, and no other one."""
+    result = refinement_of_own_bits(lambda symbols, _: np.abs(symbols) * 1.0, trials, monkeypatch)
+    first = Refinement(result.step, result._first, LMBDA)
+    distance = int(np.abs(first._symbols).sum())
+    assert distance > MIN_TRIALS_FOR_CURVATURE
+    moves = moves_between(result._first, result.networks())
+    assert moves == min(trials, distance)
+    assert np.abs(result._symbols).sum() == distance - moves
+
+
+def test_weight_moves_at_most_once_for_each_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All moves up and down save a bit at first. Those of the other way are not tried as if they
+    still did."""
+    first = list[Array]()
+
+    def code_lengths(symbols: Array, _: Array) -> Array:
+        if not first:
+            first.append(symbols.copy())
+        return (symbols == first[0]) * 1.0
+
+    monkeypatch.setattr(weight_moves, "MOVES_PER_GRADIENT", 100_000)
+    result = refinement_of_own_bits(code_lengths, 100_000, monkeypatch)
+    assert (np.abs(result._symbols - first[0]) == 1).all()
+    assert moves_between(result._first, result.networks()) == len(first[0])
+
+
 # --- predictions ---
 
 
