@@ -359,10 +359,12 @@ class LatentStep(ForwardPass, Resumable):
             for extent in self._judged_windows:
                 self._step_of(extent)
                 total += self.program.read("slopes")
+            if not np.isfinite(total).all():  # nor then is Adam's state, and with it the latents
+                self._restore_after_overflow(state)
             total /= control.loss_scale(self.channels)
             return (total / sum(e.pixels for e in self._judged_windows)).astype(np.float32)
 
-        with self._state_set_aside():
+        with self._state_set_aside() as state:
             yield gradient_at
 
     def latent_slopes(self, extent: Extent, flat: Array, lmbda: float) -> list[Array]:
@@ -376,14 +378,18 @@ class LatentStep(ForwardPass, Resumable):
             return self.extent.parts(mean / Steering(*self.control.numpy()).gradient_gain)
 
     @contextmanager
-    def _state_set_aside(self) -> Iterator[None]:
-        """A context after which everything is as it was."""
+    def _state_set_aside(self) -> Iterator[dict[str, Array]]:
+        """A context, given the state on the device, after which everything is as it was."""
         state, control = self._device_state(), self._current_control
         try:
-            yield
+            yield state
         finally:
             self._restore_device_state(state)
             self.steer(control)
+
+    def _restore_after_overflow(self, state: dict[str, Array]) -> None:
+        """Return to a state from before a gradient that is not finite."""
+        self._restore_device_state(state)
 
     def _step_of(self, extent: Extent) -> None:
         """Take one step of a window, without reading latents back."""

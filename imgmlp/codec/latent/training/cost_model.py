@@ -238,6 +238,14 @@ class CostModel:
         taken = weight_trial_steps(weight_trials(steps, self.pixels)) / max(steps, 1)
         return min(MAX_WEIGHT_TRIAL_FRACTION, taken)
 
+    def affordable_weight_trials(self, steps: int) -> int:
+        """Trials of single weights for which a limited time has room after so many steps."""
+        available = self.weight_trial_fraction(steps) * steps
+        ordered = int((available - CURVATURE_GRADIENTS) / ORDERED_WEIGHT_TRIAL_STEPS)
+        if ordered >= MIN_TRIALS_FOR_CURVATURE:
+            return ordered
+        return min(int(available / WEIGHT_TRIAL_STEPS), MIN_TRIALS_FOR_CURVATURE - 1)
+
     def check_seconds(self) -> float:
         """Seconds that writing a file and decoding it take."""
         coding = _coding_seconds_per_pixel(self.setup.device) * self.pixels

@@ -44,7 +44,7 @@ MAX_TIME_BEFORE_REPEAT = 0.3  # progressive quantisation, if it is to be repeate
 MAX_REFINEMENT_TIME = 0.65  # refining weights and latents, if a target is to be approached then
 MAX_SHAVING_TIME = 0.93
 # Shaving moves single weights at ever higher lambdas, to save the bytes that are too many.
-SHAVING_TRIALS = 400  # of single weights, at each lambda
+SHAVING_TRIALS = 400  # of single weights at each lambda, at most
 SHAVING_LMBDA_DOUBLINGS = (2, 4, 6)
 
 
@@ -202,7 +202,8 @@ class Rounding:
         for doublings in SHAVING_LMBDA_DOUBLINGS:
             self._write_rounded(0.0)
             higher_lmbda = lmbda * 2**doublings
-            networks = self._search.refined(networks, higher_lmbda, enough, SHAVING_TRIALS)
+            trials = min(SHAVING_TRIALS, self._refining.trials)
+            networks = self._search.refined(networks, higher_lmbda, enough, trials)
             tried.append(replace(self._trial(networks, 0.0), shaved=doublings))
             if (
                 self._meets_target(tried[-1:])

@@ -316,8 +316,11 @@ class RunPlan:
         `first` are the steps of the run, and `passes_left` the passes still to come in any case.
         """
         is_last = passes_left <= MAX_PASSES_LEFT_FOR_ALL_TRIALS
+        trials = MAX_WEIGHT_TRIALS if is_last else MAX_EARLY_WEIGHT_TRIALS
+        if self.deadline is not None:
+            trials = min(trials, self.costs.affordable_weight_trials(steps))
         return Refining(
-            trials=MAX_WEIGHT_TRIALS if is_last else MAX_EARLY_WEIGHT_TRIALS,
+            trials=trials,
             quantisation_steps=self.quantisation_steps(steps),
             searching=self.costs.searches(steps),
             shaving=self.deadline is not None,

@@ -58,7 +58,7 @@ class ExcessCosts:
         self, variances: Array, are_of: Mapping[Part, Array], sums: Mapping[Part, float]
     ) -> None:
         """`are_of` says which weights change a part, bool [weights]; `sums` are estimates of the
-        sum of their excess costs."""
+        sum of their excess costs, of which only positive ones are used."""
         self._variances = np.where(np.isfinite(variances), variances, 0.0)
         self._are_of = are_of
         self._measured, self._is_tried = np.zeros(len(variances)), np.zeros(len(variances), bool)
@@ -89,11 +89,10 @@ class ExcessCosts:
         """The ratio of excess and variance: the geometric mean of the probe's and the trials'."""
         is_known = self._is_tried & np.isfinite(self._measured) & (self._measured > 0)
         which = self._are_of[part] & is_known & (self._variances > 0)
-        first = self._factors[part]
-        if first <= 0:
-            return 0.0
-        ratios = np.log(self._measured[which] / self._variances[which] / first)
-        return first * float(np.exp(ratios.sum() / (PROBE_TRIALS + len(ratios))))
+        ratios, first = self._measured[which] / self._variances[which], self._factors[part]
+        if first > 0:
+            ratios = np.concatenate([ratios, np.full(PROBE_TRIALS, first)])
+        return float(np.exp(np.log(ratios).mean())) if len(ratios) else 0.0
 
 
 class Refinement:
@@ -220,10 +219,13 @@ class Refinement:
         # With the matrix H of second derivatives and z the move of all weights, the gradients
         # differ by 2 H z. In the mean over random signs z' H z is the sum of all curvatures
         # (Hutchinson, 1989).
-        excess = ways * (above - below) / (4 * PROBE_SIZE)
+        with np.errstate(invalid="ignore"):  # gradients may have overflowed
+            excess = ways * (above - below) / (4 * PROBE_SIZE)
+            variances = np.var(noisy, axis=0)
+        excess = np.where(np.isfinite(excess), excess, 0.0)
         are_of = self._weights_of_parts()
         sums = {part: float(excess[which].sum()) for part, which in are_of.items()}
-        return ExcessCosts(np.var(noisy, axis=0), are_of, sums)
+        return ExcessCosts(variances, are_of, sums)
 
     def _weights_of_parts(self) -> dict[Part, Array]:
         """Which weights change each part of the cost, bool [weights]."""

@@ -182,7 +182,8 @@ class WindowedStep(WindowStep):
         self._send(self.latents, extent.assemble(self._grids, HALO))
         # Bits of weights belong to the whole picture: each window has its part of them.
         factor = self.weight_rate_factor * extent.pixels / self.pixels
-        # Only where latents move is there an update for a later one to have the opposite noise of.
+        # Noise stays the same until all windows have been visited. Gradients of some windows alone
+        # need another noise in every visit, though with its opposite in the next window.
         takes_turns = self.steps_at_once == 1 and self._current_control.latent_lr > 0
         interval = len(self.windows) if takes_turns else 1
         control = self._current_control.array(self.channels, extent.pixels, factor, interval)
@@ -329,6 +330,11 @@ class WindowedStep(WindowStep):
                 extent.pixels * self.channels * visible_fraction(self._picture[rows, columns])
             )
         return pixels, max(samples, 1.0)
+
+    def _restore_after_overflow(self, state: dict[str, Array]) -> None:
+        super()._restore_after_overflow(state)
+        for pages in self._moments:
+            pages.write(0, np.zeros(self.latents.shape, np.float32))
 
     def _step_of(self, extent: Extent) -> None:
         self._enter(extent)

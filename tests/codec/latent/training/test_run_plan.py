@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -380,3 +381,21 @@ def test_gpu_speed_is_recorded_only_for_large_enough_pictures(
     step.windows, step.bucket = [0] * 6, (512, 512)
     plan._note_speed(step)
     assert results[-1] == ("latent step, in windows", 6 * 512 * 512 * each / 1e-3)
+
+
+@pytest.mark.parametrize("steps", [60, 300, 600, 1000, 5000])
+@pytest.mark.parametrize("side", [128, 512])
+def test_trials_of_weights_fit_into_a_limited_time(side: int, steps: int) -> None:
+    """Even where there is no time for the gradients that order them, some are tried."""
+    picture = Picture(np.zeros((side, side, 3), np.uint8))
+    work = latent.workload(None, 60.0)
+    plan = run_plan.RunPlan(picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run())
+    trials = plan.costs.affordable_weight_trials(steps)
+    reserved = plan.costs.weight_trial_fraction(steps) * steps
+    assert trials > 0
+    assert reserved - 1 <= cost_model.weight_trial_steps(trials) <= reserved or trials == 99
+    plan.costs.step_seconds = plan.costs.judging_seconds = 1e-3
+    plan.deadline = time.perf_counter() + 1000
+    assert plan.refining(steps, steps, 0).trials == min(trials, run_plan.MAX_WEIGHT_TRIALS)
+    plan.deadline = None
+    assert plan.refining(steps, steps, 0).trials == run_plan.MAX_WEIGHT_TRIALS

@@ -13,7 +13,7 @@ from latent_steps import NARROW, PRETRAINED_1, grids_of, small_picture
 from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.model import LatentModel, Quantized
 from imgmlp.codec.latent.step.architecture import Architecture
-from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep
+from imgmlp.codec.latent.step.latent_step import PARTS, LatentStep, Part
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import weight_moves
 from imgmlp.codec.latent.training.bit_allocation import Search
@@ -26,6 +26,7 @@ from imgmlp.codec.latent.training.weight_moves import (
     ExcessCosts,
     Refinement,
 )
+from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.engine import open_device
 
 Array = np.ndarray[Any, Any]
@@ -221,7 +222,7 @@ def test_predicted_excess_is_near_what_moves_cost_beyond_their_slopes() -> None:
         which = (actual > 1e-9) & (predicted > 0) & refinement._weights_of_parts()[part]
         assert which.sum() > 100
         ratios = np.log(predicted[which] / actual[which])
-        assert abs(np.median(ratios)) < np.log(3)
+        assert abs(np.median(ratios)) < np.log(5)  # of a single probe
         assert np.corrcoef(np.log(predicted[which]), np.log(actual[which]))[0, 1] > 0.8
 
 
@@ -266,6 +267,130 @@ def test_no_excess_is_predicted_without_variance(odd: float) -> None:
     assert np.allclose(excess, [0.0, 6.0, 0.0, 0.0])
 
 
-def test_probe_of_negative_curvature_predicts_no_excess() -> None:
-    excess, _ = excess_costs([1.0, 3.0, 1.0, 1.0], (-8.0, 1.0)).predicted()
-    assert np.allclose(excess, [0.0, 0.0, 0.5, 0.5])
+def test_probe_of_negative_curvature_leaves_predictions_to_trials() -> None:
+    costs = excess_costs([1.0, 3.0, 1.0, 1.0], (-8.0, 1.0))
+    assert np.allclose(costs.predicted()[0], [0.0, 0.0, 0.5, 0.5])
+    costs.note(0, 2.0)
+    assert np.allclose(costs.predicted()[0], [2.0, 6.0, 0.5, 0.5])
+
+
+class Parabola:
+    """A refinement whose cost has a given curvature along each weight, and nothing else.
+
+    The variance of noisy gradients is the curvature, times another factor in each part.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        step = LatentStep(small_picture(), 1, open_device("numpy"), NARROW)
+        self.refinement = Refinement(step, Search(step).run(LMBDA, rounds=1), LMBDA)
+        self.first, self.calls = self.refinement._flat.astype(np.float64), 0
+        random = np.random.default_rng(0)
+        self.curvatures = np.exp(random.normal(0, 1, self.first.shape))
+        self.minimum = self.first + random.normal(0, 0.01, self.first.shape)
+        self.factors = np.ones_like(self.first)
+        self.factors[self.places("bits")] = 7.0
+        monkeypatch.setattr(self.refinement, "_cost", self.cost)
+
+    def places(self, part: Part) -> Array:
+        places: Array = self.refinement._places[self.refinement._weights_of_parts()[part]]
+        return places
+
+    def cost(self, part: Part) -> float:
+        away = (self.refinement._flat - self.minimum)[self.places(part)]
+        return float(0.5 * (self.curvatures[self.places(part)] * away**2).sum())
+
+    def gradient_at(self, flat: Array, is_noisy: bool = False) -> Array:
+        gradient: Array = self.curvatures * (flat - self.minimum)
+        if is_noisy:
+            self.calls += 1
+            gradient += (-1) ** self.calls * np.sqrt(self.factors * self.curvatures)
+        return gradient
+
+    @property
+    def excess(self) -> Array:
+        """The true excess cost of moving each weight."""
+        curvatures = self.curvatures[self.refinement._places]
+        excess: Array = 0.5 * curvatures * self.refinement._sizes.astype(np.float64) ** 2
+        return excess
+
+
+def test_prediction_is_exact_where_only_single_weights_curve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parabola = Parabola(monkeypatch)
+    costs = parabola.refinement._predictable_excess(parabola.gradient_at, lambda: False)
+    assert np.allclose(costs.predicted()[0], parabola.excess, rtol=1e-3)
+
+
+def test_trials_measure_the_excess_beyond_the_slope(monkeypatch: pytest.MonkeyPatch) -> None:
+    parabola = Parabola(monkeypatch)
+    refinement = parabola.refinement
+    best = {part: parabola.cost(part) for part in PARTS}
+    moves = refinement._promising(parabola.gradient_at)
+    assert refinement._try_in_turn(moves, 50, best, lambda: False)[1]
+    tried = refinement._excess._is_tried
+    assert tried.sum() >= 50
+    assert np.allclose(refinement._excess._measured[tried], parabola.excess[tried], rtol=1e-2)
+
+
+def test_moves_are_ordered_by_gain_less_excess(monkeypatch: pytest.MonkeyPatch) -> None:
+    parabola = Parabola(monkeypatch)
+    refinement = parabola.refinement
+    refinement._excess = refinement._predictable_excess(parabola.gradient_at, lambda: False)
+    moves = list(refinement._promising(parabola.gradient_at))
+    gains = np.array([move.saved - move.slope for move in moves])
+    nets = gains - refinement._excess.predicted()[0][[move.at for move in moves]]
+    assert len(moves) > 50
+    assert (np.diff(nets) <= 1e-15).all()
+    assert (np.diff(gains) > 0).any()
+    assert (gains > PREDICTION_WEIGHT * parabola.excess[[move.at for move in moves]] * 0.99).all()
+
+
+def test_overflow_of_the_probe_excludes_no_other_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    parabola = Parabola(monkeypatch)
+    refinement, odd = parabola.refinement, parabola.refinement._places[3]
+
+    def gradient_at(flat: Array, is_noisy: bool = False) -> Array:
+        gradient = parabola.gradient_at(flat, is_noisy)
+        if not is_noisy:
+            gradient[odd] = np.inf
+        return gradient
+
+    costs = refinement._predictable_excess(gradient_at, lambda: False)
+    excess = costs.predicted()[0]
+    assert np.isfinite(excess).all()
+    assert np.allclose(excess, parabola.excess, rtol=0.5)
+
+
+@pytest.mark.parametrize("in_windows", [False, True])
+def test_overflowing_gradient_changes_neither_judgements_nor_later_gradients(
+    in_windows: bool,
+) -> None:
+    pixels = np.resize(small_picture(), (40, 48, 3))
+    step = LatentStep(pixels, 1, open_device("numpy"), PRETRAINED_1)
+    if in_windows:
+        step = WindowedStep(pixels, 1, open_device("numpy"), PRETRAINED_1, window=(32, 32))
+    flat = step.flat.numpy()
+    with step.gradients(LMBDA) as gradient_at:
+        judged, gradient = step.judge(flat), gradient_at(flat)
+        with np.errstate(all="ignore"):
+            overflowing = gradient_at(flat * np.float32(1e20))
+        assert not np.isfinite(overflowing).all()
+        assert step.judge(flat) == judged
+        assert np.array_equal(gradient_at(flat), gradient)
+    slopes = step.latent_slopes(step.windows[0], flat, LMBDA)
+    assert all(np.isfinite(grid).all() for grid in slopes)
+
+
+def test_state_is_restored_when_refinement_is_interrupted() -> None:
+    step, networks = rounded(NARROW, steps=5)
+    state, calls = step.state(), iter(range(CURVATURE_GRADIENTS + 3))
+
+    def interrupted() -> bool:
+        next(calls)
+        return False
+
+    with pytest.raises(StopIteration):
+        Refinement(step, networks, LMBDA).run(200, interrupted)
+    for name, array in step.state().items():
+        assert np.array_equal(array, state[name]), name
