@@ -129,6 +129,22 @@ def test_shaved_networks_are_written_as_a_file_of_their_own(
     assert written == [0, shaved][:files]
 
 
+@pytest.mark.parametrize("trials", [5, 10_000])
+def test_shaving_takes_no_more_trials_than_refining(
+    trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a limited time has no room for more."""
+    step = LatentStep(PIXELS, 0, open_device("numpy"), Architecture(4, 4))
+    arguments = Picture(PIXELS), Goal("bytes", 60), step, open_device("numpy"), {}
+    rounding = rounding_search.Rounding(*arguments, refining=Refining(trials, shaving=True))
+    networks, requests = rounding._search.run(3e-3, rounds=1), list[int]()
+    monkeypatch.setattr(
+        rounding._search, "refined", lambda *given: requests.append(given[-1]) or networks
+    )
+    rounding._shaved(networks, 3e-3, lambda: False)
+    assert set(requests) == {min(trials, rounding_search.SHAVING_TRIALS)}
+
+
 def test_lossless_file_leaves_the_psnr_offset_finite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
